@@ -1,0 +1,45 @@
+# Set-up is part of every target: a fresh clone with Python 3.11 and nothing else runs `make play` at once.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TURNS ?= 60
+SEED ?= 7
+
+.PHONY: play test check bench clean
+.DEFAULT_GOAL := play
+
+$(VENV)/bin/python:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "grue needs Python 3.11 or later; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+
+# One stamp for what play needs, one for what tests and checks need.
+$(VENV)/.play: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+	$(PIP) install --constraint constraints.txt --editable '.[mcp]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.play
+
+play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoning server
+	$(BIN)/grue play --offline --seed $(SEED) --turns $(TURNS)
+
+test: $(VENV)/.dev ## run the test suite
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rules, sizes, coverage
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/check_coverage.py
+
+bench: $(VENV)/.dev ## measure, side by side in one run
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* dist build

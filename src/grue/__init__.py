@@ -1,0 +1,103 @@
+"""Drive an LLM agent that uses MCP tools from ordinary, synchronous Python: one call a turn.
+
+```python
+from grue import Runner, TurnRequest
+
+with Runner.from_toml("pyproject.toml") as runner:
+    outcome = runner.run_turn(TurnRequest(system="Answer briefly.", user="What is the plan?"))
+    print(outcome.response, outcome.kind, outcome.tool_calls)
+```
+
+Public names are imported when they are first used, so that `import grue` costs next to nothing.
+
+To know the system, read in this order: `messages.py` (everything that is said), `protocol/tool_loop.py` (the
+turn as a pure state machine), `actors/agent.py` (the shell around it), `runtime/supervisor.py` (what a crash
+means), `runner.py` (where all of it is wired).
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from grue.actors.function_tools import FunctionTools
+    from grue.actors.llm_endpoint import LlmSettings
+    from grue.answers import AnswerSpec
+    from grue.errors import (
+        ActorCrashed,
+        AnswerError,
+        LLMError,
+        MCPConfigError,
+        MCPError,
+        MCPServerStartupError,
+        MCPToolCallError,
+        TurnTimedOut,
+    )
+    from grue.mcp_transport.stdio import ProcessLimits, StdioServer
+    from grue.messages import FailurePolicy, ToolCallResult, TurnLimits, Usage
+    from grue.runner import Runner, TurnOutcome, TurnRequest
+    from grue.runtime.trace import Recorder, TraceWriter
+
+_HOMES = {
+    "FunctionTools": "grue.actors.function_tools",
+    "LlmSettings": "grue.actors.llm_endpoint",
+    "AnswerSpec": "grue.answers",
+    "ActorCrashed": "grue.errors",
+    "AnswerError": "grue.errors",
+    "LLMError": "grue.errors",
+    "MCPConfigError": "grue.errors",
+    "MCPError": "grue.errors",
+    "MCPServerStartupError": "grue.errors",
+    "MCPToolCallError": "grue.errors",
+    "TurnTimedOut": "grue.errors",
+    "ProcessLimits": "grue.mcp_transport.stdio",
+    "StdioServer": "grue.mcp_transport.stdio",
+    "FailurePolicy": "grue.messages",
+    "ToolCallResult": "grue.messages",
+    "TurnLimits": "grue.messages",
+    "Usage": "grue.messages",
+    "Runner": "grue.runner",
+    "TurnOutcome": "grue.runner",
+    "TurnRequest": "grue.runner",
+    "Recorder": "grue.runtime.trace",
+    "TraceWriter": "grue.runtime.trace",
+}
+
+__all__ = [  # noqa: RUF022 - grouped by what they are for
+    "Runner",
+    "TurnRequest",
+    "TurnOutcome",
+    "AnswerSpec",
+    "LlmSettings",
+    "StdioServer",
+    "ProcessLimits",
+    "FunctionTools",
+    "TurnLimits",
+    "FailurePolicy",
+    "ToolCallResult",
+    "Usage",
+    "Recorder",
+    "TraceWriter",
+    "MCPError",
+    "MCPConfigError",
+    "MCPServerStartupError",
+    "MCPToolCallError",
+    "LLMError",
+    "AnswerError",
+    "TurnTimedOut",
+    "ActorCrashed",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'grue' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

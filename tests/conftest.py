@@ -1,0 +1,21 @@
+"""What every test may use."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def zork1() -> Path:
+    """The story file of Zork I; skips where it is absent (it is not part of the project)."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data" / "zork1.z3"
+    path = Path(os.environ.get("GRUE_ZORK1", default))
+    if not path.is_file():
+        pytest.skip("no Zork I story file: set GRUE_ZORK1 to the path of zork1.z3")
+    return path
