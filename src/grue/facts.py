@@ -1,0 +1,103 @@
+"""What a host records of its own, beside the messages of its turns.
+
+A trace that holds these says everything about an episode: what was configured, what the game showed, what was
+decided, what came of it. Logs, statistics and resuming read them. Hosts note them through the recorder of
+their runner; they cross no channel.
+"""
+
+from typing import Literal, TypeAlias
+
+from grue.messages import Message, OutcomeKind
+
+
+class EpisodeStarted(Message, frozen=True, kw_only=True):
+    """The host begins an episode.
+
+    Attributes:
+        game: Title of the game.
+        game_hash: SHA-256 of the story file, or the version of an embedded world.
+        servers: Names of the tool servers in use; empty: MCP is off.
+        scripted: The model is the offline script, not an LLM.
+        max_turns: Turns after which the host stops.
+    """
+
+    episode_id: str
+    game: str
+    game_hash: str
+    seed: int
+    model: str
+    servers: tuple[str, ...] = ()
+    scripted: bool = False
+    max_turns: int = 0
+    version: str = ""
+
+
+class McpInitialized(Message, frozen=True, kw_only=True):
+    """The MCP configuration was loaded and is valid (R9.1); `ignored` servers are not used (R2.6)."""
+
+    server: str
+    ignored: tuple[str, ...] = ()
+
+
+class McpInitFailed(Message, frozen=True, kw_only=True):
+    """The MCP configuration cannot be used (R9.3)."""
+
+    error: str
+
+
+class Observed(Message, frozen=True, kw_only=True):
+    """What the game shows before a turn; unknown values are `None`."""
+
+    turn: int
+    text: str
+    location: str | None = None
+    score: int | None = None
+    max_score: int | None = None
+    moves: int | None = None
+    inventory: tuple[str, ...] | None = None
+    died: bool = False
+    won: bool = False
+    done: bool = False
+
+
+class Decided(Message, frozen=True, kw_only=True):
+    """The command that will be played, and how it was come by; recorded before it is played.
+
+    Attributes:
+        kind: As in `TurnCompleted`; a turn that failed is a `fallback` with the failure as its reason.
+    """
+
+    turn: int
+    action: str
+    reasoning: str
+    new_objective: str | None
+    kind: OutcomeKind
+    reason: str = ""
+
+
+class Remembered(Message, frozen=True, kw_only=True):
+    """The host keeps a memory of a place."""
+
+    turn: int
+    location: str
+    text: str
+
+
+class EpisodeEnded(Message, frozen=True, kw_only=True):
+    """The host ends an episode.
+
+    Attributes:
+        reason: Why it ends; `died` means for good, `fallbacks` too many of them in a row.
+        detail: The same for people, with the cause.
+    """
+
+    reason: Literal["won", "died", "quit", "turn_limit", "fallbacks", "failed", "interrupted"]
+    detail: str
+    turns: int
+    score: int | None = None
+    max_score: int | None = None
+
+
+HostFact: TypeAlias = (
+    EpisodeStarted | McpInitialized | McpInitFailed | Observed | Decided | Remembered | EpisodeEnded
+)
