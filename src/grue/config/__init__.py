@@ -1,0 +1,1 @@
+"""What users configure; pydantic lives here."""

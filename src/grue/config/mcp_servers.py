@@ -1,0 +1,321 @@
+"""`mcp_config.json`: which MCP servers there are and how each is started (R2.1-3, R2.6, P5).
+
+The file is the one that other hosts use: servers under `mcpServers`, VS Code's `servers` or Zed's
+`context_servers`. It is strict JSON. A server's key that looks like a misspelt one of ours is an error; any
+other that grue does not use is kept for a warning (`MCPConfig.warnings`), unless ignoring it changes nothing.
+
+`${...}` is expanded when a server is taken, not when the file is read: a server that is ignored may have
+variables that are not set, and what stands in the model is what stands in the file, without the secrets.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from grue.config.interpolation import Scope, expand
+from grue.config.reading import nearest, read_config_text
+from grue.config.strict_json import parse_json
+from grue.config.wording import entry_problem
+from grue.errors import MCPConfigError
+from grue.mcp_transport.stdio import StdioServer
+
+DEFAULT_FILE_NAME = "mcp_config.json"
+ROOT_KEYS = ("mcpServers", "servers", "context_servers")
+
+# Known elsewhere, and nothing is lost without them: grue asks nobody for approval, and shows no server list.
+_HARMLESS_KEYS = frozenset(
+    ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
+)
+# Known elsewhere and without effect here: worth a warning, and no misspelling of anything.
+# `timeout` is among them because hosts disagree on its unit.
+_UNUSED_KEYS = frozenset(
+    ("disabledTools", "enabledTools", "envFile", "excludeTools", "includeTools", "oauth", "timeout", "tools")
+)
+_MISSPELT_FROM = 0.75
+
+
+def _for_a_process(text: str) -> str:
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise ValueError("has a character that cannot be passed to a program")
+    return text
+
+
+def _variable_name(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError("is not a possible name of an environment variable")
+    return _for_a_process(name)
+
+
+def _server_name(name: str) -> str:
+    if not name or name != name.strip() or not name.isprintable():
+        raise ValueError("is not a usable name: use letters, digits, '-' and '_'")
+    if "." in name:
+        raise ValueError(
+            "has a dot, which separates the server's name from the tool's: use '-' or '_' instead"
+        )
+    if name == "mcp":
+        raise ValueError("is a prefix of tool names, and no server may be called that")
+    return name
+
+
+_ProcessText = Annotated[str, AfterValidator(_for_a_process)]
+_VariableName = Annotated[str, AfterValidator(_variable_name)]
+_Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
+
+
+class MCPServerConfig(BaseModel):
+    """How one MCP server is reached: a program to start, or a URL.
+
+    Attributes:
+        command: Program to start; `None` for a server reached by URL.
+        args: Its arguments.
+        env: Environment variables, added to the host's own (R3.2).
+        cwd: Working directory, relative to the workspace folder; `None`: the host's.
+        url: Address of a server that is already running.
+        headers: HTTP headers for that address.
+        type: The transport, as most hosts call it; without it, `command` means stdio and `url` HTTP.
+        transport: The same, as some hosts call it.
+        disabled: The server is left out.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
+
+    command: _ProcessText | None = None
+    args: list[_ProcessText] = Field(default_factory=list, repr=False)
+    env: dict[_VariableName, _ProcessText] | None = Field(default=None, repr=False)
+    cwd: _ProcessText | None = None
+    url: str | None = Field(default=None, repr=False)
+    headers: dict[str, str] | None = Field(default=None, repr=False)
+    type: _Transport | None = None
+    transport: _Transport | None = None
+    disabled: bool = False
+
+    _unused_keys: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def unused_keys(self) -> tuple[str, ...]:
+        """Keys of the file's entry that grue does not use although they meant something to another host."""
+        return self._unused_keys
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _look_at_unknown_keys(cls, values: Any, check: Callable[[Any], Self]) -> Self:
+        unknown = (
+            [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
+        )
+        for key in unknown:
+            likely = nearest(key, cls.model_fields, similarity=_MISSPELT_FROM)
+            if likely is not None and key not in _HARMLESS_KEYS | _UNUSED_KEYS:
+                raise ValueError(f"has the unknown key {key!r}. Did you mean {likely!r}?")
+        config = check(values)
+        config._unused_keys += tuple(  # noqa: SLF001 an object of this very class
+            key for key in unknown if key not in _HARMLESS_KEYS
+        )
+        return config
+
+    @model_validator(mode="after")
+    def _one_way_to_reach_it(self) -> Self:
+        if self.command is None and self.url is None:
+            raise ValueError("needs a 'command' (a program to start) or a 'url' (a server to connect to)")
+        if self.command is not None and self.url is not None:
+            raise ValueError("has both a 'command' and a 'url': keep the one that is meant")
+        for blank in (key for key in ("command", "url") if getattr(self, key) is not None):
+            if not getattr(self, blank).strip():
+                raise ValueError(f"has an empty {blank!r}")
+        if self.type and self.transport and self.type != self.transport:
+            raise ValueError("has a 'type' and a 'transport' that disagree: keep one")
+        declared = self.type or self.transport
+        if declared and (declared == "stdio") != (self.command is not None):
+            way = (
+                "a 'command', which is started over stdio" if self.command else "a 'url', which is not stdio"
+            )
+            raise ValueError(f"has the type {declared!r} and {way}")
+        return self
+
+
+class MCPConfig(BaseModel):
+    """The configured MCP servers that are not disabled, in the file's order.
+
+    Attributes:
+        mcpServers: Name to configuration, as written: `${...}` stays until a server is taken.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
+
+    mcpServers: dict[Annotated[str, AfterValidator(_server_name)], MCPServerConfig]  # noqa: N815 the file's key
+
+    _scope: Scope = PrivateAttr(
+        default_factory=lambda: Scope(environ=os.environ, workspace_folder=Path.cwd())  # as a file's would be
+    )
+
+    @field_validator("mcpServers", mode="before")
+    @classmethod
+    def _leave_out_disabled(cls, servers: Any) -> Any:
+        return (
+            {k: v for k, v in servers.items() if not _disabled(v)}
+            if isinstance(servers, Mapping)
+            else servers
+        )
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        environ: Mapping[str, str] | None = None,
+        workspace_folder: Path | None = None,
+    ) -> Self:
+        """Load the servers of a JSON file (R2.1).
+
+        Args:
+            path: The file.
+            environ: Where `${VAR}` is looked up, when a server is taken; default: the process's own.
+            workspace_folder: `${workspaceFolder}`, and where a relative `cwd` starts; default: the file's.
+
+        Raises:
+            MCPConfigError: The file is missing (R2.2), is not strict JSON (R2.3, with line and column), or
+                has an entry that cannot be used, with the server and the key.
+        """
+        source = Path(path)
+        text = read_config_text(source, if_missing=_missing(source))
+        servers = _servers(parse_json(text, source), source)
+        try:
+            config = cls.model_validate({"mcpServers": servers})
+        except ValidationError as exc:
+            problems = "\n".join(f"{source}: {entry_problem(error)}." for error in exc.errors())
+            raise MCPConfigError(problems, path=str(source)) from exc
+        config._scope = Scope(  # noqa: SLF001 an object of this very class
+            environ=os.environ if environ is None else environ,
+            workspace_folder=(workspace_folder or source.parent).absolute(),
+            source=str(source),
+        )
+        return config
+
+    @property
+    def ignored_servers(self) -> tuple[str, ...]:
+        """The servers after the first, which `get_server_config` passes over: a host says so (R2.6, V1)."""
+        return tuple(self.mcpServers)[1:]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each key that meant something to another host and has no effect here."""
+        return tuple(
+            f"MCP server {name!r}: grue does not use the key {key!r}."
+            for name, server in self.mcpServers.items()
+            for key in server.unused_keys
+        )
+
+    def get_server_config(self) -> tuple[str, MCPServerConfig]:
+        """Return the first server's name and configuration, expanded (R2.6).
+
+        Raises:
+            MCPConfigError: There is no server, or a `${...}` of this one has no value.
+        """
+        if not self.mcpServers:
+            source = self._scope.source
+            raise MCPConfigError(
+                f"No MCP servers configured in {Path(source).name if source else DEFAULT_FILE_NAME}."
+                " Name one under 'mcpServers'; those marked as disabled do not count.",
+                path=source,
+            )
+        name = next(iter(self.mcpServers))
+        return name, self.server(name)
+
+    def server(self, name: str) -> MCPServerConfig:
+        """Return one server's configuration with every `${...}` expanded and `cwd` absolute.
+
+        Raises:
+            MCPConfigError: A variable is not set and has no default; named with the server and the key.
+            KeyError: There is no such server, or it is disabled.
+        """
+        return _expanded(name, self.mcpServers[name], self._scope)
+
+
+def to_stdio_server(name: str, config: MCPServerConfig) -> StdioServer:
+    """Return what the stdio transport needs to start the server, or refuse one that is reached by URL.
+
+    Raises:
+        MCPConfigError: The server has a `url`; servers over HTTP are not supported yet.
+    """
+    if config.command is None:
+        raise MCPConfigError(
+            f"MCP server {name!r} is reached by URL, and grue only starts local servers so far:"
+            " give it a 'command', or put another server first."
+        )
+    return StdioServer(
+        name=name, command=config.command, args=tuple(config.args), env=dict(config.env or {}), cwd=config.cwd
+    )
+
+
+def _missing(path: Path) -> str:
+    return (
+        f"MCP is enabled but config file not found: {path}\n"
+        "Please either:\n"
+        f"  1. Create {path.name} in project root, or\n"
+        "  2. Set mcp.enabled = false in pyproject.toml"
+    )
+
+
+def _servers(document: object, source: Path) -> object:
+    if not isinstance(document, dict):
+        raise MCPConfigError(
+            f"{source} should hold a JSON object with the key 'mcpServers'.", path=str(source)
+        )
+    present = [key for key in ROOT_KEYS if key in document]
+    if len(present) > 1:
+        both = " and ".join(repr(key) for key in present)
+        raise MCPConfigError(f"{source} has {both}: keep the one that is meant.", path=str(source))
+    if present:
+        return document[present[0]]
+    likely = next((key for key in document if nearest(key, ROOT_KEYS, similarity=_MISSPELT_FROM)), None)
+    if likely is not None:
+        raise MCPConfigError(
+            f"{source} has the unknown key {likely!r}. Did you mean {nearest(likely, ROOT_KEYS)!r}?",
+            path=str(source),
+        )
+    return {}
+
+
+def _disabled(entry: object) -> bool:
+    if isinstance(entry, MCPServerConfig):
+        return entry.disabled
+    # Zed and others say `"enabled": false` for the same.
+    return isinstance(entry, Mapping) and (entry.get("disabled") is True or entry.get("enabled") is False)
+
+
+def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConfig:
+    def at(key: str, text: str | None) -> str | None:
+        return None if text is None else expand(text, scope, f"MCP server {name!r}: {key}")
+
+    def each(key: str, texts: Mapping[str, str] | None) -> dict[str, str | None] | None:
+        return None if texts is None else {k: at(f"{key}.{k}", text) for k, text in texts.items()}
+
+    command, cwd = at("command", config.command), at("cwd", config.cwd)
+    if command is not None and not command.strip():
+        raise MCPConfigError(f"MCP server {name!r}: command is empty once expanded.", path=scope.source)
+    return config.model_copy(
+        update={
+            "command": command,
+            "args": [at(f"args[{index}]", text) for index, text in enumerate(config.args)],
+            "env": each("env", config.env),
+            "cwd": None if cwd is None else str(scope.workspace_folder / cwd),
+            "url": at("url", config.url),
+            "headers": each("headers", config.headers),
+        }
+    )

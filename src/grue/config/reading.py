@@ -1,0 +1,45 @@
+"""What every configuration file needs, whatever its format: its text, and a hint for a misspelt key."""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+from grue.errors import MCPConfigError
+
+
+def read_config_text(path: Path, *, if_missing: str) -> str:
+    """Return the text of a UTF-8 file, without its byte order mark.
+
+    Args:
+        path: The file.
+        if_missing: The whole message of the error for a file that is not there.
+
+    Raises:
+        MCPConfigError: The file is missing, unreadable, or not UTF-8 (with line and column).
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as exc:
+        raise MCPConfigError(if_missing, path=str(path)) from exc
+    except (OSError, ValueError) as exc:  # ValueError: a NUL character in the path
+        cause = getattr(exc, "strerror", None) or str(exc)
+        raise MCPConfigError(f"Cannot read {str(path)!r}: {cause}.", path=str(path)) from exc
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        before = content[: exc.start]
+        line, column = before.count(b"\n") + 1, exc.start - before.rfind(b"\n")
+        raise MCPConfigError(
+            f"{path} is not UTF-8 text: line {line}, column {column} has a byte that does not belong."
+            " Save the file as UTF-8.",
+            path=str(path),
+            line=line,
+            column=column,
+        ) from exc
+
+
+def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:
+    """Return the known word most like `word`, or `None` below `similarity` (0 to 1)."""
+    by_lower = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=similarity)
+    return by_lower[matches[0]] if matches else None

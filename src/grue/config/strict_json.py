@@ -1,0 +1,60 @@
+"""JSON as the standard has it: no comments, no duplicate keys, no NaN; an error says where (R2.3, P5)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grue.errors import MCPConfigError
+
+
+def parse_json(text: str, source: Path) -> object:
+    """Return the parsed document.
+
+    Args:
+        text: The document.
+        source: The file it is from, for errors.
+
+    Raises:
+        MCPConfigError: `text` is not strict JSON; with line and column where it is a syntax error. The text
+            itself is never shown: it may hold a secret.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
+    except json.JSONDecodeError as exc:
+        raise MCPConfigError(
+            f"{source} is not valid JSON: line {exc.lineno}, column {exc.colno}: {exc.msg.rstrip(': ')}."
+            f"{_advice(text, exc.pos)}",
+            path=str(source),
+            line=exc.lineno,
+            column=exc.colno,
+        ) from exc
+    except RecursionError as exc:
+        raise MCPConfigError(
+            f"{source} is not usable JSON: it is nested too deeply.", path=str(source)
+        ) from exc
+    except ValueError as exc:
+        raise MCPConfigError(f"{source} is not usable JSON: {exc}.", path=str(source)) from exc
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+        found[key] = value
+    return found
+
+
+def _no_such_number(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _advice(text: str, position: int) -> str:
+    rest = text[position:]
+    if not text.strip():
+        return " The file is empty."
+    if rest.startswith(("//", "/*", "#")):
+        return " Comments are not part of JSON: remove them."
+    if rest[:1] in ("}", "]", ",") and text[:position].rstrip().endswith(","):
+        return " A comma too many stands before it."
+    return ""

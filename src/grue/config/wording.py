@@ -1,0 +1,80 @@
+"""How a fault in a value is told: what was found and what is wanted, in the words of TOML and JSON."""
+
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+_SHOWN_CHARACTERS = 40
+
+
+def setting_problem(error: ErrorDetails) -> str:
+    """Say what a setting was given and what it wants, to be read after the setting's name."""
+    wanted = error["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    if error["type"] == "value_error":
+        return f"{wanted}."
+    if error["type"] in ("unexpected_keyword_argument", "no_such_attribute"):
+        return "is not a setting."
+    return f"is {toml_kind(error['input'])}; it {wanted}."
+
+
+def toml_kind(value: Any) -> str:
+    """Name a value as TOML has it: numbers and short texts themselves, of others the kind."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            shown = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
+            return f"the text {shown!r}"
+        case int() | float():
+            return repr(value)
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+_WANTED = {
+    "string_type": "a string",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "list_type": "a list",
+    "bool_type": "true or false",
+}
+
+
+def entry_problem(error: ErrorDetails) -> str:
+    """Say what is wrong with an entry; of what was found only the kind, for it may be a secret."""
+    _, *place = error["loc"]
+    where = _entry([part for part in place if part != "[key]"])
+    if error["type"] == "value_error":
+        return f"{where} {error['msg'].removeprefix('Value error, ')}"
+    if error["type"] == "literal_error":
+        return f"{where} should be {error['ctx']['expected']}"
+    wanted = _WANTED.get(error["type"], error["msg"])
+    return f"{where} should be {wanted}, not {_json_kind(error['input'])}"
+
+
+def _entry(parts: list[int | str]) -> str:
+    if not parts:
+        return "the list of servers"
+    server, *keys = parts
+    path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+    return f"MCP server {server!r}" + (f": {path}" if path else "")
+
+
+def _json_kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"

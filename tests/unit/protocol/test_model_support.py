@@ -1,0 +1,145 @@
+"""P13: tool support by name, with what outranks the name."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grue.protocol.model_support import NAME_RULES, rule_for, supports_tool_calling
+
+# The seeds' own patterns, and the names they were written for.
+SEEDS_DENY = (
+    "o1-mini",
+    "o1-preview",
+    "o3-mini",
+    "qwq-32b-preview",
+    "deepseek-r1",
+    "deepseek-reasoner",
+    "phi-4-reasoning",
+    "r1-1776",
+)
+DENIED = (
+    *SEEDS_DENY,
+    "o1",
+    "o3",
+    "openai/o1-pro",
+    "openai/o3-2025-04-16",
+    "marco-o1",
+    "openai/gpt-5-chat",
+    "qwq:32b",
+    "deepseek/deepseek-r1:free",
+    "tngtech/deepseek-r1t2-chimera",
+    "deepseek-r1-distill-llama-70b",
+    "meta/llama-3-r1-distill",
+    "us.deepseek.r1-v1:0",
+    "microsoft/mai-ds-r1:free",
+    "phi-4-mini-reasoning",
+    "perplexity/sonar-reasoning-pro",
+    "accounts/fireworks/models/deepseek-r1",
+    " DeepSeek-AI/DeepSeek-R1/ ",
+)
+KNOWN = (
+    "gpt-4",
+    "gpt-3.5-turbo",
+    "openai/gpt-4o-mini",
+    "openai/gpt-5",
+    "openai/gpt-5.1-chat",
+    "openai/gpt-6-sol",
+    "openai/gpt-oss-120b",
+    "openai/o4-mini",
+    "anthropic/claude-3.5-sonnet",
+    "anthropic/claude-haiku-5.5",
+    "claude-opus-4-5",
+    "google/gemini-3.5-flash",
+    "mistralai/mixtral-8x22b",
+    "mistralai/ministral-14b-reasoning-2512",
+    "meta-llama/llama-3.1-70b-instruct",
+    "llama3.2:3b",
+    "meta-llama/llama-4-maverick",
+    "cohere/command-r-plus",
+    "qwen/qwen3-30b-a3b",
+    "deepseek/deepseek-v3.2-exp",
+    "x-ai/grok-4-fast-reasoning",
+    "x-ai/grok-4.1-fast-non-reasoning",
+    "z-ai/glm-4.6",
+    "moonshotai/kimi-k2",
+)
+# Nothing in these names decides, though parts of them look like a denied one.
+UNKNOWN = (
+    "some-model",
+    "",
+    "vendor/gpt4o1-tuned",
+    "acme/er1-large",
+    "deepseek-r1/acme-7b",
+    "super-reasoning/acme-7b",
+    "acme-non-reasoning",
+    "reasonable-7b",
+    "foo1-bar",
+)
+
+vendors = st.sampled_from(
+    ["", "openai/", "openrouter/x/", "accounts/a/models/", "r1-labs/", "the-reasoning/"]
+)
+variants = st.sampled_from(["", ":free", ":nitro", "-2026-11-01", "@eu", "/"])
+
+
+@pytest.mark.parametrize("model", DENIED)
+def test_p13_a_model_without_tools_is_known_by_its_name(model: str) -> None:
+    rule = rule_for(model)
+    assert rule is not None
+    assert not rule.supported
+    assert not supports_tool_calling(model)
+
+
+@pytest.mark.parametrize("model", KNOWN)
+def test_p13_a_family_with_tools_is_known_by_its_name(model: str) -> None:
+    rule = rule_for(model)
+    assert rule is not None
+    assert rule.supported
+    assert supports_tool_calling(model)
+
+
+@pytest.mark.parametrize("model", UNKNOWN)
+def test_p13_a_name_that_no_row_knows_passes(model: str) -> None:
+    assert rule_for(model) is None
+    assert supports_tool_calling(model)
+
+
+@settings(max_examples=300)
+@given(vendors, st.sampled_from(DENIED + KNOWN), variants, st.booleans())
+def test_p13_vendor_variant_and_case_decide_nothing(
+    vendor: str, model: str, variant: str, upper: bool
+) -> None:
+    name = vendor + model.strip().rstrip("/") + variant
+    assert supports_tool_calling(name.upper() if upper else name) == supports_tool_calling(model)
+
+
+@settings(max_examples=200)
+@given(
+    st.text(max_size=30) | st.sampled_from(DENIED + KNOWN),
+    st.none() | st.booleans(),
+    st.none() | st.booleans(),
+)
+def test_p13_forced_outranks_the_endpoint_and_the_endpoint_the_name(
+    model: str, forced: bool | None, endpoint_says: bool | None
+) -> None:
+    config = None if forced is None else SimpleNamespace(mcp_force_tool_support=forced)
+    verdict = supports_tool_calling(model, config, endpoint_says)
+    if forced:
+        assert verdict
+    elif endpoint_says is not None:
+        assert verdict is endpoint_says
+    else:
+        assert verdict is supports_tool_calling(model)
+
+
+def test_p13_every_denial_precedes_every_known_family_and_gives_its_reason() -> None:
+    verdicts = [rule.supported for rule in NAME_RULES]
+    assert verdicts == sorted(verdicts)
+    assert all(rule.reason for rule in NAME_RULES)
+
+
+@pytest.mark.parametrize("row", range(len(NAME_RULES)))
+def test_p13_no_row_is_idle(row: int) -> None:
+    assert any(rule_for(model) is NAME_RULES[row] for model in DENIED + KNOWN)
