@@ -1,0 +1,1 @@
+"""Thin shells: receive, step, perform."""

@@ -1,0 +1,96 @@
+"""JSON Schemas in the strict dialect that endpoints can hold a model to."""
+
+from grue.messages import JsonObject
+
+_UNIONS = ("anyOf", "oneOf")
+_UNSAYABLE = {
+    "allOf",
+    "not",
+    "if",
+    "prefixItems",
+    "patternProperties",
+    "dependentRequired",
+    "dependentSchemas",
+}
+
+
+def strict_schema(schema: JsonObject) -> JsonObject:
+    """Return `schema` in the strict dialect; it accepts the same values, with `null` for what is left out.
+
+    Every object is closed, every property required, an optional one nullable; defaults and discriminators
+    go; `oneOf` becomes `anyOf`, and a reference stands alone.
+
+    Raises:
+        ValueError: The dialect cannot say it: a free-form mapping, a value of any type, a tuple, a condition,
+            a root that is no object.
+    """
+    if schema.get("type") != "object":
+        raise ValueError("the root of a strict schema is an object")
+    return _strict(schema)
+
+
+def _strict(schema: object) -> JsonObject:
+    if not isinstance(schema, dict):
+        raise ValueError("a strict schema says what it accepts")
+    if not schema.keys() & {"type", "$ref", "enum", "const", *_UNIONS}:
+        raise ValueError("a strict schema names a type")
+    if schema.keys() & _UNSAYABLE or (schema.get("type") == "array" and "items" not in schema):
+        raise ValueError("a strict schema has no tuples and no conditions")
+    rest = {key: value for key, value in schema.items() if key not in {"default", "discriminator"}}
+    if "$ref" in rest and len(rest) > 1:
+        rest["anyOf"] = [{"$ref": rest.pop("$ref")}]
+    for union in _UNIONS:
+        if union in rest:
+            rest["anyOf"] = [_strict(choice) for choice in _list(rest.pop(union))]
+    if "items" in rest:
+        rest["items"] = _strict(rest["items"])
+    if "$defs" in rest:
+        rest["$defs"] = {name: _strict(definition) for name, definition in _object(rest["$defs"]).items()}
+    return _closed(rest) if _is_object(rest) else rest
+
+
+def _closed(schema: JsonObject) -> JsonObject:
+    properties = _object(schema.get("properties", {}))
+    extra = schema.get("additionalProperties")
+    if isinstance(extra, dict) or (not properties and extra is not False):
+        raise ValueError("a strict schema has no free-form mappings")
+    required = _list(schema.get("required", []))
+    return {
+        **schema,
+        "properties": {
+            name: _strict(value) if name in required else _nullable(_strict(value))
+            for name, value in properties.items()
+        },
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _nullable(schema: JsonObject) -> JsonObject:
+    kind = schema.get("type")
+    if isinstance(kind, str) and "enum" not in schema and "const" not in schema:
+        return schema if kind == "null" else {**schema, "type": [kind, "null"]}
+    if isinstance(kind, list) and "enum" not in schema and "const" not in schema:
+        return schema if "null" in kind else {**schema, "type": [*kind, "null"]}
+    if "anyOf" in schema:
+        choices = _list(schema["anyOf"])
+        null = {"type": "null"}
+        return schema if null in choices else {**schema, "anyOf": [*choices, null]}
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _is_object(schema: JsonObject) -> bool:
+    kind = schema.get("type")
+    return kind == "object" or (isinstance(kind, list) and "object" in kind)
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError("not a JSON Schema: a list is missing")
+    return value
+
+
+def _object(value: object) -> JsonObject:
+    if not isinstance(value, dict):
+        raise ValueError("a strict schema has no free-form mappings")
+    return value

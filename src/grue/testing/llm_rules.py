@@ -1,0 +1,210 @@
+"""What strict providers refuse in a chat completions request, each rule in words like theirs.
+
+No provider has all the rules; a request that passes every one of them is safe with each.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import Struct
+
+Json = dict[str, Any]
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class ProviderRules(Struct, frozen=True, kw_only=True):
+    """Which of the rules hold that not every provider has.
+
+    Attributes:
+        strict_names: Tool names match `^[a-zA-Z0-9_-]{1,64}$`.
+        cache_markers: How many texts may carry `cache_control`; 0: the field is unknown.
+        tools_with_history: History with tool calls needs `tools` in the request.
+        max_description_chars: Longest description of a tool.
+    """
+
+    strict_names: bool = False
+    cache_markers: int = 4
+    tools_with_history: bool = False
+    max_description_chars: int | None = None
+
+
+def refusal_of(body: Json, rules: ProviderRules) -> str | None:
+    """Return why a strict provider refuses the request, or `None`."""
+    try:
+        return next(_refusals(body, rules), None)
+    except (AttributeError, KeyError, TypeError) as error:
+        return f"Invalid request: a field has the wrong type ({error})."
+
+
+def _refusals(body: Json, rules: ProviderRules) -> Iterator[str]:
+    messages = body.get("messages")
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        yield "you must provide a model parameter"
+    if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
+        yield "Invalid 'messages': expected a non-empty array of objects."
+        return
+    for index, message in enumerate(messages):
+        yield from _message(f"messages[{index}]", message, rules)
+    yield from _order(messages)
+    yield from _markers(messages, rules)
+    yield from _tools(body, messages, rules)
+    yield from _response_format(body)
+
+
+def _message(where: str, message: Json, rules: ProviderRules) -> Iterator[str]:
+    role, content = message.get("role"), message.get("content")
+    if role not in {"system", "user", "assistant", "tool"}:
+        yield f"Invalid value: '{role}'. Supported values: 'system', 'assistant', 'user', 'tool'. ({where})"
+    if "cache_control" in message:
+        yield f"Unknown parameter: '{where}.cache_control'."
+    if content is None and not (role == "assistant" and message.get("tool_calls")):
+        yield f"Invalid value for 'content': expected a string, got null. ({where})"
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if content == [] or any(isinstance(text, str) and not text.strip() for text in texts):
+        yield f"{where}: text content blocks must be non-empty"
+    if role == "tool" and not isinstance(content, str):
+        yield f"Invalid type for '{where}.content': expected a string."
+    if "tool_calls" in message and not message["tool_calls"]:
+        yield f"Invalid '{where}.tool_calls': empty array. Expected an array with minimum length 1."
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        yield from _call(f"{where}.tool_calls[{number}]", call, rules)
+
+
+def _call(where: str, call: Json, rules: ProviderRules) -> Iterator[str]:
+    function = call.get("function", {})
+    if not call.get("id") or call.get("type") != "function":
+        yield f"Missing required parameter: '{where}.id' or '{where}.type'."
+    yield from _name(f"{where}.function.name", function.get("name"), rules)
+    try:
+        arguments = json.loads(function.get("arguments", ""))
+    except (TypeError, ValueError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        yield f"Invalid '{where}.function.arguments': expected a JSON object in a string."
+
+
+def _name(where: str, name: object, rules: ProviderRules) -> Iterator[str]:
+    if not isinstance(name, str) or not name:
+        yield f"Invalid '{where}': empty string. Expected a string with minimum length 1."
+    elif rules.strict_names and not _NAME.fullmatch(name):
+        pattern = "^[a-zA-Z0-9_-]+$"
+        yield (
+            f"Invalid '{where}': string does not match pattern. "
+            f"Expected a string that matches the pattern '{pattern}'."
+        )
+
+
+def _order(messages: list[Json]) -> Iterator[str]:
+    open_ids: list[str] = []
+    seen: set[str] = set()
+    for index, message in enumerate(messages):
+        if message.get("role") == "tool":
+            if message.get("tool_call_id") not in open_ids:
+                yield (
+                    f"messages[{index}]: messages with role 'tool' must be a response to a preceding message "
+                    "with 'tool_calls'."
+                )
+                return
+            open_ids.remove(message["tool_call_id"])
+            continue
+        if open_ids:
+            yield _unanswered(open_ids)
+        open_ids = [call.get("id", "") for call in message.get("tool_calls") or ()]
+        if seen & set(open_ids) or len(set(open_ids)) < len(open_ids):
+            yield f"messages[{index}]: duplicate tool call ids"
+        seen |= set(open_ids)
+    if open_ids:
+        yield _unanswered(open_ids)
+
+
+def _unanswered(ids: list[str]) -> str:
+    return (
+        "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(ids)}"
+    )
+
+
+def _markers(messages: list[Json], rules: ProviderRules) -> Iterator[str]:
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    marked = sum("cache_control" in part for part in parts)
+    if marked and not rules.cache_markers:
+        yield "Unknown parameter: 'messages[0].content[0].cache_control'."
+    elif marked > rules.cache_markers:
+        yield (
+            f"A maximum of {rules.cache_markers} blocks with cache_control may be provided. Found {marked}."
+        )
+
+
+def _tools(body: Json, messages: list[Json], rules: ProviderRules) -> Iterator[str]:
+    if "tools" not in body:
+        for field in ("tool_choice", "parallel_tool_calls"):
+            if field in body:
+                yield f"Invalid value for '{field}': '{field}' is only allowed when 'tools' are specified."
+        if rules.tools_with_history and any(message.get("role") == "tool" for message in messages):
+            yield "Requests which include `tool_use` or `tool_result` blocks must define tools."
+        return
+    tools = body["tools"]
+    if not isinstance(tools, list) or not tools:
+        yield "Invalid 'tools': empty array. Expected an array with minimum length 1."
+        return
+    for index, tool in enumerate(tools):
+        yield from _tool(f"tools[{index}].function", tool, rules)
+    if len({tool["function"]["name"] for tool in tools}) < len(tools):
+        yield "Tool names must be unique."
+
+
+def _tool(where: str, tool: Json, rules: ProviderRules) -> Iterator[str]:
+    function = tool.get("function", {})
+    yield from _name(f"{where}.name", function.get("name"), rules)
+    length, limit = len(function.get("description", "")), rules.max_description_chars
+    if limit is not None and length > limit:
+        yield (
+            f"Invalid '{where}.description': string too long. Expected a string with maximum length {limit}, "
+            f"but got a string with length {length} instead."
+        )
+    parameters = function.get("parameters", {})
+    if parameters.get("type") != "object" or "properties" not in parameters:
+        name = function.get("name")
+        yield f"Invalid schema for function '{name}': In context=(), object schema missing properties."
+
+
+def _response_format(body: Json) -> Iterator[str]:
+    if "response_format" not in body:
+        return
+    if "tools" in body and body.get("tool_choice") != "none":
+        yield "Invalid 'response_format': it cannot be combined with tools that may be called."
+    shape = (body["response_format"] or {}).get("json_schema", {})
+    if shape.get("strict"):
+        yield from _strict("()", shape["schema"])
+
+
+def _strict(where: str, schema: object) -> Iterator[str]:
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _strict(where, item)
+    if not isinstance(schema, dict):
+        return
+    if "default" in schema and "type" in schema:
+        yield f"Invalid schema for response_format: In context={where}, 'default' is not permitted."
+    if isinstance(schema.get("properties"), dict):
+        if schema.get("additionalProperties") is not False:
+            yield (
+                f"Invalid schema for response_format: In context={where}, 'additionalProperties' is required "
+                "to be supplied and to be false."
+            )
+        if set(schema.get("required", ())) != set(schema["properties"]):
+            yield (
+                f"Invalid schema for response_format: In context={where}, 'required' is required to be "
+                "supplied and to be an array including every key in properties."
+            )
+    for key, value in schema.items():
+        if key in {"properties", "$defs"} and isinstance(value, dict):
+            for name, member in value.items():
+                yield from _strict(f"('{key}', '{name}')", member)
+        elif key in {"items", "anyOf"}:
+            yield from _strict(f"('{key}')", value)

@@ -1,0 +1,334 @@
+"""The LLM actor against a real HTTP server on loopback, and against faults that no server makes easily."""
+
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import msgspec
+import pytest
+
+import grue.actors.llm_endpoint as llm_endpoint
+from grue.actors.llm import LlmActor, LlmEndpoint, LlmSettings
+from grue.messages import (
+    AnswerSchema,
+    CompletionFailed,
+    CompletionReceived,
+    CompletionRetried,
+    ConversationId,
+    ConversationItem,
+    OfferTools,
+    RequestCompletion,
+    RequireAnswer,
+    ServerName,
+    SystemText,
+    ToolDefinition,
+    ToolMessage,
+    UserText,
+)
+from grue.protocol.retry import RetryPolicy
+from grue.runtime.supervisor import Supervisor
+from grue.runtime.trace import Envelope, Recorder
+from grue.testing.llm_rules import ProviderRules
+from grue.testing.llm_server import (
+    LlmReply,
+    Script,
+    ScriptedLlmServer,
+    error_reply,
+    hang_up,
+    silence,
+    text_reply,
+    tool_calls_reply,
+)
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-recognisable-0123456789"
+IMPATIENT = RetryPolicy(max_retries=2, initial_delay_s=0.0, timeout_s=10.0)
+THINK = ToolDefinition(
+    server=ServerName("think"), tool="think", input_schema={"type": "object", "properties": {}}
+)
+LISTING = OfferTools((THINK,))
+OPENING = (SystemText("You play."), UserText("West of House."))
+
+
+def settings_for(base_url: str, **changes: Any) -> LlmSettings:
+    return msgspec.structs.replace(
+        LlmSettings(base_url=base_url, model="some/model", api_key=KEY, retry=IMPATIENT), **changes
+    )
+
+
+class Desk:
+    """Plays the agent: sends requests, takes what comes back."""
+
+    def __init__(self, supervisor: Supervisor, endpoint: LlmEndpoint) -> None:
+        self.llm = supervisor.mailbox("llm")
+        self.agent = supervisor.mailbox("agent")
+        self._numbers = itertools.count(1)
+        supervisor.start(LlmActor(self.llm, self.agent, endpoint, supervisor.note))
+
+    async def ask(
+        self,
+        new: Sequence[ConversationItem] = OPENING,
+        mode: OfferTools | RequireAnswer = LISTING,
+        conversation: str = "turn-1",
+    ) -> Envelope[Any]:
+        request = RequestCompletion(
+            conversation=ConversationId(conversation), request=next(self._numbers), new=tuple(new), mode=mode
+        )
+        sent = await self.llm.send(request, sender="agent")
+        with anyio.fail_after(20):
+            answer = await self.agent.receive()
+        assert answer.cause == sent.seq
+        return answer
+
+    async def reply(self, *args: Any, **kwargs: Any) -> CompletionReceived:
+        body = (await self.ask(*args, **kwargs)).body
+        assert isinstance(body, CompletionReceived), body
+        return body
+
+    async def failure(self, *args: Any, **kwargs: Any) -> CompletionFailed:
+        body = (await self.ask(*args, **kwargs)).body
+        assert isinstance(body, CompletionFailed), body
+        return body
+
+
+@asynccontextmanager
+async def desk(endpoint: LlmEndpoint, lines: list[bytes] | None = None) -> AsyncIterator[Desk]:
+    recorder = Recorder()
+    if lines is not None:
+        recorder.add(lambda _, line: lines.append(line))
+    async with Supervisor(recorder, turn=1) as supervisor:
+        yield Desk(supervisor, endpoint)
+
+
+async def failure_of(
+    script: Script, lines: list[bytes] | None = None, **changes: Any
+) -> tuple[CompletionFailed, ScriptedLlmServer]:
+    with ScriptedLlmServer(script) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url, **changes)), lines) as agent:
+            return await agent.failure(), server
+
+
+def retries(lines: list[bytes]) -> list[CompletionRetried]:
+    bodies = [json.loads(line)["body"] for line in lines]
+    return [
+        msgspec.convert(body, CompletionRetried) for body in bodies if body["type"] == "CompletionRetried"
+    ]
+
+
+# --- Conversations ---
+
+
+async def test_p14_a_turn_over_http() -> None:
+    script = [
+        tool_calls_reply(("think.think", {"thought": "hm"}), content="Hm."),
+        text_reply('{"action":"look"}'),
+    ]
+    with ScriptedLlmServer(script) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url, temperature=0.2))) as agent:
+            first = await agent.reply()
+            (call,) = first.tool_calls
+            assert (call.name, call.arguments, first.content) == ("think.think", '{"thought": "hm"}', "Hm.")
+            answer = AnswerSchema("Answer", {"type": "object", "properties": {"action": {"type": "string"}}})
+            final = await agent.reply(
+                (ToolMessage(call.call_id, '{"content":"ok"}'), UserText("Finish.")), RequireAnswer(answer)
+            )
+        assert final.content == '{"action":"look"}'
+        assert (final.request, final.model, final.usage.input_tokens) == (2, "scripted", 10)
+        assert final.elapsed_s > 0
+        one, two = server.requests
+        assert (one.tool_names, one.body["tool_choice"], one.body["temperature"]) == (
+            ["think.think"],
+            "auto",
+            0.2,
+        )
+        assert "response_format" not in one.body
+        assert "tools" not in two.body
+        assert [message["role"] for message in two.messages] == [
+            "system",
+            "user",
+            "assistant",
+            "tool",
+            "user",
+        ]
+        assert two.raw.startswith(one.raw.partition(b'],"tools"')[0])
+        assert one.headers["authorization"] == f"Bearer {KEY}"
+        assert server.accepted == 1
+
+
+async def test_conversations_are_kept_apart_and_call_ids_are_unique_across_them() -> None:
+    script = [tool_calls_reply(("think.think", {}), ids=["same"]) for _ in range(2)]
+    with ScriptedLlmServer(script) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url))) as agent:
+            first = await agent.reply()
+            second = await agent.reply((UserText("Sampling."),), OfferTools(()), conversation="sampling")
+        assert first.tool_calls[0].call_id == "same"
+        assert second.tool_calls[0].call_id == "call_2_1"
+        assert server.requests[1].messages == [{"role": "user", "content": "Sampling."}]
+
+
+async def test_a_refused_name_is_encoded_once_and_remembered_for_the_run() -> None:
+    script = [tool_calls_reply(("think__think", {})), text_reply("look"), text_reply("again")]
+    lines: list[bytes] = []
+    with ScriptedLlmServer(script, rules=ProviderRules(strict_names=True)) as server:
+        endpoint = LlmEndpoint(settings_for(server.base_url))
+        async with desk(endpoint, lines) as agent:
+            first = await agent.reply()
+            assert first.tool_calls[0].name == "think.think"
+            await agent.reply((ToolMessage(first.tool_calls[0].call_id, "1"),), OfferTools())
+        async with desk(endpoint) as later_turn:
+            await later_turn.reply()
+        assert [request.tool_names for request in server.requests] == [
+            ["think.think"],
+            ["think__think"],
+            ["think__think"],
+            ["think__think"],
+        ]
+        assert server.requests[2].messages[2]["tool_calls"][0]["function"]["name"] == "think__think"
+    (note,) = retries(lines)
+    assert (note.delay_s, note.failure.status) == (0.0, 400)
+
+
+async def test_a_name_learned_in_one_conversation_holds_in_the_others() -> None:
+    script = [text_reply("one"), text_reply("two"), text_reply("three")]
+    with ScriptedLlmServer(script, rules=ProviderRules(strict_names=True)) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url))) as agent:
+            await agent.reply((UserText("hi"),), OfferTools(()), conversation="other")
+            await agent.reply()
+            await agent.reply((UserText("now with tools"),), LISTING, conversation="other")
+        assert [request.refused is None for request in server.requests] == [True, False, True, True]
+
+
+async def test_an_endpoint_that_wants_tools_with_history_teaches_it() -> None:
+    script = [tool_calls_reply(("think.think", {})), text_reply("look")]
+    with ScriptedLlmServer(script, rules=ProviderRules(tools_with_history=True)) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url))) as agent:
+            first = await agent.reply()
+            final = await agent.reply((ToolMessage(first.tool_calls[0].call_id, "1"),), RequireAnswer())
+    assert final.content == "look"
+    assert server.requests[-1].body["tool_choice"] == "none"
+
+
+# --- Failures ---
+
+
+async def test_a_retry_is_noted_and_waits_as_long_as_the_endpoint_asks() -> None:
+    script = [
+        error_reply(503, "Overloaded", {"Retry-After": "0.05"}),
+        error_reply(429, "Slow down"),
+        text_reply("look"),
+    ]
+    lines: list[bytes] = []
+    with ScriptedLlmServer(script) as server:
+        endpoint = LlmEndpoint(settings_for(server.base_url), jitter=lambda: 0.0)
+        async with desk(endpoint, lines) as agent:
+            assert (await agent.reply()).content == "look"
+    assert len(server.requests) == 3
+    assert len({request.raw for request in server.requests}) == 1
+    assert [(note.attempt, note.delay_s, note.failure.message) for note in retries(lines)] == [
+        (1, 0.05, "Overloaded"),
+        (2, 0.0, "Slow down"),
+    ]
+
+
+async def test_retries_are_spent() -> None:
+    failed, server = await failure_of(lambda _: error_reply(502, "Bad gateway"))
+    assert (failed.failure.kind, failed.failure.attempts, len(server.requests)) == ("unavailable", 3, 3)
+
+
+async def test_a_refusal_is_final_and_says_what_to_do_without_the_key() -> None:
+    lines: list[bytes] = []
+    failed, server = await failure_of(
+        [error_reply(401, f"Incorrect API key provided: {KEY}.", code="invalid_api_key")], lines
+    )
+    failure = failed.failure
+    assert len(server.requests) == 1
+    assert (failure.kind, failure.status, failure.model) == ("refused", 401, "some/model")
+    assert failure.endpoint == server.base_url
+    assert failure.message == "Incorrect API key provided: [redacted]."
+    assert failure.remedy.startswith("Set GRUE_API_KEY")
+    assert KEY.encode() not in b"".join(lines)
+
+
+async def test_an_error_within_a_200_is_an_error() -> None:
+    failed, _ = await failure_of([LlmReply(body=b'{"error":{"message":"No credit","code":402}}')])
+    assert (failed.failure.kind, failed.failure.status) == ("refused", 402)
+
+
+async def test_a_web_page_is_no_reply() -> None:
+    failed, server = await failure_of(lambda _: LlmReply(body=b"<html>Welcome</html>"))
+    assert (failed.failure.kind, len(server.requests)) == ("invalid_reply", 2)
+    assert "/v1" in failed.failure.remedy
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    failed, server = await failure_of([LlmReply(status=307, headers={"Location": "http://127.0.0.1:9/v1"})])
+    assert len(server.requests) == 1
+    assert failed.failure.message == "redirects to http://127.0.0.1:9/v1"
+
+
+async def test_an_endpoint_that_says_nothing_is_given_up_in_time() -> None:
+    retry = RetryPolicy(max_retries=0, timeout_s=0.2)
+    failed, _ = await failure_of([silence()], retry=retry)
+    assert (failed.failure.kind, failed.failure.message) == ("timed_out", "no complete reply within 0.2 s")
+
+
+async def test_a_reply_that_drips_is_given_up_in_time() -> None:
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await anyio.sleep(0.01)
+
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=drip()))
+    settings = settings_for("http://llm.invalid/v1", retry=RetryPolicy(max_retries=0, timeout_s=0.2))
+    async with desk(LlmEndpoint(settings, transport=transport)) as agent:
+        assert (await agent.failure()).failure.kind == "timed_out"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"choices"', b"not HTTP\r\n\r\n"]
+)
+async def test_a_connection_that_breaks_is_tried_again(sent: bytes) -> None:
+    with ScriptedLlmServer([hang_up(sent), text_reply("look")]) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url))) as agent:
+            assert (await agent.reply()).content == "look"
+    failed, _ = await failure_of(lambda _: hang_up(sent))
+    assert failed.failure.kind == "unavailable"
+    assert failed.failure.message.startswith("the connection broke: ")
+
+
+async def test_nobody_listens() -> None:
+    with ScriptedLlmServer([]) as server:
+        closed = server.base_url
+    async with desk(LlmEndpoint(settings_for(closed))) as agent:
+        failure = (await agent.failure()).failure
+    assert (failure.kind, failure.attempts) == ("unreachable", 3)
+    assert "Is the server running?" in failure.remedy
+    assert failure.message.startswith("cannot connect: ")
+
+
+async def test_a_reply_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_endpoint, "MAX_REPLY_BYTES", 1000)
+    failed, _ = await failure_of(lambda _: text_reply("x" * 2000))
+    assert (failed.failure.kind, failed.failure.message) == (
+        "invalid_reply",
+        "the reply is longer than 1000 bytes",
+    )
+
+
+async def test_a_reply_that_cannot_be_decompressed() -> None:
+    failed, _ = await failure_of(lambda _: LlmReply(headers={"Content-Encoding": "gzip"}, body=b"no gzip"))
+    assert failed.failure.kind == "invalid_reply"
+
+
+async def test_a_cancelled_request_ends_at_once() -> None:
+    with ScriptedLlmServer([silence()]) as server:
+        with anyio.fail_after(5), anyio.move_on_after(0.2) as scope:
+            async with desk(LlmEndpoint(settings_for(server.base_url))) as agent:
+                await agent.ask()
+        assert scope.cancelled_caught
+        assert len(server.requests) == 1

@@ -1,0 +1,171 @@
+"""The endpoint: settings, connections, proxies, several event loops."""
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import httpx
+import msgspec
+import pytest
+
+import grue.actors.llm_endpoint as llm_endpoint
+from grue.actors.llm_endpoint import Answered, LlmEndpoint, LlmSettings
+from grue.errors import MCPConfigError
+from grue.messages import UserText
+from grue.protocol.chat_wire.chat_completions import encode_head, encode_item, join_request
+from grue.protocol.chat_wire.profile import OPENAI, OPENROUTER
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
+
+SECRETS = ("sk-recognisable-0123456789", "header-secret-0123456789", "url-password-0123")
+
+
+def secretive(base_url: str = f"https://me:{SECRETS[2]}@openrouter.ai/api/v1") -> LlmSettings:
+    return LlmSettings(
+        base_url=base_url, model="m", api_key=SECRETS[0], extra_headers={"X-Token": SECRETS[1]}
+    )
+
+
+def request_body(settings: LlmSettings) -> bytes:
+    return join_request(encode_head(settings, OPENAI), [encode_item(UserText("hi"))], b"")
+
+
+async def post_once(endpoint: LlmEndpoint) -> Answered:
+    async with endpoint:
+        answer = await endpoint.post(request_body(endpoint.settings))
+    assert isinstance(answer, Answered), answer
+    return answer
+
+
+def test_settings_show_no_secret() -> None:
+    settings = secretive()
+    shown = f"{settings!r} {settings} {settings.__rich_repr__()}"
+    assert not [secret for secret in SECRETS if secret in shown]
+    assert "https://openrouter.ai/api/v1" in shown
+    assert "X-Token" in shown
+    assert "api_key=None" in repr(LlmSettings(model="m"))
+
+
+@pytest.mark.parametrize(
+    ("base_url", "said"),
+    [
+        ("", "must start with http"),
+        ("openrouter.ai/api/v1", "must start with http"),
+        ("ftp://host/v1", "must start with http"),
+        ("http://", "must start with http"),
+        ("http://[::1", "cannot be read"),
+        ("http://host:99999/v1", "cannot be read"),
+        ("http://host:0/v1", "must start with http"),
+    ],
+)
+def test_a_base_url_that_cannot_be_used(base_url: str, said: str) -> None:
+    with pytest.raises(MCPConfigError, match=said):
+        LlmEndpoint(LlmSettings(base_url=base_url, model="m"))
+
+
+@pytest.mark.parametrize("key", ["sk-\u00e4", "sk-1\nX-Evil: 1", "sk-\x00"])
+def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(MCPConfigError, match="The API key holds characters") as caught:
+        LlmEndpoint(LlmSettings(model="m", api_key=key))
+    assert "sk-" not in str(caught.value)
+
+
+def test_the_profile_follows_the_base_url_unless_given() -> None:
+    assert LlmEndpoint(LlmSettings(model="m")).profile is OPENROUTER
+    assert LlmEndpoint(LlmSettings(model="m", profile=OPENAI)).profile is OPENAI
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/chat/completions", "?api-version=1"])
+def test_the_url_and_the_headers_that_are_sent(ending: str) -> None:
+    with ScriptedLlmServer([text_reply("hi")]) as server:
+        settings = secretive(server.base_url + ending)
+        key = msgspec.structs.replace(settings, api_key=f" {SECRETS[0]}\n")
+        anyio.run(post_once, LlmEndpoint(key))
+    (request,) = server.requests
+    assert request.path.partition("?")[0] == "/v1/chat/completions"
+    assert request.path.endswith("?api-version=1") is ("?" in ending)
+    assert request.headers["authorization"] == f"Bearer {SECRETS[0]}"
+    assert request.headers["x-token"] == SECRETS[1]
+    assert request.headers["content-type"] == "application/json"
+
+
+def test_without_a_key_no_authorisation_is_sent() -> None:
+    with ScriptedLlmServer([text_reply("hi")]) as server:
+        anyio.run(post_once, LlmEndpoint(LlmSettings(base_url=server.base_url, model="m")))
+    assert "authorization" not in server.requests[0].headers
+
+
+def test_connections_live_as_long_as_someone_holds_the_endpoint() -> None:
+    async def two_turns(endpoint: LlmEndpoint, *, held: bool) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            if held:
+                await stack.enter_async_context(endpoint)
+            await post_once(endpoint)
+            await post_once(endpoint)
+
+    for held, accepted in ((True, 1), (False, 2)):
+        with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
+            endpoint = LlmEndpoint(LlmSettings(base_url=server.base_url, model="m"))
+            anyio.run(lambda endpoint=endpoint, held=held: two_turns(endpoint, held=held))
+        assert server.accepted == accepted
+
+
+def test_one_endpoint_serves_event_loops_in_several_threads() -> None:
+    threads = 4
+    meeting = threading.Barrier(threads)
+
+    async def meet_and_post(endpoint: LlmEndpoint) -> int:
+        async with endpoint:
+            await anyio.to_thread.run_sync(meeting.wait)
+            return (await post_once(endpoint)).status
+
+    with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
+        endpoint = LlmEndpoint(LlmSettings(base_url=server.base_url, model="m"))
+        with ThreadPoolExecutor(threads) as pool:
+            statuses = list(pool.map(lambda _: anyio.run(meet_and_post, endpoint), range(threads)))
+        assert statuses == [200] * threads
+        assert server.accepted == threads
+
+
+def test_posting_without_entering_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(RuntimeError, match="enter the endpoint"):
+        anyio.run(LlmEndpoint(LlmSettings(model="m")).post, b"{}")
+
+
+def test_a_proxy_from_the_environment_is_used_but_not_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    script = lambda _: text_reply("hi")  # noqa: E731 - used twice
+    with ScriptedLlmServer(script) as proxy, ScriptedLlmServer(script) as server:
+        monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
+        anyio.run(post_once, LlmEndpoint(LlmSettings(base_url="http://llm.invalid/v1", model="m")))
+        anyio.run(post_once, LlmEndpoint(LlmSettings(base_url=server.base_url, model="m")))
+        assert [request.path for request in proxy.requests] == ["http://llm.invalid/v1/chat/completions"]
+        assert len(server.requests) == 1
+
+
+def test_certificates_are_loaded_once_a_process_and_only_for_https() -> None:
+    async def open_both(*endpoints: LlmEndpoint) -> None:
+        for endpoint in endpoints:
+            async with endpoint:
+                pass
+
+    llm_endpoint._tls.cache_clear()
+    anyio.run(open_both, LlmEndpoint(LlmSettings(base_url="http://host/v1", model="m")))
+    assert llm_endpoint._tls.cache_info().misses == 0
+    anyio.run(open_both, LlmEndpoint(LlmSettings(model="m")), LlmEndpoint(LlmSettings(model="m")))
+    assert llm_endpoint._tls.cache_info().misses == 1
+
+
+def test_a_transport_takes_the_place_of_the_network() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=request.content))
+    endpoint = LlmEndpoint(LlmSettings(model="m"), transport=transport)
+    assert anyio.run(post_once, endpoint).body == request_body(endpoint.settings)
+
+
+def test_secrets_in_an_endpoints_words_are_replaced() -> None:
+    endpoint = LlmEndpoint(secretive())
+    failure = endpoint.describe(llm_endpoint.Fault(kind="refused", message=" ".join(SECRETS)))
+    assert failure.message == "[redacted] [redacted] [redacted]"

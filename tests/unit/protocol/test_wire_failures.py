@@ -1,0 +1,132 @@
+"""What a refusal says, and how it is told."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.messages import LlmFailure
+from grue.protocol.chat_wire.failures import (
+    MAX_WORDS,
+    Fault,
+    describe,
+    fault_of_error,
+    fault_of_status,
+    is_loopback,
+    shown_endpoint,
+)
+from grue.protocol.chat_wire.profile import GENERIC, OPENROUTER
+
+KEY = "sk-or-v1-0123456789abcdef"
+
+
+def told(fault: Fault, base_url: str = "https://openrouter.ai/api/v1") -> LlmFailure:
+    return describe(fault, base_url=base_url, model="m", profile=OPENROUTER, secrets=[KEY, "", "none"])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"error": {"message": "No such model", "code": 404}}, "No such model"),
+        (
+            {
+                "error": {
+                    "message": "Provider returned error",
+                    "metadata": {"raw": '{"error":"too hot"}', "provider_name": "Acme"},
+                }
+            },
+            'Provider returned error (Acme: {"error":"too hot"})',
+        ),
+        ({"error": {"message": "x", "metadata": {"raw": {"a": 1}}}}, 'x (provider: {"a":1})'),
+        ({"error": {"message": "x", "metadata": {"provider_name": "Acme"}}}, "x (Acme)"),
+        ({"error": {"message": "x", "metadata": "y"}}, "x"),
+        ({"error": "plain words"}, "plain words"),
+        ([{"error": {"message": "in a list"}}], "in a list"),
+        ({"detail": [{"msg": "bad"}]}, '[{"msg":"bad"}]'),
+        ({"error": {"code": "model_not_found"}}, "model_not_found"),
+        ({"error": None, "message": "beside"}, "beside"),
+        ({}, ""),
+        (7, ""),
+    ],
+)
+def test_the_words_of_an_error_body(body: object, words: str) -> None:
+    fault = fault_of_status(404, json.dumps(body).encode())
+    assert fault == Fault(kind="refused", status=404, message=words)
+
+
+def test_the_words_of_a_web_page_and_of_plain_text() -> None:
+    page = b"<html><head><title>502 Bad Gateway</title></head><body><h1>...</h1></body></html>"
+    assert fault_of_status(502, page) == Fault(kind="unavailable", status=502, message="502 Bad Gateway")
+    assert told(fault_of_status(500, b"<p>Out of <b>memory</b></p>")).message == "Out of memory"
+    assert told(fault_of_status(503, b"")).message == ""
+
+
+def test_a_redirect_says_where_to() -> None:
+    fault = fault_of_status(301, b"{}", "https://elsewhere/v1")
+    assert (fault.kind, fault.message) == ("refused", "redirects to https://elsewhere/v1")
+    assert "redirects" in told(fault).remedy
+    assert fault_of_status(302, b"").message == "redirects to nowhere"
+
+
+def test_a_429_about_money_is_final_and_says_so() -> None:
+    fault = fault_of_status(429, b'{"error":{"message":"You exceeded your current quota","type":"x"}}')
+    assert fault.kind == "refused"
+    assert "credit" in told(fault).remedy
+    assert "credit" in told(fault_of_error("insufficient_quota")).remedy
+
+
+@pytest.mark.parametrize(
+    ("fault", "base_url", "remedy"),
+    [
+        (Fault(kind="refused", status=401, message=""), "https://x/v1", "Set OPENROUTER_API_KEY"),
+        (Fault(kind="refused", status=402, message=""), "https://x/v1", "Add credit"),
+        (Fault(kind="refused", status=404, message="no such"), "https://x/v1", "Check the model name 'm'"),
+        (
+            Fault(kind="refused", status=404, message="No endpoints found that support tool use"),
+            "https://x/v1",
+            "Choose a model that can call tools instead of 'm'",
+        ),
+        (Fault(kind="refused", status=400, message=""), "https://x/v1", "Check the model and its settings"),
+        (Fault(kind="unreachable", message=""), "http://127.0.0.1:1/v1", "Is the server running?"),
+        (Fault(kind="unreachable", message=""), "http://[::1]:1/v1", "Is the server running?"),
+        (Fault(kind="unreachable", message=""), "https://x/v1", "Check the base URL, the network"),
+        (Fault(kind="timed_out", message=""), "https://x/v1", "Raise timeout_seconds"),
+        (Fault(kind="invalid_reply", status=200, message=""), "https://x/v1", "usually ends in /v1"),
+        (Fault(kind="unavailable", status=503, message=""), "https://x/v1", "Try again later"),
+    ],
+)
+def test_every_failure_says_what_to_do(fault: Fault, base_url: str, remedy: str) -> None:
+    assert remedy in told(fault, base_url).remedy
+
+
+def test_what_is_told_shows_no_secret_and_no_control_character() -> None:
+    fault = Fault(kind="refused", status=401, message=f"bad key {KEY}\n\x1b[31mnone\u202e" + "x" * 5000)
+    failure = told(fault, f"https://user:{KEY}@host:8443/v1/?key={KEY}")
+    assert failure.endpoint == "https://host:8443/v1"
+    assert failure.message.startswith("bad key [redacted] \\u001b[31mnone\\u202e")
+    assert len(failure.message) == MAX_WORDS
+    assert KEY not in repr(failure)
+
+
+def test_a_secret_at_the_cut_does_not_show_its_beginning() -> None:
+    for padding in range(MAX_WORDS - 40, MAX_WORDS + 5):
+        message = told(Fault(kind="refused", message="x" * padding + KEY)).message
+        assert "sk-or" not in message
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "//", ""])
+def test_an_unreadable_url_is_shown_all_the_same(url: str) -> None:
+    assert isinstance(shown_endpoint(url), str)
+
+
+def test_loopback() -> None:
+    assert is_loopback("http://localhost:1/v1")
+    assert not is_loopback("http://localhost.example.com/v1")
+
+
+@given(st.integers(300, 599), st.binary())
+def test_no_refusal_raises(status: int, body: bytes) -> None:
+    failure = describe(fault_of_status(status, body), base_url="http://h", model="m", profile=GENERIC)
+    assert failure.message.isprintable()
+    assert failure.remedy
