@@ -1,0 +1,1 @@
+"""Read the trace as it is written."""

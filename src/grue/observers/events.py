@@ -1,0 +1,469 @@
+"""From the trace to the events of a log: which messages make which event, with which text and fields.
+
+`EventFeed` takes the envelopes of an episode in order and returns the events that each one makes. It does no
+I/O; `json_log`, `episode_log` and `python_log` write what it returns. Where the seeds name an event, its text
+and fields are theirs too (R7.1-3).
+
+What becomes of a tool call decides its events. Each call that was sent has one `mcp_tool_call` (P28); each
+settlement has the events of its row (P29); each failure, that is each tool message with an error in it, has
+exactly one failure event (P21):
+
+| settlement                | completion        | failure            |
+|---------------------------|-------------------|--------------------|
+| returned a result         | `mcp_tool_result` |                    |
+| returned an error         | `mcp_tool_result` | `mcp_tool_error`   |
+| timed out                 |                   | `mcp_tool_timeout` |
+| server died               |                   | `mcp_tool_error`   |
+| rejected, never sent      |                   | `mcp_tool_error`   |
+| skipped, never sent       |                   | `mcp_tool_skipped` |
+
+A turn in which tools were on offer has one `mcp_session_started`, with its first request, and one
+`mcp_session_complete`, with its end (P30), whose `tool_calls_count` and `tools_used` are of the calls sent.
+"""
+
+from typing import Any, Literal, TypeAlias, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from grue.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized
+from grue.messages import (
+    CompletionReceived,
+    CompletionRetried,
+    ConnectFailed,
+    DeadlineMissed,
+    FellBack,
+    FinalForced,
+    Interrupted,
+    IterationStarted,
+    JsonObject,
+    LlmFailure,
+    McpDisabled,
+    NoAnswer,
+    RepairRequested,
+    ReplyUnusable,
+    RunTurn,
+    ServerDied,
+    ServerFailure,
+    ServerName,
+    ServerNoted,
+    SessionOpened,
+    ToolCalled,
+    ToolRejected,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnCompleted,
+    TurnFailed,
+    TurnFailure,
+)
+from grue.protocol.safe_text import printable
+from grue.runtime.supervisor import ActorFailed
+from grue.runtime.trace import Envelope
+
+Level = Literal["info", "warning", "error"]
+
+MESSAGE_LIMIT = 2000
+"""Longest message of an event, in characters; its fields have everything."""
+
+_FORCED = {
+    "max_iterations": "the last tool iteration",
+    "no_content": "a reply without content",
+    "tool_timeout": "tool timeout",
+    "server_died": "the server's death",
+}
+_CALL_FAILED = "Tool call failed: "
+_CALL_SKIPPED = "Tool call skipped: "
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One event of an episode.
+
+    Attributes:
+        at: Seconds since the epoch.
+        event_type: Its name, such as `mcp_tool_call`.
+        message: One printable line for people.
+        turn: One-based number of the turn; 0 outside turns.
+        fields: What the event tells beside that, JSON values by their seeds' names; text in it is untrusted.
+    """
+
+    at: float
+    level: Level
+    event_type: str
+    message: str
+    episode_id: str
+    turn: int
+    fields: JsonObject
+
+    def labels(self) -> JsonObject:
+        """Return everything but time, level and text, in one flat object."""
+        return {
+            "event_type": self.event_type,
+            "episode_id": self.episode_id,
+            "turn": self.turn,
+            **self.fields,
+        }
+
+
+class _Moment(Struct, frozen=True):
+    """When and where an event happens."""
+
+    at: float
+    episode_id: str
+    turn: int
+
+    def info(self, event_type: str, message: str, **fields: object) -> Event:
+        return self._event("info", event_type, message, fields)
+
+    def warning(self, event_type: str, message: str, **fields: object) -> Event:
+        return self._event("warning", event_type, message, fields)
+
+    def error(self, event_type: str, message: str, **fields: object) -> Event:
+        return self._event("error", event_type, message, fields)
+
+    def _event(self, level: Level, event_type: str, message: str, fields: JsonObject) -> Event:
+        return Event(
+            at=self.at,
+            level=level,
+            event_type=event_type,
+            message=printable(message, MESSAGE_LIMIT),
+            episode_id=self.episode_id,
+            turn=self.turn,
+            fields=fields,
+        )
+
+
+class _Call(Struct, frozen=True):
+    """A tool call of the latest reply; `name` is canonical."""
+
+    name: str
+    server: str
+
+
+_Connecting: TypeAlias = RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted
+_Calling: TypeAlias = (
+    CompletionReceived | ToolCalled | ToolReturned | ToolTimedOut | ServerDied | ToolRejected | ToolSkipped
+)
+_Asking: TypeAlias = (
+    IterationStarted | CompletionRetried | ReplyUnusable | FinalForced | RepairRequested | FellBack
+)
+_Ending: TypeAlias = TurnCompleted | TurnFailed | ActorFailed
+_Hosting: TypeAlias = EpisodeStarted | McpInitialized | McpInitFailed | Decided | EpisodeEnded
+
+
+class EventFeed:
+    """Turn the envelopes of one episode into its events.
+
+    Args:
+        episode_id: Carried by every event; `EpisodeStarted` replaces it.
+    """
+
+    def __init__(self, episode_id: str = "") -> None:
+        self._episode_id = episode_id
+        self._attempts: dict[ServerName, ConnectFailed] = {}
+        self._begin(())
+
+    def _begin(self, servers: tuple[ServerName, ...]) -> None:
+        self._expected = set(servers)
+        self._open: set[ServerName] = set()
+        self._newly_disabled = False
+        self._iteration = 0
+        self._used: list[str] = []
+        self._begin_reply(())
+
+    def _begin_reply(self, calls: tuple[tuple[str, str], ...]) -> None:
+        self._calls = {call_id: _Call(name, name.partition(".")[0]) for call_id, name in calls}
+        self._broken_by: str | None = None
+
+    def feed(self, envelope: Envelope[Any]) -> list[Event]:
+        """Return the events that `envelope` makes, in order; most make none or one."""
+        body = envelope.body
+        if isinstance(body, EpisodeStarted):
+            self._episode_id = body.episode_id
+        turn = envelope.turn or (body.turn if isinstance(body, Decided) else 0)
+        moment = _Moment(envelope.at, self._episode_id, turn)
+        if isinstance(body, _Connecting):
+            return self._connecting(moment, body)
+        if isinstance(body, _Calling):
+            return self._calling(moment, body)
+        if isinstance(body, _Asking):
+            return self._asking(moment, body)
+        if isinstance(body, _Ending):
+            return self._ending(moment, body)
+        if isinstance(body, _Hosting):
+            return _hosting(moment, body)
+        return []
+
+    def _connecting(self, moment: _Moment, body: _Connecting) -> list[Event]:
+        match body:
+            case RunTurn(servers=servers):
+                self._begin(servers)
+            case ConnectFailed(server=server, failure=failure, then=then):
+                self._attempts[server] = body
+                if then == "retry":
+                    return [_retrying(moment, server, failure.cause)]
+            case SessionOpened(server=server, attempt=attempt):
+                self._attempts.pop(server, None)
+                self._expected.discard(server)
+                self._open.add(server)
+                if attempt > 1:
+                    return [_retried(moment, server, attempt)]
+            case McpDisabled(server=server, newly=newly):
+                self._expected.discard(server)
+                self._open.discard(server)
+                self._newly_disabled |= newly
+                disabled = [self._disabled(moment, body)] if newly else []
+                return [*disabled, *self._without_tools(moment)]
+            case ServerNoted(server=server, kind="bad_tool", text=text):
+                ignored = f"MCP server '{server}' lists a tool that cannot be used: {text}"
+                return [moment.warning("mcp_bad_tool", ignored, server_name=server, error=text)]
+            case ServerNoted():
+                pass
+            case never:
+                assert_never(never)
+        return []
+
+    def _disabled(self, moment: _Moment, body: McpDisabled) -> Event:
+        failed = self._attempts.pop(body.server, None)
+        error = body.reason if failed is None else failed.failure.cause
+        match failed:
+            case None:
+                what = "MCP disabled for episode"
+            case ConnectFailed(attempt=1):
+                what = "MCP session connect failed, disabling MCP for episode"
+            case _:
+                what = "MCP retry failed, disabling MCP for episode"
+        return moment.warning("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
+
+    def _without_tools(self, moment: _Moment) -> list[Event]:
+        """Say once, when all servers have reported, that this turn leaves the episode without any."""
+        if self._expected or self._open or not self._newly_disabled:
+            return []
+        self._newly_disabled = False
+        return [moment.warning("mcp_disabled_fallback", "MCP disabled, continuing without tools")]
+
+    def _calling(self, moment: _Moment, body: _Calling) -> list[Event]:
+        match body:
+            case CompletionReceived(tool_calls=calls):
+                self._begin_reply(tuple((call.call_id, call.name) for call in calls))
+                return []
+            case ToolCalled(server=server, tool=tool, arguments=arguments):
+                call = self._calls[body.call_id] = _Call(f"{server}.{tool}", server)
+                self._used.append(call.name)
+                return [
+                    moment.info(
+                        "mcp_tool_call",
+                        f"MCP tool call: {call.name}",
+                        tool_name=call.name,
+                        server_name=server,
+                        arguments=arguments,
+                        iteration=self._iteration,
+                    )
+                ]
+            case ToolReturned():
+                return self._returned(moment, body)
+            case ToolTimedOut():
+                self._broken_by = "timeout"
+                name = self._name(body.call_id)
+                message = f"Tool call timeout: {name}"
+                return [
+                    moment.warning("mcp_tool_timeout", message, tool_name=name, iteration=self._iteration)
+                ]
+            case ServerDied(failure=failure):
+                self._broken_by = "server death"
+                return [self._failed(moment, self._name(body.call_id), failure.cause)]
+            case ToolRejected(name=name, error=error):
+                return [self._failed(moment, name, error)]
+            case ToolSkipped():
+                return [self._skipped(moment, body)]
+            case never:
+                assert_never(never)
+
+    def _name(self, call_id: str) -> str:
+        call = self._calls.get(call_id)
+        return call_id if call is None else call.name
+
+    def _returned(self, moment: _Moment, body: ToolReturned) -> list[Event]:
+        call = self._calls.get(body.call_id, _Call(body.call_id, ""))
+        result = body.result
+        completion = moment.info(
+            "mcp_tool_result",
+            f"MCP tool result: {call.name}",
+            tool_name=call.name,
+            server_name=call.server,
+            result_type=type(result.content).__name__,
+            result_length=len(str(result.content)),
+            is_error=result.is_error,
+            duration_ms=round(body.duration_s * 1000, 3),
+            iteration=self._iteration,
+        )
+        if not result.is_error:
+            return [completion]
+        return [completion, self._failed(moment, call.name, result.error_message or "")]
+
+    def _failed(self, moment: _Moment, name: str, error: str) -> Event:
+        # Inside, an error text may already open with the words that the event's text opens with.
+        error = error.removeprefix(_CALL_FAILED)
+        return moment.warning(
+            "mcp_tool_error",
+            f"{_CALL_FAILED}{name} - {error}",
+            tool_name=name,
+            error=error,
+            iteration=self._iteration,
+        )
+
+    def _skipped(self, moment: _Moment, body: ToolSkipped) -> Event:
+        name = self._name(body.call_id)
+        return moment.warning(
+            "mcp_tool_skipped",
+            f"{_CALL_SKIPPED}{name} - {body.reason.removeprefix('Skipped: ')}",
+            tool_name=name,
+            reason=body.reason,
+            after=self._broken_by,
+            iteration=self._iteration,
+        )
+
+    def _asking(self, moment: _Moment, body: _Asking) -> list[Event]:
+        match body:
+            case IterationStarted(iteration=iteration, max_iterations=most):
+                first, self._iteration = self._iteration == 0, iteration
+                started = moment.info(
+                    "mcp_session_started",
+                    f"MCP session started (max {most} iterations)",
+                    max_iterations=most,
+                )
+                asking = moment.info(
+                    "mcp_iteration_start",
+                    f"Agent tool-calling iteration {iteration}/{most}",
+                    iteration=iteration,
+                    max_iterations=most,
+                )
+                return [started, asking] if first else [asking]
+            case CompletionRetried(failure=failure, delay_s=delay_s, attempt=attempt):
+                message = f"LLM request failed, trying again in {delay_s:.1f}s: {failure.message}"
+                cause = failure.message
+                return [moment.warning("llm_retry", message, attempt=attempt, delay_s=delay_s, error=cause)]
+            case ReplyUnusable(finish_reason=reason, iteration=iteration):
+                message = f"LLM returned no content and no tool_calls, finish_reason={reason}"
+                return [
+                    moment.warning("mcp_unexpected_state", message, finish_reason=reason, iteration=iteration)
+                ]
+            case FinalForced(reason=why, iterations=iterations):
+                message = f"Agent exited tool loop without content after {iterations} iterations"
+                forcing = f"Forcing final action after {_FORCED[why]}"
+                return [
+                    moment.warning("mcp_no_content", message, iterations=iterations),
+                    moment.info("mcp_forced_final", forcing, reason=why, iterations=iterations),
+                ]
+            case RepairRequested(reason=refusal):
+                message = f"Agent response refused, asking once more: {refusal}"
+                return [moment.warning("agent_repair_requested", message, reason=refusal)]
+            case FellBack(reason=refusal, raw_response=raw):
+                return [_unparsed(moment, refusal, raw)]
+            case never:
+                assert_never(never)
+
+    def _ending(self, moment: _Moment, body: _Ending) -> list[Event]:
+        match body:
+            case TurnCompleted(answer=answer):
+                return self._session_complete(moment, body.iterations, _action(answer))
+            case TurnFailed(failure=failure):
+                reason = describe_failure(failure)
+                failed = moment.error(
+                    "turn_failed", f"Turn failed: {reason}", failure=type(failure).__name__, error=reason
+                )
+                unparsed = (
+                    [_unparsed(moment, failure.reason, failure.raw)] if isinstance(failure, NoAnswer) else []
+                )
+                return [*unparsed, failed, *self._session_complete(moment, body.iterations, None)]
+            case ActorFailed(actor=actor, error=error, where=where):
+                message = f"Actor '{actor}' crashed: {error}"
+                return [moment.error("actor_failed", message, actor=actor, error=error, where=list(where))]
+            case never:
+                assert_never(never)
+
+    def _session_complete(self, moment: _Moment, iterations: int, action: object) -> list[Event]:
+        if self._iteration == 0:
+            return []
+        count = len(self._used)
+        return [
+            moment.info(
+                "mcp_session_complete",
+                f"MCP session complete: {iterations} iterations, {count} tool calls",
+                iterations=iterations,
+                tool_calls_count=count,
+                tools_used=sorted(set(self._used)),
+                final_action=action,
+            )
+        ]
+
+
+def describe_failure(failure: TurnFailure) -> str:
+    """Return in one sentence why a turn has no answer; parts of it are untrusted text."""
+    match failure:
+        case ServerFailure(server=server, cause=cause):
+            return f"Failed to start MCP server '{server}': {cause}"
+        case LlmFailure(model=model, message=message):
+            return f"no completion from model '{model}': {message}"
+        case DeadlineMissed(limit_s=limit_s, doing=doing):
+            return f"out of time after {limit_s:g}s, {doing}"
+        case Interrupted(reason=reason):
+            return f"interrupted: {reason}"
+        case NoAnswer(reason=reason):
+            return f"no acceptable answer: {reason}"
+        case never:
+            assert_never(never)
+
+
+def _action(answer: object) -> object:
+    """Return the action of a host's answer object; of another kind of answer, the answer."""
+    return answer.get("action") if isinstance(answer, dict) else answer
+
+
+def _retrying(moment: _Moment, server: str, error: str) -> Event:
+    message = f"MCP session connect failed, retrying: {error}"
+    return moment.warning("mcp_connect_retry", message, server_name=server, error=error)
+
+
+def _retried(moment: _Moment, server: str, attempt: int) -> Event:
+    message = "MCP session retry successful"
+    return moment.info("mcp_connect_retry_succeeded", message, server_name=server, attempt=attempt)
+
+
+def _unparsed(moment: _Moment, reason: str, raw: str | None) -> Event:
+    return moment.error("agent_parse_error", f"Failed to parse agent response: {reason}", raw_response=raw)
+
+
+def _hosting(moment: _Moment, body: _Hosting) -> list[Event]:
+    match body:
+        case EpisodeStarted(game=game, model=model):
+            by = f"{model} (scripted)" if body.scripted else model
+            return [
+                moment.info("episode_started", f"Episode started: {game}, played by {by}", **_plain(body))
+            ]
+        case McpInitialized(server=server, ignored=ignored):
+            started = [moment.info("mcp_manager_init", "MCP Manager initialized")]
+            if ignored:
+                message = f"Only the first MCP server is used, '{server}'; ignored: {', '.join(ignored)}"
+                started.append(moment.warning("mcp_servers_ignored", message, servers=list(ignored)))
+            return started
+        case McpInitFailed(error=error):
+            message = f"Failed to initialize MCP Manager: {error}"
+            return [moment.error("mcp_init_error", message, error=error)]
+        case Decided(action=action):
+            return [moment.info("agent_action", f"Agent action: {action}", **_plain(body))]
+        case EpisodeEnded(reason=reason, detail=detail):
+            moment = msgspec.structs.replace(moment, turn=moment.turn or body.turns)
+            score = f", score {body.score}" if body.score is not None else ""
+            of = f" of {body.max_score}" if score and body.max_score is not None else ""
+            message = f"Episode ended ({reason}{score}{of}): {detail}"
+            tell = moment.error if reason in {"failed", "fallbacks"} else moment.info
+            return [tell("episode_ended", message, **_plain(body))]
+        case never:
+            assert_never(never)
+
+
+def _plain(fact: Struct) -> dict[str, Any]:
+    """Return the fields of a host's fact that an event does not carry anyhow."""
+    fields: dict[str, Any] = msgspec.to_builtins(fact)
+    return {key: value for key, value in fields.items() if key not in {"type", "turn", "episode_id"}}

@@ -1,0 +1,71 @@
+r"""Untrusted text, made fit for one line of a terminal or a log.
+
+What a model, a tool or a game writes may hold newlines that fake a log line, escape sequences that move the
+cursor, and marks that turn the direction of writing. Here such characters are written out (`\n`, `\u001b`);
+nothing is dropped, so that a reader sees what was sent.
+
+Backslashes stay as they are. The functions can therefore be applied twice without harm, and the JSON text of
+a value stays that JSON text.
+"""
+
+import unicodedata
+
+ELLIPSIS = "…"
+
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """Return `text` as one line of printable characters.
+
+    Args:
+        text: Anything, lone surrogates included.
+        limit: Most characters to return, at least 1; what is longer ends in an ellipsis.
+    """
+    if limit is not None:
+        # No character becomes shorter, so what lies beyond the limit cannot matter; it may be megabytes.
+        text = text[: limit + 1]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else _visible(char) for char in text)
+    if limit is not None and len(text) > limit:
+        return text[: limit - 1] + ELLIPSIS
+    return text
+
+
+def _visible(char: str) -> str:
+    if char in _NAMED:
+        return _NAMED[char]
+    if unicodedata.category(char) == "Zs":
+        return " "
+    code = ord(char)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def cells(text: str) -> int:
+    """Return how many columns of a terminal printable `text` takes."""
+    return len(text) if text.isascii() else sum(map(_char_cells, text))
+
+
+def _char_cells(char: str) -> int:
+    if unicodedata.category(char) in {"Mn", "Me"}:
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Return the beginning of printable `text` that fits into `width` columns; an ellipsis marks a cut."""
+    if cells(text) <= width:
+        return text
+    room = width - 1
+    kept = []
+    for char in text:
+        room -= _char_cells(char)
+        if room < 0:
+            break
+        kept.append(char)
+    return "".join(kept) + ELLIPSIS if width > 0 else ""
+
+
+def pad(text: str, width: int) -> str:
+    """Return printable `text` with spaces behind it, up to `width` columns."""
+    return text + " " * (width - cells(text))

@@ -1,0 +1,79 @@
+"""Untrusted text on one line of a terminal."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.protocol.safe_text import cells, cut, pad, printable
+
+ANY_TEXT = st.text(st.characters(codec=None), max_size=80)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("open the mailbox", "open the mailbox"),
+        ("café 漢字 🏮", "café 漢字 🏮"),
+        ("a\nb\r\n\tc", "a\\nb\\r\\n\\tc"),
+        ("\x1b[31mred\x1b[0m", "\\u001b[31mred\\u001b[0m"),
+        ("\x9b2J\x7f\x00", "\\u009b2J\\u007f\\u0000"),
+        ("ab\u202eexe.txt", "ab\\u202eexe.txt"),
+        ("line\u2028break", "line\\u2028break"),
+        ("no\u00a0break", "no break"),
+        ("\ud800", "\\ud800"),
+        ("tag\U000e0041", "tag\\U000e0041"),
+        (r"C:\new", r"C:\new"),
+    ],
+)
+def test_what_is_not_printable_is_written_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(ANY_TEXT)
+def test_no_control_character_survives(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert not [char for char in shown if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
+    shown.encode()
+
+
+@given(ANY_TEXT, st.none() | st.integers(1, 100))
+def test_applying_it_twice_changes_nothing(text: str, limit: int | None) -> None:
+    once = printable(text, limit)
+    assert printable(once, limit) == once
+
+
+@given(ANY_TEXT, st.integers(1, 100))
+def test_a_limit_keeps_the_beginning_and_says_that_it_cut(text: str, limit: int) -> None:
+    whole, shown = printable(text), printable(text, limit)
+    if len(whole) <= limit:
+        assert shown == whole
+    else:
+        assert shown == whole[: limit - 1] + "…"
+
+
+def test_a_limit_does_not_read_what_it_cuts_off() -> None:
+    assert printable("x" * 10_000_000, 5) == "xxxx…"
+
+
+def test_wide_characters_take_two_columns_and_marks_none() -> None:
+    assert cells("ab") == 2
+    assert cells("漢字") == 4
+    assert cells("e\u0301") == 1
+
+
+@given(ANY_TEXT, st.integers(0, 60))
+def test_a_cut_text_fits_and_a_padded_one_fills(text: str, width: int) -> None:
+    shown = cut(printable(text), width)
+    assert cells(shown) <= width
+    assert cells(pad(shown, width)) == width
+
+
+def test_a_text_that_fits_is_not_cut() -> None:
+    assert cut("漢字", 4) == "漢字"
+    assert cut("漢字", 3) == "漢…"
+    assert cut("漢字", 2) == "…"
+    assert cut("ab", 0) == ""
