@@ -1,6 +1,5 @@
-"""Keys come from the environment: which one a host may have, and which values must never be shown."""
+"""Keys come from the environment: which one a host may have."""
 
-import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
@@ -8,18 +7,6 @@ from grue.errors import MCPConfigError
 
 OWN_KEY = "GRUE_API_KEY"
 _PROVIDER_KEYS = {"openrouter.ai": "OPENROUTER_API_KEY", "api.openai.com": "OPENAI_API_KEY"}
-
-SECRET_MIN_CHARACTERS = 12
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_SECRET_PARTS = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|APIKEY|ACCESSKEY|PRIVATEKEY|TOKENS?$"
-)
-_SECRET_WORDS = frozenset(
-    ("AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD")
-)
-# The last word of a name that says where a thing is, not what it is. PWD and OLDPWD are the shell's folders.
-_PLACES = frozenset(("DIR", "DIRECTORY", "FD", "FILE", "FOLDER", "PATH", "PID", "SOCK", "SOCKET"))
-_NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "OLDPWD", "PWD"))
 
 
 def key_names(base_url: str) -> tuple[str, ...]:
@@ -56,29 +43,6 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
             raise MCPConfigError(f"The environment variable {name} holds no usable API key: set it again.")
         return key
     return None
-
-
-def secret_values(environ: Mapping[str, str], configured_env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values to be redacted, the longest first, so that one within another leaves no rest.
-
-    A value counts if it has at least 12 characters and its name looks like a secret's, in the host's
-    environment or in what is configured for a server (`env`, `headers`).
-    """
-    found = {
-        value.strip()
-        for variables in (environ, configured_env)
-        for name, value in variables.items()
-        if len(value.strip()) >= SECRET_MIN_CHARACTERS and looks_secret(name)
-    }
-    return tuple(sorted(found, key=lambda value: (-len(value), value)))
-
-
-def looks_secret(name: str) -> bool:
-    """Say whether a variable of this name is likely to hold a secret, and not merely the place of one."""
-    words = [word.upper() for word in _WORDS.findall(name)]
-    if not words or words[-1] in _PLACES or name.upper() in _NOT_SECRET:
-        return False
-    return any(word in _SECRET_WORDS or _SECRET_PARTS.search(word) for word in words)
 
 
 def _is_host(parts: SplitResult, host: str) -> bool:

@@ -1,0 +1,145 @@
+"""The agent: the shell around the turn's state machine.
+
+It receives an envelope, steps, and performs what `protocol/tool_loop.py` says, with the envelope as the
+cause. Its deadline and its own cancellation reach the machine as events, so that every way a turn can end is
+a row in the same table: a cancelled agent still sees its sessions closed, under a shield and within
+`teardown_s`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import anyio
+
+from grue.messages import (
+    AnswerAccepted,
+    AnswerRefused,
+    CallTools,
+    CheckAnswer,
+    CloseSession,
+    DeadlinePassed,
+    LlmCommand,
+    OpenSession,
+    RequestCompletion,
+    RunTurn,
+    ServerName,
+    SessionClosed,
+    SessionCommand,
+    TurnCommand,
+    TurnCompleted,
+    TurnEvent,
+    TurnFailed,
+    TurnInterrupted,
+    TurnNote,
+)
+from grue.protocol.tool_loop import step
+from grue.protocol.turn_states import AwaitingClose, Finished, Idle, TurnState
+from grue.runtime.actor import Actor, Note, reply
+from grue.runtime.channel import Mailbox, MailboxClosed
+from grue.runtime.trace import Envelope
+
+Check: TypeAlias = Callable[[str], AnswerAccepted | AnswerRefused]
+"""The host's check of a final text; what it raises is a crash of the agent."""
+
+
+class AgentActor(Actor[TurnEvent]):
+    """Run one turn: take one ask `RunTurn`, answer it with `TurnCompleted` or `TurnFailed`.
+
+    Args:
+        mailbox: Where the turn and everything that comes of it arrives.
+        llm: Takes `RequestCompletion`.
+        sessions: Take the tool messages, by server.
+        check: The host's check of a final text.
+        note: Records what nobody has to act upon.
+        deadline: When the work has to end, on the event loop's clock; `inf`: never.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox[TurnEvent],
+        *,
+        llm: Mailbox[LlmCommand],
+        sessions: Mapping[ServerName, Mailbox[SessionCommand]],
+        check: Check,
+        note: Note,
+        deadline: float = float("inf"),
+    ) -> None:
+        super().__init__(mailbox)
+        self._llm = llm
+        self._sessions = sessions
+        self._check = check
+        self._note = note
+        self._deadline = deadline
+        self._state: TurnState = Idle()
+        self._asked: Envelope[TurnEvent] | None = None
+
+    async def run(self) -> None:
+        """Run the turn. Cancelled, close its sessions, bounded, before the cancellation goes on."""
+        try:
+            while not isinstance(self._state, Finished):
+                await self.receive(await self._next())
+        except anyio.EndOfStream:
+            if not isinstance(self._state, Idle):
+                raise
+        except anyio.get_cancelled_exc_class():
+            await self._wind_up()
+            raise
+
+    async def receive(self, envelope: Envelope[TurnEvent]) -> None:
+        """Step with one event and perform what comes of it."""
+        if isinstance(envelope.body, RunTurn):
+            self._asked = envelope
+        self._state, commands = step(self._state, envelope.body)
+        for command in commands:
+            await self._perform(command, envelope.seq)
+
+    async def _next(self) -> Envelope[TurnEvent]:
+        if not isinstance(self._state, Idle | AwaitingClose):
+            with anyio.CancelScope(deadline=self._deadline):
+                return await self.mailbox.receive()
+            return self._happened(DeadlinePassed(limit_s=self._limit_s()), sender="clock")
+        return await self.mailbox.receive()
+
+    async def _wind_up(self) -> None:
+        if self._asked is None or not isinstance(self._asked.body, RunTurn):
+            return
+        bound = anyio.current_time() + self._asked.body.limits.teardown_s
+        with anyio.CancelScope(shield=True, deadline=bound):
+            await self.receive(self._happened(TurnInterrupted(reason="cancelled"), sender="supervisor"))
+            while not isinstance(self._state, Finished):
+                await self.receive(await self.mailbox.receive())
+
+    async def _perform(self, command: TurnCommand | TurnNote, cause: int) -> None:
+        match command:
+            case RequestCompletion():
+                await self._llm.send(command, sender=self.name, cause=cause)
+            case OpenSession() | CallTools():
+                await self._sessions[command.server].send(command, sender=self.name, cause=cause)
+            case CloseSession():
+                await self._close(command, cause)
+            case CheckAnswer():
+                asked = self._note(command, sender=self.name, cause=cause)
+                verdict = self._check(command.content)
+                await self.mailbox.send(verdict, sender=self.name, cause=asked.seq)
+            case TurnCompleted() | TurnFailed():
+                assert self._asked is not None, "a turn ends only after it began"
+                reply(self._asked, command)
+            case _:
+                self._note(command, sender=self.name, cause=cause)
+
+    async def _close(self, command: CloseSession, cause: int) -> None:
+        try:
+            await self._sessions[command.server].send(command, sender=self.name, cause=cause)
+        except MailboxClosed:
+            # The session's actor is gone, and with it, by its own doing, its process.
+            closed = SessionClosed(server=command.server)
+            await self.mailbox.send(closed, sender=command.server, cause=cause)
+
+    def _happened(self, event: TurnEvent, *, sender: str) -> Envelope[TurnEvent]:
+        """Record an event that comes out of no mailbox."""
+        return self._note(event, sender=sender)
+
+    def _limit_s(self) -> float:
+        assert self._asked is not None, "the deadline counts only in a turn"
+        assert isinstance(self._asked.body, RunTurn), "only RunTurn is asked"
+        return self._asked.body.limits.turn_timeout_s or 0.0

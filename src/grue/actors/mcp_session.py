@@ -1,0 +1,307 @@
+"""The session: it alone owns a tool server, from spawn to the last reaped process, and serialises its calls.
+
+The actor keeps the connection open between two messages, in the task that opened it, which is the task that
+closes it. What to do when a connect fails is decided by `protocol/connection.py`; what a settlement means for
+the rest of a batch is in the `CallTools` command.
+
+The server behind it is anything that is a `Connect`: an MCP client, a dictionary of functions, an object with
+the seeds' four coroutines. The agent cannot tell.
+"""
+
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Protocol, Self, TypeAlias
+
+import anyio
+
+from grue.mcp_transport.client import Listing
+from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.mcp_transport.process_group import ServerExit
+from grue.mcp_transport.stdio import Ending
+from grue.messages import (
+    CallTools,
+    CloseSession,
+    ConnectFailed,
+    JsonObject,
+    McpDisabled,
+    OpenSession,
+    ServerCall,
+    ServerDied,
+    ServerName,
+    SessionClosed,
+    SessionCommand,
+    SessionOpened,
+    Settlement,
+    StartupFailed,
+    ToolCalled,
+    ToolCallResult,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnEvent,
+)
+from grue.protocol import tool_results
+from grue.protocol.connection import (
+    Attempt,
+    AttemptFailed,
+    ConnectionCommand,
+    ConnectionState,
+    ConnectRequested,
+    ConnectSucceeded,
+    ReportDisabled,
+    ReportOpened,
+    ReportStartupFailure,
+    Untried,
+    connection_step,
+)
+from grue.runtime.actor import Actor, Note
+from grue.runtime.channel import Mailbox, MailboxClosed
+from grue.runtime.trace import Envelope
+
+
+class ToolConnection(Protocol):
+    """What a session needs of a tool server; entered, used and left by one task.
+
+    Entering starts it, leaving ends it, bounded in time and cancelled or not. `pid`, `exit` and `ending` are
+    `None` where there is no process.
+    """
+
+    async def __aenter__(self) -> Self:
+        """Start the server; raises `ServerFailed`."""
+        ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """End it; afterwards no process of it is alive."""
+        ...
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Agree on a protocol and list the tools; raises `ServerFailed`."""
+        ...
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        """Call a tool; raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process."""
+        ...
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """How the process ended."""
+        ...
+
+    @property
+    def ending(self) -> Ending | None:
+        """What it took to end it."""
+        ...
+
+
+Connect: TypeAlias = Callable[[Note], ToolConnection]
+"""Makes a fresh connection, not yet entered; the note is for what a server does beside the protocol."""
+
+_CLOSE_REPORT_S = 1.0
+
+
+class SessionActor(Actor[SessionCommand]):
+    """Serve one tool server's sessions, one after the other.
+
+    Args:
+        mailbox: Takes the commands; its name should say which server this is.
+        server: The server's name in the configuration.
+        agent: Takes the events.
+        connect: Makes the connection for each attempt.
+        note: Records what nobody has to act upon.
+        connection: What the episode remembers of this server.
+        deadline: When everything but closing has to end, on the event loop's clock.
+
+    Attributes:
+        connection: The same after the last command; settled between turns.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox[SessionCommand],
+        *,
+        server: ServerName,
+        agent: Mailbox[TurnEvent],
+        connect: Connect,
+        note: Note,
+        connection: ConnectionState | None = None,
+        deadline: float = float("inf"),
+    ) -> None:
+        super().__init__(mailbox)
+        self.connection: ConnectionState = connection or Untried()
+        self._server = server
+        self._agent = agent
+        self._connect = connect
+        self._note = note
+        self._deadline = deadline
+        self._connected: ToolConnection | None = None
+        self._said_closed = False
+
+    async def run(self) -> None:
+        """Serve until the mailbox is closed. Cancelled, end the process, and say so before it goes on."""
+        try:
+            await super().run()
+        except anyio.get_cancelled_exc_class():
+            # The agent waits for this word, and its own request for it may lie unread in the mailbox.
+            if not self._said_closed:
+                await self._report_closed(None)
+            raise
+
+    async def receive(self, envelope: Envelope[SessionCommand]) -> None:
+        """Serve a session from its `OpenSession` to its `CloseSession`."""
+        match envelope.body:
+            case OpenSession():
+                await self._open(envelope.body, envelope.seq)
+            case CloseSession():
+                await self._report_closed(envelope.seq)
+            case CallTools():
+                await self._skip(envelope.body, 0, tool_results.SKIPPED_AFTER_DEATH, envelope.seq)
+
+    async def _open(self, command: OpenSession, cause: int) -> None:
+        self._said_closed = False
+        before = self.connection
+        order: ConnectionCommand | None = self._connection_step(ConnectRequested(command.policy))
+        while isinstance(order, Attempt):
+            order = await self._attempt(order, command, cause)
+        match order:
+            case ReportDisabled(reason, newly):
+                await self._tell(McpDisabled(server=self._server, reason=reason, newly=newly), cause)
+            case ReportStartupFailure(failure):
+                await self._tell(StartupFailed(server=self._server, failure=failure), cause)
+            case ReportOpened():
+                pass  # said already, while the session was open
+            case None:
+                # The turn's time was up: that says nothing about the server, and the agent knows.
+                self.connection = before
+
+    async def _attempt(self, attempt: Attempt, command: OpenSession, cause: int) -> ConnectionCommand | None:
+        """Connect, and if that succeeds, serve the whole session; return what follows."""
+        started = anyio.current_time()
+        self._connected = connection = self._connect(self._note)
+        closing: float | None = None
+        try:
+            async with connection:
+                spawned_s = anyio.current_time() - started
+                listing = await connection.open(self._within(command.timeout_s - spawned_s))
+                order = self._connection_step(ConnectSucceeded())
+                opened = SessionOpened(
+                    server=self._server,
+                    tools=listing.tools,
+                    attempt=attempt.number,
+                    protocol_version=listing.protocol_version,
+                    pid=connection.pid,
+                    elapsed_s=anyio.current_time() - started,
+                )
+                await self._tell(opened, cause)
+                cause = await self._serve(connection) or cause
+                closing = anyio.current_time()
+        except ServerFailed as failed:
+            self._connected = None
+            if anyio.current_time() >= self._deadline:
+                return None
+            return self._connect_failed(failed, attempt, cause)
+        finally:
+            if closing is not None:
+                await self._report_closed(cause, elapsed_s=anyio.current_time() - closing)
+        return order
+
+    def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int) -> ConnectionCommand:
+        order = self._connection_step(AttemptFailed(failed.failure))
+        then: Literal["retry", "disable", "raise"] = "disable"
+        if isinstance(order, Attempt):
+            then = "retry"
+        elif isinstance(order, ReportStartupFailure):
+            then = "raise"
+        note = ConnectFailed(server=self._server, attempt=attempt.number, failure=failed.failure, then=then)
+        self._note(note, sender=self.name, cause=cause)
+        return order
+
+    async def _report_closed(self, cause: int | None, *, elapsed_s: float = 0.0) -> None:
+        """Say that the session is closed, also while being cancelled."""
+        connection, self._connected = self._connected, None
+        closed = SessionClosed(
+            server=self._server,
+            ending=(connection.ending if connection else None) or "none",
+            exit_status=connection.exit.status if connection and connection.exit else None,
+            elapsed_s=elapsed_s,
+        )
+        self._said_closed = True
+        bound = anyio.current_time() + _CLOSE_REPORT_S
+        with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
+            await self._tell(closed, cause)
+
+    async def _serve(self, connection: ToolConnection) -> int | None:
+        """Serve batches until the session is to be closed; return the number of the word that said so."""
+        async for envelope in self.mailbox:
+            match envelope.body:
+                case CallTools():
+                    await self._call_all(connection, envelope.body, envelope.seq)
+                case CloseSession():
+                    return envelope.seq
+                case OpenSession():
+                    raise RuntimeError(f"{self._server} was asked to open a session that is open")
+        return None
+
+    async def _call_all(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
+        for position, call in enumerate(batch.calls):
+            called = ToolCalled(
+                server=self._server,
+                batch=batch.batch,
+                call_id=call.call_id,
+                tool=call.tool,
+                arguments=call.arguments,
+            )
+            self._note(called, sender=self.name, cause=cause)
+            settlement = await self._call(connection, batch, call)
+            await self._tell(settlement, cause)
+            if isinstance(settlement, ServerDied):
+                return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_DEATH, cause)
+            if isinstance(settlement, ToolTimedOut) and batch.after_timeout == "skip":
+                return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_TIMEOUT, cause)
+        return None
+
+    async def _call(self, connection: ToolConnection, batch: CallTools, call: ServerCall) -> Settlement:
+        started = anyio.current_time()
+
+        def lasted() -> float:
+            return anyio.current_time() - started
+
+        number, call_id = batch.batch, call.call_id
+        try:
+            result = await connection.call(call.tool, call.arguments, self._within(batch.timeout_s))
+        except ToolTimedOutError:
+            return ToolTimedOut(batch=number, call_id=call_id, timeout_s=batch.timeout_s, duration_s=lasted())
+        except ToolRefusedError as refusal:
+            result = tool_results.call_failed(str(refusal))
+        except ServerFailed as failed:
+            return ServerDied(
+                server=self._server,
+                batch=number,
+                call_id=call_id,
+                failure=failed.failure,
+                duration_s=lasted(),
+            )
+        return ToolReturned(batch=number, call_id=call_id, result=result, duration_s=lasted())
+
+    async def _skip(self, batch: CallTools, start: int, reason: str, cause: int) -> None:
+        for call in batch.calls[start:]:
+            await self._tell(ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=reason), cause)
+
+    async def _tell(self, event: TurnEvent, cause: int | None) -> None:
+        await self._agent.send(event, sender=self.name, cause=cause)
+
+    def _connection_step(
+        self, event: ConnectRequested | ConnectSucceeded | AttemptFailed
+    ) -> ConnectionCommand:
+        self.connection, order = connection_step(self.connection, event)
+        return order
+
+    def _within(self, timeout_s: float) -> float:
+        return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))

@@ -1,0 +1,109 @@
+"""What a valid answer is: the host's shape, check and fallback, in one value."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from grue.messages import AnswerAccepted, AnswerRefused, AnswerSchema, JsonObject
+from grue.protocol.answers import json_objects
+from grue.protocol.tool_results import json_value
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound="BaseModel")
+
+
+class AnswerSpec(Generic[T]):
+    """The answer a host wants of a turn.
+
+    Args:
+        parse: Turns the model's final text into the answer; raises `ValueError` with a reason that the model
+            can read when it cannot (R15.3). Anything else that it raises ends the turn as a crash.
+        schema: JSON Schema that the endpoint is asked to keep to, or `None` for free text.
+        name: The schema's name for the endpoint.
+        fallback: The answer to use when the model gives no acceptable one; `None`: the turn fails instead.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[str], T],
+        *,
+        schema: JsonObject | None = None,
+        name: str = "answer",
+        fallback: T | None = None,
+    ) -> None:
+        self.parse = parse
+        self.schema = None if schema is None else AnswerSchema(name, schema)
+        self.fallback = fallback
+
+    @classmethod
+    def text(cls) -> "AnswerSpec[str]":
+        """Any text is an answer."""
+        return AnswerSpec(str)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: type[Model],
+        *,
+        check: Callable[[Model], Model] | None = None,
+        fallback: Model | None = None,
+    ) -> "AnswerSpec[Model]":
+        """Answers are instances of a pydantic model, read from JSON alone, fenced, or within prose (P46).
+
+        Args:
+            model: Its JSON Schema goes to the endpoint.
+            check: A further check that returns the answer, changed or not, or raises `ValueError`.
+            fallback: As for the class.
+        """
+
+        def parse(text: str) -> Model:
+            answer = _read(model, text)
+            return answer if check is None else check(answer)
+
+        return AnswerSpec(parse, schema=model.model_json_schema(), name=model.__name__, fallback=fallback)
+
+
+class AnswerCheck(Generic[T]):
+    """The check of one turn, which keeps the answer that it accepted."""
+
+    def __init__(self, spec: AnswerSpec[T]) -> None:
+        self._spec = spec
+        self.accepted: T | None = None
+
+    def __call__(self, text: str) -> AnswerAccepted | AnswerRefused:
+        """Put a final text before the host's check."""
+        try:
+            self.accepted = self._spec.parse(text)
+        except ValueError as error:
+            return AnswerRefused(reason=_reason(error))
+        return AnswerAccepted(answer=as_json(self.accepted))
+
+
+def as_json(answer: object) -> object:
+    """Return an answer as a JSON value, for messages and traces."""
+    dump = getattr(answer, "model_dump", None)
+    return json_value(dump(mode="json") if callable(dump) else answer)
+
+
+def _read(model: type[Model], text: str) -> Model:
+    """Return the first object in `text` that the model accepts."""
+    first_error: ValueError | None = None
+    for candidate in json_objects(text):
+        # A strict schema makes every property required, so `null` is how a model leaves one out.
+        given = {key: value for key, value in candidate.items() if value is not None}
+        for reading in (candidate, given):
+            try:
+                return model.model_validate(reading)
+            except ValueError as error:
+                first_error = first_error or error
+    raise first_error or ValueError("it contains no JSON object")
+
+
+def _reason(error: ValueError) -> str:
+    errors: Any = getattr(error, "errors", None)
+    if not callable(errors):
+        return str(error)
+    faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in errors()]
+    return "; ".join(faults)

@@ -1,0 +1,31 @@
+"""Which games there are."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from grue.errors import GameError
+from grue.games.game import Game
+from grue.games.house import HouseGame
+from grue.games.zmachine import ZMachineGame
+
+_STORY: Final = re.compile(r"\.(?:z[1-8]|dat)", re.IGNORECASE)
+
+
+def open_game(name: str) -> Game:
+    """Open a game by name: "house", or the path of a Z-machine story file (.z1 to .z8, .dat).
+
+    Raises:
+        GameError: There is no such game, or the file is no story that can be played.
+        MissingDependencyError: A story file needs `dfrotz`, and it is not installed.
+    """
+    if name == "house":
+        return HouseGame()
+    path = Path(name)
+    if _STORY.fullmatch(path.suffix):
+        return ZMachineGame(path)
+    if path.suffix.lower() in (".zblorb", ".zlb", ".blorb", ".blb"):
+        raise GameError(f"{name} is a Blorb archive; extract the story file (.z1 to .z8) from it.")
+    raise GameError(
+        f'There is no game {name!r}: play "house", or give the path of a story file (.z1 to .z8, .dat).'
+    )

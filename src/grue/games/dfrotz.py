@@ -1,0 +1,164 @@
+r"""The interpreter `dfrotz` as a process that answers lines with text, and never lets anybody wait for ever.
+
+How the end of an answer is found: each line is followed by `\sf-N`, a setting of the interpreter's own (the
+speed of its clock) with a new random number N. It prints "Speed Factor -N" when it comes to read that second
+line: at a command prompt, at a question, at a single key or at a file name alike. Nothing a game prints can
+be taken for it, the game never sees it, and a clock that runs backwards never interrupts a command. Looking
+for a ">" would be fooled by texts that hold one and wait in vain at questions that do not.
+"""
+
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final, cast
+
+from grue.errors import GameError, MissingDependencyError
+from grue.games.story_text import WIDTH
+
+DEBIAN_GAMES: Final = "/usr/games"  # where Debian keeps games, and rarely on PATH
+_LONGEST_LINE: Final = 180  # of the 200 characters that the interpreter's buffer holds
+_HEIGHT: Final = 99  # rows; the interpreter counts changed rows in a table of 100
+_MOST_BYTES: Final = 1 << 22  # of one answer
+_EXIT_S: Final = 2.0
+_QUOTED: Final = 400  # characters of its last words in an error
+_UNSAFE: Final = re.compile(r"[\\\x00-\x1f\x7f]+")
+
+
+def find_dfrotz() -> Path:
+    """Find the interpreter on PATH, else where Debian keeps games.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    found = shutil.which("dfrotz", path=os.pathsep.join((os.environ.get("PATH", ""), DEBIAN_GAMES)))
+    if found is None:
+        raise MissingDependencyError(
+            "Playing story files needs the interpreter dfrotz, which is not installed: apt-get install frotz "
+            "(Debian, Ubuntu) or brew install frotz (macOS)."
+        )
+    return Path(found)
+
+
+class Dfrotz:
+    """A running interpreter with one story.
+
+    The process has a session of its own, and a folder of its own, the only one that it may read and write.
+    Both end with `close`, with this object, and with the program.
+
+    Attributes:
+        ended: The story has ended, and the interpreter with it; no further line may be sent.
+    """
+
+    def __init__(self, program: Path, story: Path, *, seed: int, answer_within_s: float) -> None:
+        self.ended = False
+        self._answer_within_s = answer_within_s
+        self._printed = bytearray()
+        self._prompt = b""
+        self._last_words = b""
+        folder = tempfile.mkdtemp(prefix="grue-dfrotz-")
+        # No paging, and -s not -1, which would stand for the time of day.
+        flags = [
+            "-m",
+            "-p",
+            "-q",
+            "-w",
+            str(WIDTH),
+            "-h",
+            str(_HEIGHT),
+            "-s",
+            str(seed & 0x7FFFFFFF),
+            "-R",
+            folder,
+        ]
+        try:
+            self._process = subprocess.Popen(
+                [program, *flags, story],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise GameError(f"Cannot start the interpreter {program}: {error.strerror}.") from error
+        self._input = cast("IO[bytes]", self._process.stdin).fileno()
+        self._output = cast("IO[bytes]", self._process.stdout).fileno()
+        self._end = weakref.finalize(self, _end, self._process, folder)
+
+    def exchange(self, line: str | None) -> tuple[str, str]:
+        """Send a line (`None`: only listen) and return what was printed, and the prompt at the end of it.
+
+        Raises:
+            GameError: The interpreter died, or did not answer in time; it is closed then.
+        """
+        mark = secrets.randbelow(900_000) + 100_000  # six digits, as many as it prints unrounded
+        sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
+        with suppress(BrokenPipeError):  # what it said before it went is still to be read
+            os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
+        # It repeats the prompt after the mark: that comes with the next answer, but says nothing new.
+        answer = self._read_to(b"Speed Factor -%d\n" % mark).removeprefix(self._prompt)
+        self._prompt = b"" if self.ended else answer.rpartition(b"\n")[2]
+        self._last_words = answer
+        return answer.decode("ascii", "replace"), self._prompt.decode("ascii", "replace")
+
+    def close(self) -> None:
+        """Kill the interpreter and remove its folder. A second call does nothing."""
+        self._end()
+
+    def _read_to(self, mark: bytes) -> bytes:
+        deadline = time.monotonic() + self._answer_within_s
+        ready = select.poll()
+        ready.register(self._output, select.POLLIN)
+        searched = 0
+        while (found := self._printed.find(mark, searched)) < 0:
+            searched = max(0, len(self._printed) - len(mark))
+            left = deadline - time.monotonic()
+            if len(self._printed) > _MOST_BYTES:
+                raise self._failure("does not stop printing")
+            if left <= 0 or not ready.poll(left * 1000):
+                raise self._failure(f"did not answer within {self._answer_within_s:g} s")
+            chunk = os.read(self._output, 1 << 16)
+            if not chunk:
+                return self._farewell()
+            self._printed += chunk
+        answer = bytes(self._printed[:found])
+        del self._printed[: found + len(mark)]
+        return answer
+
+    def _farewell(self) -> bytes:
+        try:
+            status = self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            raise self._failure("closed its output and did not end") from None
+        if status < 0:
+            raise self._failure(f"was killed by {signal.Signals(-status).name}")
+        if status > 0:
+            raise self._failure(f"ended with exit status {status}")
+        self.ended = True
+        return bytes(self._printed)
+
+    def _failure(self, what: str) -> GameError:
+        self.close()
+        said = (self._last_words + self._printed).decode("ascii", "replace").strip()[-_QUOTED:]
+        return GameError(f"The interpreter dfrotz {what}. It said last: {said or '(nothing)'}")
+
+
+def _end(process: subprocess.Popen[bytes], folder: str) -> None:
+    # Not yet waited for, so the process id, and the group's, still belong to it.
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        cast("IO[bytes]", pipe).close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,167 @@
+"""From a line of English to a `Phrase`: which verb, which noun phrases, which preposition.
+
+The parser knows words, not the world: it neither knows what is in the room nor whether a deed can be eaten.
+"""
+
+import re
+from typing import Final
+
+from msgspec import Struct
+
+Words = tuple[str, ...]
+
+DIRECTIONS: Final[dict[str, str]] = {
+    "n": "n", "north": "n", "s": "s", "south": "s", "e": "e", "east": "e", "w": "w", "west": "w",
+    "u": "u", "up": "u", "upstairs": "u", "d": "d", "down": "d", "downstairs": "d",
+    "in": "in", "inside": "in", "out": "out", "outside": "out", "exit": "out", "leave": "out",
+}  # fmt: skip
+DIRECTION_NAMES: Final = {
+    "n": "north",
+    "s": "south",
+    "e": "east",
+    "w": "west",
+    "u": "up",
+    "d": "down",
+    "in": "in",
+    "out": "out",
+}
+
+# Canonical verb: the phrases that mean it. The longest phrase that fits the beginning of a command wins.
+_VERB_PHRASES: Final[dict[str, str]] = {
+    "go": "go|walk|run|head|step|move to",
+    "look": "l|look|look around|look round",
+    "examine": "x|examine|look at|look through|look in|look inside|look under|look "
+    "behind|inspect|search|check|describe|study|watch|peer through|peer at|gaze through|count",
+    "read": "read",
+    "take": "take|get|grab|pick up|pick|carry|collect|remove|fetch|hold|acquire",
+    "drop": "drop|put down|discard|leave|throw|throw away|release",
+    "put": "put|place|insert|hide|store",
+    "open": "open|lift|raise|open up",
+    "close": "close|shut",
+    "unlock": "unlock",
+    "lock": "lock",
+    "light": "light|turn on|switch on|ignite|kindle|activate",
+    "douse": "douse|turn off|switch off|extinguish|put out|blow out|snuff",
+    "give": "give|offer|hand|show|present",
+    "feed": "feed",
+    "talk": "talk to|talk with|talk|speak to|speak "
+    "with|speak|ask|tell|greet|say|shout|call|hello|hi|wake|wake up|rouse",
+    "wind": "wind|wind up|play|crank",
+    "dial": "dial",
+    "turn": "turn|set|rotate|spin|twist|switch",
+    "enter": "enter|go into|go through|get in|get into|climb into|climb down|jump into|jump in",
+    "climb": "climb|climb up|scale",
+    "touch": "touch|feel|pet|stroke|pat|rub|push|pull|move|press|shake|tickle|kiss|hug|cuddle",
+    "attack": "attack|kill|hit|fight|kick|punch|break|smash|cut|stab|burn",
+    "eat": "eat|drink|taste|swallow|bite|lick",
+    "listen": "listen|listen to|hear",
+    "smell": "smell|sniff",
+    "wait": "z|wait|rest|sleep|sit|stand|lie|pray|think",
+    "jump": "jump|hop|dance|leap",
+    "knock": "knock|knock on|knock at|ring",
+    "sing": "sing|hum|whistle",
+    "use": "use|try|apply",
+    "inventory": "i|inv|inventory|carrying",
+    "score": "score|points",
+    "help": "help|hint|hints|info|about|instructions|commands",
+    "again": "g|again|repeat",
+}
+VERBS: Final[dict[Words, str]] = {
+    tuple(phrase.split()): verb for verb, phrases in _VERB_PHRASES.items() for phrase in phrases.split("|")
+}
+_LONGEST: Final = max(map(len, VERBS))
+_PREPOSITIONS: Final = frozenset({
+    "with", "using", "to", "in", "into", "inside", "on", "onto", "upon", "from", "off", "about", "at",
+    "under", "through", "behind", "for",
+})  # fmt: skip
+_IDLE_WORDS: Final = frozenset({
+    "the", "a", "an", "my", "your", "his", "its", "some", "this", "that", "these", "those", "of", "please",
+    "now", "mr", "mister",
+})  # fmt: skip
+_PARTICLES: Final = frozenset({"on", "off", "up", "down", "out", "away"})
+_DIALLING: Final = frozenset({
+    "dial", "set", "turn", "rotate", "spin", "enter", "type", "input", "use", "put", "try",
+})  # fmt: skip
+_FIGURES: Final = {
+    "zero": "0", "one": "1", "two": "2", "three": "3", "four": "4",
+    "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+}  # fmt: skip
+
+
+class Phrase(Struct, frozen=True, kw_only=True):
+    """A command, taken apart.
+
+    Attributes:
+        verb: The canonical verb; empty if the command begins with none that is known.
+        said: The words that named the verb, as the player said them.
+        nouns: The noun phrases it is about; `("all",)` stands for everything.
+        preposition: What joins them to `second`; empty if there is none.
+        second: The noun phrase after the preposition.
+        direction: For "go": one of `DIRECTION_NAMES`; empty if none was understood.
+        number: For "dial": the figures.
+    """
+
+    verb: str
+    said: str = ""
+    nouns: tuple[Words, ...] = ()
+    preposition: str = ""
+    second: Words = ()
+    direction: str = ""
+    number: str = ""
+
+
+def parse(line: str) -> Phrase:
+    """Take a command apart; never fails: an unknown verb gives a phrase without one."""
+    spoken = re.findall(r"[a-z0-9]+(?:['-][a-z0-9]+)*|,", line.lower())
+    words = [word for word in spoken if word not in _IDLE_WORDS]
+    if not words:
+        return Phrase(verb="")
+    number = _number(words)
+    if number:
+        return Phrase(verb="dial", said=words[0], number=number)
+    if words[-1] in DIRECTIONS and (len(words) == 1 or words[:-1] == ["climb"] or words == ["get", "out"]):
+        return Phrase(verb="go", said=words[0], direction=DIRECTIONS[words[-1]])
+    verb, said, rest = _verb(words)
+    ways = [DIRECTIONS[word] for word in rest if word in DIRECTIONS]
+    if verb == "go" and ways:
+        return Phrase(verb="go", said=said, direction=ways[0])
+    return _nouns(verb, said, rest)
+
+
+def _number(words: list[str]) -> str:
+    if words[0] not in _DIALLING:
+        return ""
+    figures = [_FIGURES.get(part, part) for word in words[1:] for part in word.split("-")]
+    return "".join(part for part in figures if part.isascii() and part.isdigit())
+
+
+def _verb(words: list[str]) -> tuple[str, str, list[str]]:
+    particle = (words[0], words[-1])
+    if len(words) > 2 and words[-1] in _PARTICLES and particle in VERBS:
+        return VERBS[particle], " ".join(particle), words[1:-1]
+    for length in range(min(_LONGEST, len(words)), 0, -1):
+        head = tuple(words[:length])
+        if head in VERBS:
+            return VERBS[head], " ".join(head), words[length:]
+    return "", words[0], words[1:]
+
+
+def _nouns(verb: str, said: str, rest: list[str]) -> Phrase:
+    while rest and rest[0] in _PREPOSITIONS:
+        rest = rest[1:]
+    cut = next((place for place, word in enumerate(rest) if word in _PREPOSITIONS), len(rest))
+    nouns: list[Words] = []
+    current: list[str] = []
+    for word in [*rest[:cut], "and"]:
+        if word not in ("and", ","):
+            current.append(word)
+        elif current:
+            nouns.append(tuple(current))
+            current = []
+    return Phrase(
+        verb=verb,
+        said=said,
+        nouns=tuple(("all",) if noun[0] in ("all", "everything") else noun for noun in nouns),
+        preposition=rest[cut] if cut < len(rest) else "",
+        second=tuple(word for word in rest[cut + 1 :] if word not in _PREPOSITIONS and word != ","),
+    )

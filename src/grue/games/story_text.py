@@ -1,0 +1,121 @@
+"""What a story's own words say about the state of play.
+
+A Z-machine tells nothing but text. These functions find in it what is said in one of the few forms that the
+games share, and find nothing where it is not said.
+"""
+
+import re
+from typing import Final
+
+from msgspec import Struct
+
+WIDTH: Final = 255
+"""Columns of the interpreter's screen, the most that its header byte can hold."""
+
+_STATUS_LINE: Final = re.compile(
+    r"^ ?(?P<room>\S.*?) {3,}(?:Score: *)?(?P<score>-?\d+)(?: */ *| +(?:Moves|Turns): *)(?P<moves>\d+) *$",
+    re.MULTILINE,
+)
+_SCORE: Final = re.compile(
+    r"\bscore (?:is|would be|of) (-?\d+)|\bscored? (?:so far )?(-?\d+)\b", re.IGNORECASE
+)
+_MAX_SCORE: Final = re.compile(
+    r"(?:\btotal of|\bout of(?: a)?(?: possible| maximum| total)?(?: of)?) (\d+)", re.IGNORECASE
+)
+_MOVES: Final = re.compile(r"\b(?:in|after) (\d+) (?:moves?|turns?)\b", re.IGNORECASE)
+_DIED: Final = re.compile(
+    r"^[\s*]*you (?:have died|died|are dead|have been killed)[\s*.!]*$", re.IGNORECASE | re.MULTILINE
+)
+_WON: Final = re.compile(r"^\s*\*+\s*you(?: have|'ve)? w[io]n\b[^\n]*\*+\s*$", re.IGNORECASE | re.MULTILINE)
+_OVER: Final = re.compile(
+    r"\brestart\b(?=[^>]*\brestore\b)(?=[^>]*\b(?:quit|end this session)\b)", re.IGNORECASE
+)
+_NO_TIME_PASSED: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECASE)
+_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
+
+
+class ScoreLine(Struct, frozen=True):
+    """A score that the game has told; `None` for what it did not say with it."""
+
+    score: int
+    max_score: int | None = None
+    moves: int | None = None
+
+
+class StatusLine(Struct, frozen=True):
+    """A status line that the game has drawn into its text."""
+
+    room: str
+    score: int
+    moves: int
+
+
+def tidy(printed: str) -> str:
+    """Undo the interpreter's line breaks, and drop the prompt and the blank lines around the text."""
+    text, room_left = "", 0
+    for line in printed.rstrip().removesuffix(">").split("\n"):
+        # It broke the line before this one if what comes first here would not have fitted there.
+        first = re.match(r"[^\s-]*-?", line)
+        broken = bool(line) and first is not None and 0 < room_left <= len(first.group())
+        text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
+        room_left = WIDTH - len(line) if line else 0
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+
+
+def take_status_line(text: str) -> tuple[str, StatusLine | None]:
+    """Part a status line from the text, if the game (version 4 and later) drew one."""
+    found = _STATUS_LINE.search(text)
+    if found is None:
+        return text, None
+    line = StatusLine(found["room"], int(found["score"]), int(found["moves"]))
+    return _STATUS_LINE.sub("", text).strip("\n"), line
+
+
+def told_score(text: str) -> ScoreLine | None:
+    """Find the answer to SCORE."""
+    found = _SCORE.search(text)
+    if found is None:
+        return None
+    most, moves = _MAX_SCORE.search(text), _MOVES.search(text)
+    return ScoreLine(
+        int(found[1] or found[2]), int(most[1]) if most else None, int(moves[1]) if moves else None
+    )
+
+
+def heading(text: str, names: frozenset[str]) -> str | None:
+    """Find the last line that is a room's name, which is where the player is now."""
+    for line in reversed(text.split("\n")):
+        name = re.split(r", | \(", line, maxsplit=1)[0]
+        if name[:1].isupper() and name in names:
+            return name
+    return None
+
+
+def is_dark(text: str) -> bool:
+    """Say whether the game says that nothing can be seen."""
+    return _DARK.search(text) is not None
+
+
+def asks_something(text: str, prompt: str) -> bool:
+    """Say whether the next line would be an answer, not a command: then nothing may be asked in between."""
+    return prompt.strip() != ">" or text.endswith("?")
+
+
+def took_no_time(text: str) -> bool:
+    """Say whether the game did not understand, and waits for a correction ("oops")."""
+    return _NO_TIME_PASSED.search(text) is not None
+
+
+def says_died(text: str) -> bool:
+    """Say whether the game announces the player's death."""
+    return _DIED.search(text) is not None
+
+
+def says_won(text: str) -> bool:
+    """Say whether the game announces that it has been won."""
+    return _WON.search(text) is not None
+
+
+def says_over(text: str) -> bool:
+    """Say whether the game asks what to do now that it is over: RESTART, RESTORE or QUIT."""
+    return _OVER.search(text) is not None

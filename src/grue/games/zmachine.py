@@ -1,0 +1,200 @@
+"""Real Z-machine story files, played through `dfrotz`."""
+
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import GameError
+from grue.games import story_text
+from grue.games.dfrotz import Dfrotz, find_dfrotz
+from grue.games.game import Observation
+from grue.games.story_file import open_story
+
+_AGAIN: Final = ("g", "again")
+_OVER: Final = "The story has ended."
+
+
+class _Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `ZMachineGame.snapshot` writes, as JSON."""
+
+    game: Literal["zmachine"]
+    version: Literal[1]
+    story: str
+    seed: int
+    commands: list[str]
+
+
+class _Known(Struct):
+    """What the game has last said of the state of play; `None` for what it has not."""
+
+    location: str | None = None
+    score: int | None = None
+    max_score: int | None = None
+    moves: int | None = None
+
+
+class ZMachineGame:
+    """A story file (.z1 to .z8) as a `Game`.
+
+    What a story does not say stays `None`. The room is known when the game has printed its heading; score and
+    moves come from a status line where the game draws one, otherwise from the command SCORE, which is sent
+    after each command because it takes no game time, and never when the game asks something or does not know
+    the word. The inventory is always `None`: asking for it takes a turn. Questions of the game ("Do you wish
+    to leave?") are observations like any other, and the next command answers them. A game that waits for a
+    single key gets the first character of the next command.
+
+    Args:
+        story: The story file.
+        answer_within_s: Seconds that the interpreter may take for an answer; 5 by default, a thousand times
+            what it needs.
+
+    Raises:
+        GameError: The file cannot be read or is no story.
+        MissingDependencyError: `dfrotz` is not installed.
+    """
+
+    def __init__(self, story: Path, *, answer_within_s: float = 5.0) -> None:
+        self._story = open_story(story)
+        self._program = find_dfrotz()
+        self._answer_within_s = answer_within_s
+        self._seed = 0
+        self._commands: list[str] = []
+        self._interpreter: Dfrotz | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._known = _Known()
+        self._tells_score = True
+        self._done = False
+        self._repeated = ""
+
+    @property
+    def name(self) -> str:
+        """The story file's name, without its ending."""
+        return self._story.path.stem
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the story file."""
+        return self._story.digest
+
+    def reset(self, seed: int = 0) -> Observation:
+        """Start the story anew in a new interpreter.
+
+        Raises:
+            GameError: The interpreter cannot be started or the story cannot be run.
+        """
+        self.close()
+        self._forget()
+        self._seed = seed
+        self._commands = []
+        self._interpreter = Dfrotz(
+            self._program, self._story.path, seed=seed, answer_within_s=self._answer_within_s
+        )
+        return self._converse(self._interpreter, None)
+
+    def step(self, command: str) -> Observation:
+        """Play one command; after the end nothing happens any more.
+
+        Raises:
+            GameError: The game is not running, or the interpreter died or did not answer in time.
+        """
+        if self._interpreter is None:
+            raise GameError(f"{self.name} is not running; start it with reset().")
+        if self._done:
+            return self._observe(_OVER)
+        self._commands.append(command)
+        # What the player did last is not what the interpreter was asked last, which may have been SCORE.
+        if command.strip().lower() in _AGAIN:
+            command = self._repeated or command
+        if not command.lower().startswith("oops"):
+            self._repeated = command
+        return self._converse(self._interpreter, command)
+
+    def _converse(self, interpreter: Dfrotz, command: str | None) -> Observation:
+        try:
+            printed, prompt = interpreter.exchange(command)
+            text = story_text.tidy(printed)
+            self._done = interpreter.ended or story_text.says_over(text)
+            text = self._learn(text)
+            self._ask_score(interpreter, text, prompt)
+        except GameError:
+            self.close()
+            raise
+        return self._observe(text or _OVER * self._done, died=story_text.says_died(text))
+
+    def _learn(self, text: str) -> str:
+        """Note what a text says of the state of play, and return it without the status line."""
+        known = self._known
+        text, status = story_text.take_status_line(text)
+        room = story_text.heading(text, self._story.names)
+        if status is not None:
+            known.location, known.score, known.moves = status.room, status.score, status.moves
+            self._tells_score = False
+        elif room is not None:
+            known.location = room
+        elif story_text.is_dark(text):
+            known.location = None
+        self._note_score(text)
+        return text
+
+    def _note_score(self, text: str) -> bool:
+        told = story_text.told_score(text)
+        if told is None:
+            return False
+        known = self._known
+        known.score = told.score
+        known.max_score = told.max_score if told.max_score is not None else known.max_score
+        known.moves = told.moves if told.moves is not None else known.moves
+        return True
+
+    def _ask_score(self, interpreter: Dfrotz, text: str, prompt: str) -> None:
+        answers = story_text.asks_something(text, prompt) or story_text.took_no_time(text)
+        if self._done or answers or not self._tells_score:
+            return
+        printed, _ = interpreter.exchange("score")
+        self._tells_score = self._note_score(story_text.tidy(printed))
+
+    def _observe(self, text: str, *, died: bool = False) -> Observation:
+        known = self._known
+        complete = self._done and not died and known.score is not None and known.score == known.max_score
+        return Observation(
+            text=text,
+            location=known.location,
+            score=known.score,
+            max_score=known.max_score,
+            moves=known.moves,
+            died=died,
+            won=story_text.says_won(text) or complete,
+            done=self._done,
+        )
+
+    def snapshot(self) -> bytes:
+        """Return the story's digest, the seed and the commands so far: played again, they lead here."""
+        played = _Snapshot("zmachine", 1, self._story.digest, self._seed, self._commands)
+        return msgspec.json.encode(played)
+
+    def restore(self, snapshot: bytes) -> Observation:
+        """Play a snapshot's commands again, and return what the last of them led to.
+
+        Raises:
+            GameError: The snapshot is damaged or belongs to another story, or the interpreter failed.
+        """
+        try:
+            played = msgspec.json.decode(snapshot, type=_Snapshot)
+        except msgspec.DecodeError as error:
+            raise GameError(f"This is not a snapshot of a story file: {error}.") from error
+        if played.story != self._story.digest:
+            raise GameError(f"This snapshot belongs to another story file than {self._story.path.name}.")
+        seen = self.reset(played.seed)
+        for command in played.commands:
+            seen = self.step(command)
+        return msgspec.structs.replace(seen, died=False)
+
+    def close(self) -> None:
+        """End the interpreter. A second call does nothing; `reset` and `restore` start another one."""
+        if self._interpreter is not None:
+            self._interpreter.close()
+            self._interpreter = None

@@ -1,0 +1,1 @@
+"""Programs that drive agents, each small and built on the public API."""

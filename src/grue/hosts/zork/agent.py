@@ -1,0 +1,192 @@
+"""The agent as its host sees it: one blocking call a turn, a dict back (R10.4, R15.4)."""
+
+import logging
+from typing import Any
+
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import turn_limits
+from grue.hosts.zork.client import LLMClient, tool_support_error
+from grue.hosts.zork.duck_types import client_actor, connect_manager
+from grue.hosts.zork.manager import MCPManager
+from grue.hosts.zork.prompts import SYSTEM_PROMPT
+from grue.hosts.zork.response import AgentResponse, answer_spec
+from grue.mcp_transport.stdio import StdioServer
+from grue.messages import FailurePolicy, ServerName
+from grue.observers.python_log import LoggerObserver
+from grue.protocol.connection import Disabled
+from grue.protocol.model_support import supports_tool_calling
+from grue.runner import LlmFactory, Runner, ToolServer, TurnOutcome, TurnRequest
+from grue.runtime.trace import Recorder
+
+_RAW_SHOWN = 100
+_UNNAMED = "mcp"
+"""The session's name where a manager does not say its server's; its tools keep their own names."""
+
+
+class ZorkAgent:
+    """Decide on one game command a turn, thinking with tools where the model asks for them.
+
+    Sampling parameters that are `None` are taken from the configuration.
+
+    Args:
+        config: Limits and policies of the turn.
+        model: The model; `None`: the configuration's.
+        client: An `LLMClient`, or any object with `chat.completions.create`; `None`: a new `LLMClient`.
+        max_tokens: Longest completion, in tokens.
+        logger: Takes the seeds' records.
+        episode_id: Carried by every record.
+        mcp_manager: An `MCPManager`, a `StdioServer`, or any object with the four coroutines; `None`: no
+            tools.
+        recorder: Where every message is recorded; `None`: a new one.
+        policy: What failures lead to.
+        turn_timeout_s: Limit for a turn; `None`: none.
+
+    Attributes:
+        turn: Number of the last turn; the next one gets one more. A host may set it.
+        last_outcome: What came of the last turn, whole; `None` before the first.
+    """
+
+    def __init__(
+        self,
+        config: GameConfiguration,
+        model: str | None = None,
+        client: Any = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        logger: logging.Logger | None = None,
+        episode_id: str = "unknown",
+        mcp_manager: Any = None,
+        *,
+        recorder: Recorder | None = None,
+        policy: FailurePolicy | None = None,
+        turn_timeout_s: float | None = None,
+    ) -> None:
+        self.config = config
+        self.model = model or config.agent_model
+        self.client = client if client is not None else LLMClient(config)
+        self.logger = logger
+        self.episode_id = episode_id
+        self.mcp_manager = mcp_manager
+        self.mcp_enabled = config.mcp_enabled and mcp_manager is not None
+        self.system_prompt = SYSTEM_PROMPT
+        self.turn = 0
+        self.last_outcome: TurnOutcome[AgentResponse] | None = None
+        given = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "max_tokens": max_tokens,
+        }
+        sampling = {
+            name: getattr(config.agent_sampling, name) if value is None else value
+            for name, value in given.items()
+        }
+        recorder = recorder or Recorder()
+        if logger is not None:
+            recorder.add(LoggerObserver(logger, episode_id=episode_id))
+        self._server, servers = self._tool_servers()
+        self._runner = Runner(
+            llm=self._llm(sampling),
+            servers=servers,
+            limits=turn_limits(config, turn_timeout_s),
+            policy=policy,
+            recorder=recorder,
+        )
+
+    @property
+    def server(self) -> str | None:
+        """Name of the tool server; `None`: MCP is off."""
+        return self._server
+
+    @property
+    def recorder(self) -> Recorder:
+        """Where every message of the turns is recorded; hosts add facts of their own."""
+        return self._runner.recorder
+
+    def get_action_with_reasoning(
+        self, game_state_text: str, relevant_memories: str | None = None
+    ) -> dict[str, str | None]:
+        """Think and decide, blocking; one `anyio.run` (R10.1).
+
+        Args:
+            game_state_text: What there is to decide upon.
+            relevant_memories: Added to it after a blank line.
+
+        Returns:
+            `action` (a playable command), `reasoning`, `new_objective`, `raw_response`.
+
+        Raises:
+            MCPError: Tools are wanted of a model that cannot call any (R12.5), or one of `Runner.run_turn`'s.
+        """
+        request = self._request(game_state_text, relevant_memories)
+        try:
+            outcome = self._runner.run_turn(request)
+        finally:
+            self._after_turn()
+        return self._result(outcome)
+
+    async def _generate_action_async(
+        self, game_state_text: str, relevant_memories: str | None = None
+    ) -> dict[str, str | None]:
+        """Think and decide in the caller's event loop; otherwise the same."""
+        request = self._request(game_state_text, relevant_memories)
+        try:
+            outcome = await self._runner.run_turn_async(request)
+        finally:
+            self._after_turn()
+        return self._result(outcome)
+
+    def _request(self, game_state_text: str, memories: str | None) -> TurnRequest[AgentResponse]:
+        self.turn += 1
+        disabled = self._before_turn()
+        if self.mcp_enabled and not disabled and not supports_tool_calling(self.model, self.config):
+            raise tool_support_error(self.model)
+        user = f"{game_state_text}\n\n{memories}" if memories else game_state_text
+        return TurnRequest(system=self.system_prompt, user=user, answer=answer_spec(), turn=self.turn)
+
+    def _result(self, outcome: TurnOutcome[AgentResponse]) -> dict[str, str | None]:
+        self.last_outcome = outcome
+        response = outcome.response
+        reasoning = response.thinking
+        if outcome.kind == "fallback":
+            raw = (outcome.raw_response or "")[:_RAW_SHOWN]
+            reasoning = f"Parse error: {outcome.reason}. Raw: {raw}"
+        return {
+            "action": response.action,
+            "reasoning": reasoning,
+            "new_objective": response.new_objective,
+            "raw_response": outcome.raw_response,
+        }
+
+    def _tool_servers(self) -> tuple[ServerName | None, dict[str, ToolServer]]:
+        if not self.mcp_enabled:
+            return None, {}
+        if isinstance(self.mcp_manager, StdioServer):
+            return ServerName(self.mcp_manager.name), {self.mcp_manager.name: self.mcp_manager}
+        if isinstance(self.mcp_manager, MCPManager):
+            server = self.mcp_manager.server_name
+            return server, {server: self.mcp_manager.stdio_server}
+        server = ServerName(getattr(self.mcp_manager, "server_name", None) or _UNNAMED)
+        return server, {server: connect_manager(self.mcp_manager, server)}
+
+    def _llm(self, sampling: dict[str, Any]) -> Any:
+        if isinstance(self.client, LLMClient):
+            return self.client.endpoint(self.model, **sampling)
+        make: LlmFactory = client_actor(self.client, self.model, **sampling)
+        return make
+
+    def _before_turn(self) -> bool:
+        """Take over what the manager knows of its server; return whether it is given up."""
+        if self._server is None or not getattr(self.mcp_manager, "is_disabled", False):
+            return False
+        self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
+        return True
+
+    def _after_turn(self) -> None:
+        """Let the façade know what the episode knows of its server."""
+        if isinstance(self.mcp_manager, MCPManager) and self._server is not None:
+            self.mcp_manager.connection = self._runner.connection(self._server)

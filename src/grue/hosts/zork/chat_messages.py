@@ -1,0 +1,192 @@
+"""Between the seeds' message dicts and a `Conversation`, which knows how each endpoint wants them.
+
+```
+{"role": "system" | "user", "content": "...", "cache_control": {"type": "ephemeral"}}
+{"role": "assistant", "tool_calls": [{"id": "...", "type": "function", "function": {"name", "arguments"}}]}
+{"role": "tool", "tool_call_id": "...", "content": "..."}
+```
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+from grue.errors import MCPError
+from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
+from grue.messages import (
+    CallId,
+    ConversationItem,
+    JsonObject,
+    OfferTools,
+    RequireAnswer,
+    ServerName,
+    SystemText,
+    ToolDefinition,
+    ToolMessage,
+    Usage,
+    UserText,
+)
+from grue.messages import ToolCall as ModelToolCall
+from grue.protocol.chat_wire.chat_completions import Reply
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+
+ChatMessage: TypeAlias = Mapping[str, Any]
+
+
+class Sampling(TypedDict, total=False):
+    """How the model samples; what is `None` or left out is left to the endpoint."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    max_tokens: int | None
+    stop: str | Sequence[str] | None
+
+
+def model_settings(model: str, sampling: Sampling) -> ModelSettings:
+    """Return a model and its sampling as the wire format takes them."""
+    stop = sampling.get("stop") or ()
+    return ModelSettings(
+        model=model,
+        temperature=sampling.get("temperature"),
+        top_p=sampling.get("top_p"),
+        top_k=sampling.get("top_k"),
+        min_p=sampling.get("min_p"),
+        max_tokens=sampling.get("max_tokens"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+
+
+_ECHOED = ("reasoning_details", "reasoning_content")
+
+
+class GivenTool(ToolDefinition, frozen=True, kw_only=True):
+    """A tool that was given in OpenAI's format: its name is whatever its giver calls it, dot or no dot."""
+
+    @property
+    def name(self) -> str:
+        """The name as given."""
+        return self.tool
+
+
+def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> GivenTool:
+    """Read a tool in OpenAI's format.
+
+    Args:
+        schema: The tool.
+        server: Whose tool it is, where that matters.
+
+    Raises:
+        MCPError: It has no name.
+    """
+    function = schema.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise MCPError("A tool in OpenAI's format is an object with a 'function' that has a 'name'.")
+    parameters = function.get("parameters")
+    return GivenTool(
+        server=server or ServerName(""),
+        tool=name,
+        description=str(function.get("description") or ""),
+        input_schema=dict(parameters) if isinstance(parameters, Mapping) else {"type": "object"},
+    )
+
+
+def conversation_of(
+    messages: Sequence[ChatMessage],
+    tools: Iterable[Mapping[str, Any]] | None,
+    mode: OfferTools | RequireAnswer,
+    profile: WireProfile,
+) -> Conversation:
+    """Return the conversation that the messages tell, with `mode` as what its next request is for.
+
+    Calls without an answer are left out, since no provider takes them. Without `tools`, those that the
+    history names stand in for them, for endpoints that insist on some.
+
+    Raises:
+        MCPError: A message has an unknown role, or something else than text in it.
+        ValueError: A tool message answers no call of the assistant's message before it.
+    """
+    conversation = Conversation(profile)
+    offered = [given_tool(tool) for tool in tools or ()] or _named_in(messages)
+    conversation.ask((), OfferTools(tuple(offered)))
+    new: list[ConversationItem] = []
+    for message in messages:
+        if message.get("role") == "assistant":
+            conversation.ask(new, mode)
+            conversation.keep(_reply(message))
+            new = []
+        else:
+            new.append(_item(message))
+    conversation.ask(new, mode)
+    return conversation
+
+
+def call_ids(messages: Iterable[ChatMessage]) -> set[str]:
+    """Return the ids of all tool calls in the messages."""
+    return {call["id"] for message in messages for call in message.get("tool_calls") or () if call.get("id")}
+
+
+def response_of(reply: Reply, model: str) -> LLMResponse:
+    """Return a completion as the seeds' object; its content is `None` beside tool calls (R4.3, P12)."""
+    calls = [
+        ToolCall(id=call.call_id, type="function", function=FunctionCall(call.name, call.arguments))
+        for call in reply.tool_calls
+    ]
+    return LLMResponse(
+        content=None if calls else reply.content,
+        model=reply.model or model,
+        usage=_tokens(reply.usage),
+        tool_calls=calls or None,
+        finish_reason=reply.finish_reason,
+    )
+
+
+def _tokens(usage: Usage) -> dict[str, int] | None:
+    if usage == Usage():
+        return None
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+
+
+def _named_in(messages: Iterable[ChatMessage]) -> list[GivenTool]:
+    names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
+    return [given_tool({"function": {"name": name}}) for name in dict.fromkeys(names)]
+
+
+def _item(message: ChatMessage) -> ConversationItem:
+    text = _text(message.get("content"))
+    match message.get("role"):
+        case "system" | "developer":
+            return SystemText(text)
+        case "user":
+            return UserText(text)
+        case "tool":
+            return ToolMessage(CallId(str(message.get("tool_call_id"))), text)
+        case role:
+            raise MCPError(f"A message has the role {role!r}; it should be system, user, assistant or tool.")
+
+
+def _reply(message: ChatMessage) -> Reply:
+    echo: JsonObject = {key: message[key] for key in _ECHOED if message.get(key)}
+    calls = tuple(
+        ModelToolCall(
+            call_id=CallId(call["id"]), name=call["function"]["name"], arguments=call["function"]["arguments"]
+        )
+        for call in message.get("tool_calls") or ()
+    )
+    return Reply(content=_text(message.get("content")) or None, tool_calls=calls, echo=echo)
+
+
+def _text(content: object) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise MCPError("A message holds something else than text; this client sends text only.")
+    return "".join(str(text) for text in texts)

@@ -1,0 +1,337 @@
+"""`LLMClient`: the seeds' synchronous client (R4) on the core's wire format, profiles and retries.
+
+A turn does not go through here: `ZorkAgent` takes the client's endpoint and lets the LLM actor ask it. This
+is for code that calls the client by itself.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self, Unpack
+
+import httpx
+from msgspec.structs import asdict, replace
+
+from grue.actors.llm_endpoint import MAX_REPLY_BYTES, Answered, LlmEndpoint, LlmSettings
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import llm_settings
+from grue.errors import LLMError, MCPConfigError, MCPError
+from grue.hosts.zork.chat_messages import (
+    ChatMessage,
+    Sampling,
+    call_ids,
+    conversation_of,
+    model_settings,
+    response_of,
+)
+from grue.hosts.zork.replies import LLMResponse
+from grue.messages import AnswerSchema, LlmFailure, OfferTools, RequireAnswer, TurnFailed
+from grue.protocol.chat_wire.chat_completions import Reply, decode_reply
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback
+from grue.protocol.chat_wire.json_text import to_json
+from grue.protocol.model_support import supports_tool_calling
+from grue.protocol.retry import retry_after
+from grue.runner import error_for
+
+_CHOICE = b'"tool_choice":"auto"}'
+
+
+class CompletionError(LLMError):
+    """The model gave no completion, after all retries; `failure` has the facts as data."""
+
+    def __init__(self, failure: LlmFailure) -> None:
+        super().__init__(
+            str(error_for(TurnFailed(turn=0, failure=failure))),
+            kind=failure.kind,
+            status=failure.status,
+            model=failure.model,
+            endpoint=failure.endpoint,
+        )
+        self.failure = failure
+
+
+class LLMClient:
+    """Ask an OpenAI-compatible endpoint for chat completions, blocking.
+
+    Safe to share between threads. Close it, or use it as a context manager.
+
+    Args:
+        config: Endpoint, retries and tool support; `None`: the defaults.
+        base_url: Instead of the configuration's.
+        api_key: Instead of the environment's.
+        transport: Takes the requests instead of the network. `chat_completions_create` needs an
+            `httpx.BaseTransport`, turns need an `httpx.AsyncBaseTransport`; `httpx.MockTransport` is both.
+        sleep: Waits between two tries, for so many seconds.
+
+    Attributes:
+        chat: `chat.completions.create` is `chat_completions_create`.
+
+    Raises:
+        MCPConfigError: The base URL or the key cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: GameConfiguration | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.config = config or GameConfiguration()
+        if base_url is not None:
+            self.config = _with_base_url(self.config, base_url)
+        self._settings = llm_settings(self.config)
+        if api_key is not None:
+            self._settings = replace(self._settings, api_key=api_key)
+        LlmEndpoint(self._settings)  # refuses what cannot be used, now rather than with the first request
+        self._transport = transport
+        self._sleep = sleep
+        self._http: httpx.Client | None = None
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.chat_completions_create))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. A later request opens new ones."""
+        http, self._http = self._http, None
+        if http is not None:
+            http.close()
+
+    def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
+        """Return this client's endpoint, key and retries with a model and its sampling.
+
+        Args:
+            model: `None`: the configuration's.
+            sampling: All of it: what is left out here is left to the endpoint.
+        """
+        settings = model_settings(model or self.config.agent_model, sampling)
+        return replace(self._settings, **asdict(settings))
+
+    def endpoint(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmEndpoint:
+        """Return the endpoint for a `Runner`: same address, key, retries and transport.
+
+        Raises:
+            MCPConfigError: The transport cannot be used asynchronously.
+        """
+        transport = self._transport
+        if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
+            raise MCPConfigError("A turn needs an asynchronous transport, such as httpx.MockTransport.")
+        return LlmEndpoint(self.llm_settings(model, **sampling), transport=transport)
+
+    def chat_completions_create(
+        self,
+        model: str,
+        messages: Sequence[ChatMessage],
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        name: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> LLMResponse:
+        """Ask for a completion, with retries.
+
+        Args:
+            model: The model, as the endpoint names it.
+            messages: The seeds' message dicts. Cache markers are set as the endpoint takes them, wherever
+                the messages have theirs.
+            temperature: As the other sampling parameters, `None` leaves it to the endpoint.
+            top_p: See above.
+            top_k: See above; left out where the endpoint does not know it.
+            min_p: See above; left out where the endpoint does not know it.
+            max_tokens: Longest completion.
+            stop: Texts that end the completion.
+            response_format: The shape of the answer, a `json_schema` object. Not sent with tools on offer
+                (R4.6, P14).
+            extra_headers: Sent along with this request.
+            name: What the completion is called in traces; the endpoint does not see it.
+            tools: Tools in OpenAI's format, with canonical names (R4.1).
+            tool_choice: `auto` (default), `none`, `required`, or the function to call.
+            kwargs: Further fields of the request.
+
+        Raises:
+            MCPError: Tools for a model that cannot call any (R4.5, R12.5), or a message that is no text.
+            LLMError: No completion, after all retries.
+        """
+        del name
+        if tools and not self._supports_tool_calling(model):
+            raise tool_support_error(model)
+        settings = self.llm_settings(
+            model,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            max_tokens=max_tokens,
+            stop=stop,
+        )
+        if extra_headers:
+            settings = replace(settings, extra_headers={**settings.extra_headers, **extra_headers})
+        endpoint = LlmEndpoint(settings)
+        calling = bool(tools) and tool_choice != "none"
+        mode = OfferTools() if calling else RequireAnswer(_answer(response_format))
+        conversation = conversation_of(messages, tools, mode, endpoint.profile)
+        extra = {key: value for key, value in kwargs.items() if value is not None}
+        if not calling and mode == RequireAnswer() and response_format:
+            extra["response_format"] = response_format
+        request = _Request(endpoint, conversation, tool_choice, extra)
+        return response_of(self._complete(request, messages), model)
+
+    def _supports_tool_calling(self, model: str, config: GameConfiguration | None = None) -> bool:
+        """Say whether the model may be offered tools (R12, P13)."""
+        return supports_tool_calling(model, config or self.config)
+
+    def _complete(self, request: "_Request", messages: Sequence[ChatMessage]) -> Reply:
+        number = 1 + sum(message.get("role") == "assistant" for message in messages)
+        used_ids = call_ids(messages)
+        endpoint = request.endpoint
+        attempt = 0
+        while True:
+            attempt += 1
+            answer = self._exchange(endpoint, request.body())
+            retry_after_s = answer.retry_after_s if isinstance(answer, Answered) else None
+            reply: Reply | Fault
+            if isinstance(answer, Fault):
+                reply = answer
+            elif 200 <= answer.status < 300:
+                names = request.conversation.names
+                reply = decode_reply(answer.body, names, request=number, used_ids=used_ids)
+            else:
+                reply = fault_of_status(answer.status, answer.body, answer.location)
+            if isinstance(reply, Reply):
+                return reply
+            failure = replace(endpoint.describe(reply), attempts=attempt)
+            if endpoint.learn(reply):
+                request.conversation.adopt(endpoint.profile)
+                # What a refusal taught is good for every later request.
+                self._settings = replace(self._settings, profile=endpoint.profile)
+                continue
+            delay_s = endpoint.delay(attempt, failure, retry_after_s)
+            if delay_s is None:
+                raise CompletionError(failure)
+            self._sleep(delay_s)
+
+    def _exchange(self, endpoint: LlmEndpoint, body: bytes) -> Answered | Fault:
+        timeout_s = endpoint.settings.retry.timeout_s
+        try:
+            url, headers = endpoint._url, endpoint._headers  # noqa: SLF001 - the blocking twin of its `post`
+            with self._client(endpoint).stream("POST", url, content=body, headers=headers) as response:
+                return _received(response, timeout_s)
+        except httpx.HTTPError as error:
+            return _fault_of(error, timeout_s)
+
+    def _client(self, endpoint: LlmEndpoint) -> httpx.Client:
+        if self._http is None:
+            transport = self._transport
+            if transport is not None and not isinstance(transport, httpx.BaseTransport):
+                raise MCPConfigError("A blocking request needs a blocking transport.")
+            self._http = httpx.Client(
+                transport=transport,
+                trust_env=not is_loopback(endpoint.settings.base_url),
+                timeout=httpx.Timeout(endpoint.settings.retry.timeout_s),
+            )
+        return self._http
+
+
+class _Request:
+    """One request on its way, encoded anew whenever the endpoint has taught something."""
+
+    def __init__(
+        self,
+        endpoint: LlmEndpoint,
+        conversation: Conversation,
+        tool_choice: str | Mapping[str, Any] | None,
+        extra: Mapping[str, Any],
+    ) -> None:
+        self.endpoint = endpoint
+        self.conversation = conversation
+        self._tool_choice = tool_choice
+        self._extra = extra
+
+    def body(self) -> bytes:
+        body = self.conversation.body(self.endpoint.settings)
+        if self._tool_choice not in (None, "auto", "none"):
+            body = body.removesuffix(_CHOICE) + b'"tool_choice":' + to_json(self._wire_choice()) + b"}"
+        if self._extra:
+            body = body[:-1] + b"," + to_json(self._extra)[1:]
+        return body
+
+    def _wire_choice(self) -> object:
+        choice = self._tool_choice
+        if not isinstance(choice, Mapping):
+            return choice
+        name = self.conversation.names.to_wire(choice["function"]["name"])
+        return {"type": "function", "function": {"name": name}}
+
+
+def tool_support_error(model: str) -> MCPError:
+    """Return the error for tools that are wanted of a model that cannot call any (R12.5)."""
+    return MCPError(
+        f"Model '{model}' does not support tool calling.\n"
+        "Please either:\n"
+        "  1. Set mcp.enabled = false in pyproject.toml, or\n"
+        "  2. Use a compatible model (gpt-4, claude-3, etc.)"
+    )
+
+
+def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguration:
+    return dataclasses.replace(config, client_base_url=base_url)
+
+
+def _answer(response_format: Mapping[str, Any] | None) -> AnswerSchema | None:
+    """Return the shape that a `json_schema` format asks for; `None` for any other format."""
+    shape = (response_format or {}).get("json_schema")
+    if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
+        return None
+    return AnswerSchema(str(shape.get("name") or "answer"), dict(shape["schema"]))
+
+
+def _received(response: httpx.Response, timeout_s: float) -> Answered | Fault:
+    # The limits of httpx are for each read: a reply that drips could last for ever.
+    deadline = time.monotonic() + timeout_s
+    received = bytearray()
+    for chunk in response.iter_bytes():
+        received += chunk
+        if len(received) > MAX_REPLY_BYTES:
+            words = f"the reply is longer than {MAX_REPLY_BYTES} bytes"
+            return Fault(kind="invalid_reply", status=response.status_code, message=words)
+        if time.monotonic() > deadline:
+            return _late(timeout_s)
+    return Answered(
+        status=response.status_code,
+        body=bytes(received),
+        retry_after_s=retry_after(response.headers.get("retry-after"), time.time()),
+        location=response.headers.get("location"),
+    )
+
+
+def _fault_of(error: httpx.HTTPError, timeout_s: float) -> Fault:
+    match error:
+        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
+            return Fault(kind="unreachable", message=f"cannot connect: {error}")
+        case httpx.TimeoutException():
+            return _late(timeout_s)
+        case httpx.DecodingError():
+            return Fault(kind="invalid_reply", message=f"the reply cannot be decompressed: {error}")
+        case _:
+            return Fault(kind="unavailable", message=f"the connection broke: {error}")
+
+
+def _late(timeout_s: float) -> Fault:
+    return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")

@@ -1,0 +1,168 @@
+"""Any object with `chat.completions.create(**kwargs)`, blocking or not, as the model of a turn."""
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Unpack
+
+import anyio.to_thread
+
+from grue.errors import MCPError
+from grue.hosts.zork.chat_messages import Sampling, model_settings
+from grue.hosts.zork.look_alikes import accepts, completion_body, completion_failure, foreign_failure
+from grue.messages import (
+    CompletionFailed,
+    CompletionReceived,
+    ConversationId,
+    JsonObject,
+    LlmCommand,
+    RequestCompletion,
+    TurnEvent,
+)
+from grue.protocol.chat_wire.chat_completions import decode_reply
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.json_text import from_json, to_json
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.runner import LlmFactory
+from grue.runtime.actor import Actor, Note
+from grue.runtime.channel import Mailbox
+from grue.runtime.trace import Envelope
+
+_SEEDS = WireProfile(name="the seeds' client", names="canonical")
+_SDK = WireProfile(
+    name="an SDK", names="encoded", sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"})
+)
+
+_ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
+    (
+        "stop",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_tokens",
+        "response_format",
+        "tools",
+        "tool_choice",
+    )
+)
+
+
+class ClientActor(Actor[RequestCompletion]):
+    """Ask a client object for completions, one at a time.
+
+    A client whose `create` takes a `name` gets every argument of the seeds' call, `None` where there is
+    nothing to say, canonical tool names, and `cache_control` on system and user messages. Any other is
+    somebody's SDK: it gets only what is set, and names that every endpoint takes.
+
+    A blocking client runs in a worker thread. Cancelled, the actor leaves it there and drops what it returns.
+
+    Args:
+        mailbox: Where requests come from.
+        agent: Where replies go.
+        client: The client; its retries are its own.
+        settings: The model and its sampling.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox[RequestCompletion],
+        agent: Mailbox[TurnEvent],
+        client: Any,
+        settings: ModelSettings,
+    ) -> None:
+        super().__init__(mailbox)
+        self._agent = agent
+        self._client = client
+        self._create: Callable[..., Any] = client.chat.completions.create
+        self._profile = _SEEDS if accepts(self._create, "name") else _SDK
+        self._settings = settings
+        self._conversations: dict[ConversationId, Conversation] = {}
+        self._call_ids: set[str] = set()
+
+    async def receive(self, envelope: Envelope[RequestCompletion]) -> None:
+        """Ask the client, and tell the agent what came of it."""
+        command = envelope.body
+        conversation = self._conversations.setdefault(command.conversation, Conversation(self._profile))
+        conversation.ask(command.new, command.mode)
+        outcome = await self._complete(conversation, command.request)
+        await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
+
+    async def _complete(
+        self, conversation: Conversation, request: int
+    ) -> CompletionReceived | CompletionFailed:
+        begun = time.monotonic()
+        try:
+            completion = completion_body(await self._ask(conversation.body(self._settings)))
+        except Exception as error:  # noqa: BLE001 - whatever a foreign client raises is a failed completion
+            failure = completion_failure(error, self._client, self._settings.model)
+            return CompletionFailed(request=request, failure=failure)
+        reply = decode_reply(
+            to_json(completion), conversation.names, request=request, used_ids=self._call_ids
+        )
+        if isinstance(reply, Fault):
+            failure = foreign_failure(reply, self._client, self._settings.model)
+            return CompletionFailed(request=request, failure=failure)
+        conversation.keep(reply)
+        self._call_ids.update(call.call_id for call in reply.tool_calls)
+        return CompletionReceived(
+            request=request,
+            content=reply.content,
+            tool_calls=reply.tool_calls,
+            finish_reason=reply.finish_reason,
+            model=reply.model or self._settings.model,
+            usage=reply.usage,
+            elapsed_s=time.monotonic() - begun,
+        )
+
+    async def _ask(self, body: bytes) -> object:
+        asked = from_json(body)
+        assert isinstance(asked, dict), "a request is an object"
+        call = functools.partial(self._create, **(_as_seeds(asked) if self._profile is _SEEDS else asked))
+        if inspect.iscoroutinefunction(self._create):
+            return await call()
+        answer = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+def client_actor(client: Any, model: str, **sampling: Unpack[Sampling]) -> LlmFactory:
+    """Return what a `Runner` takes as its model: a factory of actors that ask `client`.
+
+    Args:
+        client: Any object with `chat.completions.create`.
+        model: The model to ask for.
+        sampling: How it samples; what is left out is left to the client.
+
+    Raises:
+        MCPError: The client has no `chat.completions.create`.
+    """
+    settings = model_settings(model, sampling)
+    try:
+        client.chat.completions.create  # noqa: B018 - asked for here, so that its absence is told at once
+    except AttributeError as error:
+        raise MCPError(f"{type(client).__name__} has no chat.completions.create: {error}") from error
+
+    def make(mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note) -> Actor[LlmCommand]:
+        del note
+        return ClientActor(mailbox, agent, client, settings)
+
+    return make
+
+
+def _as_seeds(asked: JsonObject) -> dict[str, Any]:
+    messages = asked.get("messages")
+    assert isinstance(messages, list), "a request has messages"
+    return {
+        **_ALWAYS_PASSED,
+        **asked,
+        "messages": [_seeds_message(each) for each in messages],
+        "name": "Agent",
+    }
+
+
+def _seeds_message(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] in ("system", "user"):
+        return {**message, "cache_control": {"type": "ephemeral"}}
+    return {key: value for key, value in message.items() if value is not None}

@@ -1,0 +1,121 @@
+"""Read what foreign clients and managers give back: the seeds' own objects, an SDK's, or the like."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grue.errors import LLMError
+from grue.messages import JsonObject, LlmFailure, ToolCallResult
+from grue.protocol import tool_results
+from grue.protocol.chat_wire.failures import MAX_WORDS, Fault
+from grue.protocol.retry import FailureKind, kind_of_status
+from grue.protocol.safe_text import printable
+
+
+def completion_body(response: object) -> JsonObject:
+    """Return a client's answer as the body of a chat completion.
+
+    Args:
+        response: The seeds' `LLMResponse`, an SDK's object with `choices[0].message`, or either's look-alike.
+    """
+    dump = getattr(response, "model_dump", None)
+    plain = dump() if callable(dump) else response
+    if isinstance(plain, dict) and "choices" in plain:
+        return plain
+    choices = _listed(response, "choices")
+    choice = choices[0] if choices else response
+    message = _member(choice, "message") if choices else response
+    calls = [_call(call) for call in _listed(message, "tool_calls")]
+    said = {"content": _member(message, "content"), "tool_calls": calls}
+    return {
+        "choices": [{"message": said, "finish_reason": _member(choice, "finish_reason")}],
+        "model": _member(response, "model"),
+        "usage": _member(response, "usage"),
+    }
+
+
+def completion_failure(error: Exception, client: object, model: str) -> LlmFailure:
+    """Return what a client raised as the failure that it means.
+
+    Args:
+        error: What was raised. A status is read from `status_code`, `status`, or those of its `response`.
+        client: The client; its `base_url` is told, its `api_key` never.
+        model: The model that was asked for.
+    """
+    told = getattr(error, "failure", None)
+    if isinstance(told, LlmFailure):
+        return told
+    status = _status(error)
+    words = str(error) or type(error).__name__
+    return foreign_failure(
+        Fault(kind=_kind(error, status, words), message=words, status=status), client, model
+    )
+
+
+def tool_result(answer: object) -> ToolCallResult:
+    """Return what a manager's `call_tool` gave as a result: its own object's fields, or a plain value."""
+    if isinstance(answer, Mapping) or not (hasattr(answer, "content") and hasattr(answer, "is_error")):
+        return tool_results.success(answer)
+    if answer.is_error is not True:
+        return tool_results.success(answer.content)
+    message = getattr(answer, "error_message", None) or "The tool reported an error"
+    return tool_results.failure(str(message), answer.content)
+
+
+def accepts(function: Callable[..., Any], parameter: str) -> bool:
+    """Say whether a function takes an argument of that name; one that cannot be inspected is taken to."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return parameter in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _call(call: object) -> JsonObject:
+    function = _member(call, "function")
+    named = {"name": _member(function, "name"), "arguments": _member(function, "arguments")}
+    return {"id": _member(call, "id"), "function": named}
+
+
+def _member(holder: object, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+
+
+def _listed(holder: object, name: str) -> Sequence[Any]:
+    value = _member(holder, name)
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _kind(error: Exception, status: int | None, words: str) -> FailureKind:
+    if isinstance(error, LLMError):
+        for kind in ("refused", "unavailable", "timed_out", "invalid_reply", "unreachable"):
+            if error.kind == kind:
+                return kind
+    if status is not None:
+        return kind_of_status(status, words)
+    if isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower():
+        return "timed_out"
+    return "unreachable" if isinstance(error, ConnectionError) else "unavailable"
+
+
+def _status(error: Exception) -> int | None:
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status"):
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and not isinstance(status, bool):
+                return status
+    return None
+
+
+def foreign_failure(fault: Fault, client: object, model: str) -> LlmFailure:
+    """Return a fault as what is told of it; the client's `api_key` never is."""
+    message, key = fault.message, getattr(client, "api_key", None)
+    if isinstance(key, str) and key:
+        message = message.replace(key, "[redacted]")
+    return LlmFailure(
+        kind=fault.kind,
+        endpoint=type(client).__name__,
+        model=model,
+        message=printable(message, MAX_WORDS),
+        status=fault.status,
+    )

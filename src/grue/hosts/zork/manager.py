@@ -1,0 +1,248 @@
+"""`MCPManager`: the seeds' façade over one MCP server (R2, R3, R8), for whoever calls it by itself.
+
+A turn does not go through its coroutines: `ZorkAgent` takes the server from here and lets its runner open the
+sessions, so that the turn's machine sees everything. Both ways use the same session actor and the same rules
+for connecting.
+"""
+
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from grue.config.mcp_servers import MCPConfig, to_stdio_server
+from grue.config.settings import GameConfiguration
+from grue.errors import MCPError, MCPServerStartupError
+from grue.hosts.zork.owned_session import CancellableClient, OwnedSession, SessionWiring
+from grue.mcp_transport.client import ClientOptions
+from grue.mcp_transport.notices import ServerNotice
+from grue.mcp_transport.process_group import ProcessRegistry
+from grue.mcp_transport.stdio import StdioServer
+from grue.messages import (
+    JsonObject,
+    McpDisabled,
+    OpenSession,
+    ServerName,
+    ServerNoted,
+    SessionOpened,
+    StartupFailed,
+    ToolCallResult,
+    ToolDefinition,
+    TurnFailed,
+)
+from grue.observers.python_log import LoggerObserver
+from grue.protocol import tool_results
+from grue.protocol.connection import Disabled, Settled, Untried
+from grue.protocol.secret_names import secrets_in
+from grue.protocol.tool_names import split_name
+from grue.protocol.tool_schemas import openai_tool, openai_tools
+from grue.runner import error_for
+from grue.runtime.actor import Note
+from grue.runtime.trace import Recorder
+
+
+class MCPManager:
+    """Manage sessions with the first configured MCP server, one at a time.
+
+    One task owns each session, so that its coroutines may be called from any task of the event loop. No
+    process outlives `disconnect_session`, the manager, or the interpreter. Needs asyncio.
+
+    Args:
+        config: Names the file of servers, and the limits. To make a manager is to want MCP: the file is read
+            whatever `mcp_enabled` says (R2.1, R2.5).
+        logger: Takes the seeds' records of what the coroutines do.
+        langfuse_client: Kept for the observer that reports to Langfuse.
+
+    Attributes:
+        server_name: Name of the first server.
+        server_config: Its configuration, expanded.
+        ignored_servers: Names of the others (R2.6).
+        stdio_server: How its process is started.
+        connection: What the episode knows of it: never connected, connected before, given up. Plain data,
+            to be read, stored and set.
+        recorder: Where the messages of its sessions are recorded.
+
+    Raises:
+        MCPConfigError: The file is missing, or names no server that can be used (R2.2, R2.3).
+    """
+
+    def __init__(
+        self, config: GameConfiguration, logger: logging.Logger | None = None, langfuse_client: Any = None
+    ) -> None:
+        servers = MCPConfig.from_file(config.mcp_config_path)
+        name, self.server_config = servers.get_server_config()
+        self.config = config
+        self.server_name = ServerName(name)
+        self.ignored_servers = servers.ignored_servers
+        self.stdio_server = to_stdio_server(name, self.server_config)
+        self.langfuse_client = langfuse_client
+        self.connection: Settled = Untried()
+        self.recorder = Recorder()
+        for variable, value in secrets_in(os.environ, self.stdio_server.env).items():
+            self.recorder.hide(variable, value)
+        if logger is not None:
+            self.recorder.add(LoggerObserver(logger))
+        self._registry = ProcessRegistry()
+        # Whoever loses the manager without a disconnect, or its loop, does not keep its server.
+        weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)
+        self._session: OwnedSession | None = None
+        self._tools: tuple[ToolDefinition, ...] = ()
+        self._sessions = 0
+
+    @property
+    def is_disabled(self) -> bool:
+        """Whether the server is given up for the rest of the episode (R6.10)."""
+        return isinstance(self.connection, Disabled)
+
+    @property
+    def timeout_seconds(self) -> float:
+        """What a tool call may take, unless its caller says otherwise (R13.2)."""
+        return self.config.mcp_tool_call_timeout_seconds
+
+    async def connect_session(self) -> None:
+        """Start the server's process, initialize the session and list the tools (R3.1-3.4).
+
+        The first connect of an episode has one try; a later one that fails is tried once more, and when that
+        fails too, the server is given up for good (R6.1, R6.7-10). Cancelled, it leaves no process.
+
+        Raises:
+            MCPServerStartupError: It failed; see `is_disabled` for whether another connect would be tried.
+            MCPError: A session is open already.
+        """
+        if isinstance(self.connection, Disabled):
+            raise self._given_up(self.connection.reason)
+        if self._session is not None and self._session.alive:
+            raise MCPError(
+                f"A session with MCP server '{self.server_name}' is open already: disconnect it first."
+            )
+        self._registry.kill_leftovers(loop_running=True)  # of a loop that ended without a disconnect
+        self._sessions += 1
+        command = OpenSession(
+            server=self.server_name,
+            turn=self._sessions,
+            timeout_s=self.config.mcp_server_startup_timeout_seconds,
+        )
+        # The session must not refer to the manager, or nobody could lose the manager while it is open.
+        connect = functools.partial(_client, self.stdio_server, self._registry)
+        session = OwnedSession(command, SessionWiring(connect, self.recorder, self.connection))
+        self._session = session
+        outcome = await session.opened()
+        if isinstance(session.connection, Settled):
+            self.connection = session.connection
+        match outcome:
+            case SessionOpened(tools=tools):
+                self._tools = tools
+            case StartupFailed(failure=failure):
+                raise error_for(TurnFailed(turn=command.turn, failure=failure))
+            case McpDisabled(reason=reason):
+                raise self._given_up(reason)
+            case None:
+                raise MCPError(
+                    f"The session with MCP server '{self.server_name}' ended: {session.fault}"
+                ) from session.fault
+
+    async def disconnect_session(self) -> None:
+        """Close the session, if there is one; no process of it is alive afterwards (R3.5, R3.7, P9)."""
+        session, self._session = self._session, None
+        self._tools = ()
+        if session is not None:
+            await session.close()
+
+    async def get_tool_schemas(self) -> list[JsonObject]:
+        """Return the server's tools in OpenAI's format, named `server.tool` (R8).
+
+        Raises:
+            MCPError: No session is open.
+        """
+        if self._session is None or not self._session.alive:
+            raise MCPError(self._not_connected())
+        return openai_tools(self._tools)
+
+    async def call_tool(
+        self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
+    ) -> ToolCallResult:
+        """Call a tool; whatever goes wrong but a timeout is an error result.
+
+        Calls made at once are served one after the other. Cancelled, it takes back its own call only.
+
+        Args:
+            tool_name: `server.tool`.
+            arguments: A JSON object.
+            timeout_seconds: For this call; default: the configuration's.
+
+        Raises:
+            TimeoutError: No answer in time; the server was told that the call is cancelled.
+        """
+        refused = self._refusal(tool_name, arguments)
+        if refused is not None:
+            return refused
+        assert self._session is not None, "a refusal otherwise"
+        timeout_s = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        _, tool = self._parse_tool_name(tool_name)
+        try:
+            return await self._session.call(tool, tool_results.json_object(arguments), timeout_s)
+        except MCPError as error:
+            return tool_results.call_failed(str(error))
+
+    def _refusal(self, tool_name: str, arguments: object) -> ToolCallResult | None:
+        """Return the result of a call that is not worth sending."""
+        try:
+            self._parse_tool_name(tool_name)
+        except ValueError as error:
+            return tool_results.failure(str(error))
+        if self._session is None or not self._session.alive:
+            return tool_results.call_failed(self._not_connected())
+        names = [tool.name for tool in self._tools]
+        if tool_name not in names:
+            return tool_results.failure(
+                f"Unknown MCP tool: {tool_name}. Available tools: {', '.join(names) or 'none'}"
+            )
+        if not isinstance(arguments, Mapping):
+            kind = type(arguments).__name__
+            return tool_results.call_failed(f"the arguments must be a JSON object, not {kind}")
+        return None
+
+    def _translate_schema(self, mcp_tool: object, server_name: str) -> JsonObject:
+        """Return a tool, as the server lists it, in OpenAI's format (R8.1, P33, P36).
+
+        Args:
+            mcp_tool: A dict by the protocol's names, or an object of any version of the SDK.
+            server_name: Goes before the tool's name.
+        """
+        schema = _member(mcp_tool, "inputSchema") or _member(mcp_tool, "input_schema")
+        definition = ToolDefinition(
+            server=ServerName(server_name),
+            tool=str(_member(mcp_tool, "name")),
+            description=_member(mcp_tool, "description") or "",
+            input_schema=schema or {},
+        )
+        return openai_tool(definition)
+
+    def _parse_tool_name(self, tool_name: str) -> tuple[str, str]:
+        """Split `server.tool` at its first dot (R8.3, P35).
+
+        Raises:
+            ValueError: There is no dot.
+        """
+        return split_name(tool_name)
+
+    def _given_up(self, reason: str) -> MCPServerStartupError:
+        text = f"MCP server '{self.server_name}' is disabled for the rest of the episode: {reason}"
+        return MCPServerStartupError(text, server=self.server_name)
+
+    def _not_connected(self) -> str:
+        return f"no session with MCP server '{self.server_name}' is open"
+
+
+def _client(server: StdioServer, registry: ProcessRegistry, note: Note) -> CancellableClient:
+    def noted(notice: ServerNotice) -> None:
+        body = ServerNoted(server=ServerName(server.name), kind=notice.kind, text=notice.text)
+        note(body, sender=server.name)
+
+    return CancellableClient(server, registry, ClientOptions(on_notice=noted))
+
+
+def _member(tool: object, name: str) -> Any:
+    return tool.get(name) if isinstance(tool, Mapping) else getattr(tool, name, None)

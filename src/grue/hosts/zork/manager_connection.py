@@ -1,0 +1,207 @@
+"""Any object with the seeds' four coroutines as a tool server of a turn."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import anyio
+from msgspec.structs import asdict, replace
+
+from grue.actors.mcp_session import Connect
+from grue.errors import MCPError
+from grue.hosts.zork.chat_messages import given_tool
+from grue.hosts.zork.look_alikes import accepts, tool_result
+from grue.mcp_transport.client import Listing
+from grue.mcp_transport.failures import ServerFailed, ToolTimedOutError
+from grue.messages import JsonObject, ServerFailure, ServerName, ServerNoted, ToolCallResult, ToolDefinition
+from grue.protocol import tool_results
+from grue.runtime.actor import Note
+
+DISCONNECT_TIMEOUT_S = 4.0
+"""What a manager gets for `disconnect_session`; within the turn's default for teardown."""
+
+
+class SessionManager(Protocol):
+    """The seeds' four coroutines.
+
+    `is_disabled` is optional, and so is the argument `timeout_seconds` of `call_tool`.
+    """
+
+    async def connect_session(self) -> None:
+        """Connect; raises what it likes."""
+        ...
+
+    async def disconnect_session(self) -> None:
+        """Disconnect."""
+        ...
+
+    async def get_tool_schemas(self) -> list[dict[str, Any]]:
+        """List the tools in OpenAI's format, named `server.tool`."""
+        ...
+
+    async def call_tool(self, tool_name: str, arguments: dict[str, Any], timeout_seconds: float = 30) -> Any:
+        """Call a tool; raises `TimeoutError` on a timeout."""
+        ...
+
+
+class ManagerConnection:
+    """One session with a manager object; a `ToolConnection`. Needs asyncio.
+
+    `connect_session` and `disconnect_session` run in one task of their own, with no cancel scope around
+    them: a manager may enter a task group in the one and leave it in the other, as the MCP SDK's clients do.
+
+    `disconnect_session` is called once for every `connect_session` that succeeded or was cancelled, and not
+    for one that raised. It is not cancelled with the turn, and has `DISCONNECT_TIMEOUT_S`.
+
+    Args:
+        manager: The manager.
+        server: What the session calls it. A tool of another prefix keeps its own name.
+        note: Records what cannot be used.
+    """
+
+    pid = None
+    exit = None
+    ending = None
+
+    def __init__(self, manager: SessionManager, server: ServerName, note: Note) -> None:
+        self._manager = manager
+        self._server = server
+        self._note = note
+        self._names: dict[str, str] = {}
+        self._leaving = asyncio.Event()
+        self._opened: asyncio.Future[list[dict[str, Any]]] | None = None
+        self._owner: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._owner is None or self._opened is None:
+            return
+        self._leaving.set()
+        if not self._opened.done():
+            self._owner.cancel()
+        with anyio.CancelScope(shield=True):
+            _, unfinished = await asyncio.wait({self._owner}, timeout=DISCONNECT_TIMEOUT_S)
+        if unfinished:
+            self._owner.cancel()
+            self._say("log", f"disconnect_session did not end within {DISCONNECT_TIMEOUT_S:g} s")
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Connect and list the tools; a manager that says that it is disabled has none.
+
+        Raises:
+            ServerFailed: `connect_session` or `get_tool_schemas` raised, or took longer than `timeout_s`.
+        """
+        if self._is_disabled():
+            return Listing(tools=(), protocol_version="")
+        loop = asyncio.get_running_loop()
+        self._opened = loop.create_future()
+        self._owner = loop.create_task(self._own(self._opened), name=f"grue-manager-{self._server}")
+        started = time.monotonic()
+        try:
+            with anyio.fail_after(timeout_s):
+                await asyncio.wait({self._opened})
+            schemas = self._opened.result()
+        except TimeoutError as error:
+            cause = str(error) or f"no answer to connect_session within {timeout_s:g} s"
+            raise self._failed(cause, started) from error
+        except Exception as error:
+            if self._is_disabled():
+                return Listing(tools=(), protocol_version="")
+            raise self._failed(str(error) or type(error).__name__, started) from error
+        return Listing(tools=self._read(schemas), protocol_version="")
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        """Call a tool; whatever the manager raises but a timeout is an error result.
+
+        Raises:
+            ToolTimedOutError: The manager raised `TimeoutError`, or took longer than `timeout_s`.
+        """
+        name = self._names.get(tool, f"{self._server}.{tool}")
+        options = (
+            {"timeout_seconds": timeout_s} if accepts(self._manager.call_tool, "timeout_seconds") else {}
+        )
+        try:
+            with anyio.fail_after(timeout_s):
+                answer = await self._manager.call_tool(tool_name=name, arguments=arguments, **options)
+        except TimeoutError as error:
+            raise ToolTimedOutError(tool, timeout_s) from error
+        except Exception as error:  # noqa: BLE001 - whatever a foreign manager raises is a failed call
+            return tool_results.call_failed(str(error) or type(error).__name__)
+        return tool_result(answer)
+
+    async def _own(self, opened: "asyncio.Future[list[dict[str, Any]]]") -> None:
+        try:
+            await self._manager.connect_session()
+        except Exception as error:  # noqa: BLE001 - told to whoever opens the session
+            opened.set_exception(error)
+            return
+        except asyncio.CancelledError:
+            await self._disconnect()
+            raise
+        try:
+            opened.set_result(await self._manager.get_tool_schemas())
+            await self._leaving.wait()
+        except Exception as error:  # noqa: BLE001 - told to whoever opens the session
+            opened.set_exception(error)
+        finally:
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        try:
+            await self._manager.disconnect_session()
+        except Exception as error:  # noqa: BLE001 - the turn is over for this session, however it went
+            self._say("log", f"disconnect_session failed: {type(error).__name__}: {error}")
+
+    def _read(self, schemas: Sequence[Mapping[str, Any]]) -> tuple[ToolDefinition, ...]:
+        tools: list[ToolDefinition] = []
+        for schema in schemas:
+            try:
+                given = given_tool(schema, self._server)
+            except MCPError as error:
+                self._say("bad_tool", str(error))
+                continue
+            prefix, _, bare = given.tool.partition(".")
+            if prefix != self._server or not bare:
+                self._names[given.tool] = given.tool
+                tools.append(replace(given, full_name=given.tool))
+                continue
+            fields = asdict(given)
+            tools.append(ToolDefinition(**{**fields, "tool": bare}))
+        return tuple(tools)
+
+    def _is_disabled(self) -> bool:
+        return getattr(self._manager, "is_disabled", False) is True
+
+    def _failed(self, cause: str, started: float) -> ServerFailed:
+        opening = f"Failed to start MCP server '{self._server}': "
+        return ServerFailed(
+            ServerFailure(
+                server=self._server,
+                phase="initialize",
+                command=f"{type(self._manager).__name__}.connect_session()",
+                cause=cause.removeprefix(opening),
+                elapsed_s=time.monotonic() - started,
+            )
+        )
+
+    def _say(self, kind: Literal["bad_tool", "log"], text: str) -> None:
+        self._note(ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
+
+
+def connect_manager(manager: SessionManager, server: ServerName) -> Connect:
+    """Return what a `Runner` takes as a tool server: connections to a manager object.
+
+    Raises:
+        MCPError: The manager lacks one of the four coroutines.
+    """
+    four = ("connect_session", "disconnect_session", "get_tool_schemas", "call_tool")
+    missing = [name for name in four if not callable(getattr(manager, name, None))]
+    if missing:
+        raise MCPError(f"{type(manager).__name__} is no MCP manager: it lacks {', '.join(missing)}.")
+    return lambda note: ManagerConnection(manager, server, note)

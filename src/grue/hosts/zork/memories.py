@@ -1,0 +1,56 @@
+"""What the host remembers of each place: where points were gained, and what killed."""
+
+from collections.abc import Sequence
+
+from grue.games.game import Observation
+from grue.hosts.zork.context import Move
+
+MOST_PER_PLACE = 8
+
+
+class Memories:
+    """Short notes by location, the oldest forgotten first."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, list[str]] = {}
+
+    def learn(self, move: Move, after: Observation) -> str | None:
+        """Keep what is worth remembering of a move; return the note, or `None` if there is none."""
+        if move.location is None:
+            return None
+        note = self._note(move, after)
+        if note is None:
+            return None
+        notes = self._notes.setdefault(move.location, [])
+        if note in notes:
+            return None
+        notes.append(note)
+        del notes[:-MOST_PER_PLACE]
+        return note
+
+    def of(self, location: str | None) -> Sequence[str]:
+        """Return the notes on a place, oldest first."""
+        return tuple(self._notes.get(location or "", ()))
+
+    def text(self, location: str | None) -> str | None:
+        """Return the notes on a place as text for the agent; `None` if there are none."""
+        notes = self.of(location)
+        return (
+            "\n".join(["What you remember of this place:", *(f"- {note}" for note in notes)])
+            if notes
+            else None
+        )
+
+    def keep(self, location: str, note: str) -> None:
+        """Put back a note that an earlier part of the episode made."""
+        self._notes.setdefault(location, []).append(note)
+
+    @staticmethod
+    def _note(move: Move, after: Observation) -> str | None:
+        if after.died:
+            return f"'{move.command}' killed you here"
+        if move.gained and move.gained > 0:
+            return f"'{move.command}' brought {move.gained} points"
+        if after.location is not None and after.location != move.location:
+            return f"'{move.command}' leads to {after.location}"
+        return None

@@ -1,0 +1,359 @@
+"""The host that plays: a plain synchronous loop around the agent (R9, R10.2).
+
+Every turn it shows the agent what the game shows, plays the command that comes back, and learns from what
+came of it. It ends when the game is won, lost for good or left, when the turns are used up, when the agent
+falls back too often in a row, or when something is wrong that another turn would not mend; always with a
+reason.
+"""
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct, field, structs
+
+import grue
+from grue.config.settings import GameConfiguration
+from grue.errors import LLMError, MCPConfigError, MCPError, TurnTimedOut
+from grue.facts import (
+    Decided,
+    EpisodeEnded,
+    EpisodeStarted,
+    McpInitFailed,
+    McpInitialized,
+    Observed,
+    Remembered,
+)
+from grue.games.catalogue import open_game
+from grue.games.game import Game, Observation
+from grue.hosts.zork.agent import ZorkAgent
+from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.manager import MCPManager
+from grue.hosts.zork.memories import Memories
+from grue.hosts.zork.response import FALLBACK_ACTION
+from grue.messages import FailurePolicy, Message, Usage
+from grue.runtime.trace import Recorder
+
+DEFAULT_MAX_TURNS = 60
+_MOST_OBJECTIVES = 5
+
+EndReason = Literal["won", "died", "quit", "turn_limit", "fallbacks", "failed", "interrupted"]
+
+
+class GameState(Struct, kw_only=True):
+    """Where an episode stands.
+
+    Attributes:
+        last_action: The command that was played last; `None` before the first.
+        fallbacks_in_a_row: Turns since the model last decided one itself.
+    """
+
+    episode_id: str
+    turn: int = 0
+    last_action: str | None = None
+    observation: Observation = Observation(text="")
+    moves: list[Move] = field(default_factory=list)
+    objectives: list[str] = field(default_factory=list)
+    deaths: int = 0
+    fallbacks: int = 0
+    fallbacks_in_a_row: int = 0
+    tool_calls: int = 0
+    requests: int = 0
+    usage: Usage = Usage()
+
+
+class EpisodeResult(Struct, frozen=True, kw_only=True):
+    """How an episode ended; `result.json`.
+
+    Attributes:
+        reason: Why it ended; `detail` says the same for people.
+        commands: What was played, in order.
+        scripted: The model was the offline script, not an LLM.
+    """
+
+    episode_id: str
+    game: str
+    seed: int
+    model: str
+    scripted: bool
+    reason: EndReason
+    detail: str
+    turns: int
+    score: int | None
+    max_score: int | None
+    deaths: int
+    fallbacks: int
+    tool_calls: int
+    requests: int
+    usage: Usage
+    commands: tuple[str, ...]
+    duration_s: float
+
+    @property
+    def succeeded(self) -> bool:
+        """The episode ran to an end of its own: it was not stopped by failures."""
+        return self.reason not in ("fallbacks", "failed", "interrupted")
+
+
+class EpisodeSetup(Struct, kw_only=True):
+    """What an episode is made of, beside its configuration; everything has a default.
+
+    Attributes:
+        game: What to play; `None`: the embedded world.
+        seed: Of the game.
+        max_turns: Turns after which the episode ends.
+        client: The model's client, as for `ZorkAgent`.
+        mcp_manager: Instead of one made from the configuration.
+        recorder: Where everything is recorded; its observers write the logs.
+        logger: Takes the seeds' records.
+        langfuse_client: Handed to the MCP manager.
+        policy: What failures lead to.
+        turn_timeout_s: Limit for each turn; `None`: none.
+        scripted: The model is the offline script; said wherever results are shown.
+    """
+
+    game: Any = None
+    seed: int = 0
+    max_turns: int = DEFAULT_MAX_TURNS
+    client: Any = None
+    mcp_manager: Any = None
+    recorder: Any = None
+    logger: Any = None
+    langfuse_client: Any = None
+    policy: FailurePolicy = FailurePolicy()
+    turn_timeout_s: float | None = None
+    scripted: bool = False
+
+
+class ZorkOrchestratorV2:
+    """Play one episode of a text adventure.
+
+    Args:
+        episode_id: Names the episode in every record.
+        config: Settings; `None`: from `pyproject.toml` in the working directory, defaults where it has none.
+        setup: What the episode is made of.
+
+    Raises:
+        MCPError: The MCP configuration cannot be used (R9.3).
+        GameError: The game cannot be opened.
+
+    Attributes:
+        game_state: Where the episode stands.
+        mcp_manager: `None` when MCP is off (R9.4).
+    """
+
+    def __init__(
+        self, episode_id: str, config: GameConfiguration | None = None, setup: EpisodeSetup | None = None
+    ) -> None:
+        self.config = config if config is not None else _default_configuration()
+        self.setup = setup or EpisodeSetup()
+        self.recorder: Recorder = self.setup.recorder or Recorder()
+        self.game_state = GameState(episode_id=episode_id)
+        self.memories = Memories()
+        self.mcp_manager = self._initialize_mcp()
+        self.agent = ZorkAgent(
+            config=self.config,
+            client=self.setup.client,
+            logger=self.setup.logger,
+            episode_id=episode_id,
+            mcp_manager=self.mcp_manager,
+            recorder=self.recorder,
+            policy=self.setup.policy,
+            turn_timeout_s=self.setup.turn_timeout_s,
+        )
+        self.game: Game = self.setup.game if self.setup.game is not None else open_game("house")
+        self._began = time.monotonic()
+        self._end: EpisodeEnded | None = None
+
+    def play_episode(self) -> EpisodeResult:
+        """Play until the episode ends, and say how it went.
+
+        Raises:
+            MCPError: It cannot go on: the server never started, the endpoint refuses the key or the model.
+            KeyboardInterrupt: Ctrl-C. Either way the end is recorded, and `result` tells.
+        """
+        try:
+            while self._end is None:
+                self._process_turn()
+        except KeyboardInterrupt:
+            self._ends("interrupted", "interrupted by Ctrl-C")
+            raise
+        except MCPError as error:
+            self._ends("failed", str(error))
+            raise
+        return self.result()
+
+    def result(self) -> EpisodeResult:
+        """Return how the episode went, or how it stands."""
+        state, seen = self.game_state, self.game_state.observation
+        reason: EndReason = self._end.reason if self._end else "interrupted"
+        return EpisodeResult(
+            episode_id=state.episode_id,
+            game=self.game.name,
+            seed=self.setup.seed,
+            model=self.agent.model,
+            scripted=self.setup.scripted,
+            reason=reason,
+            detail=self._end.detail if self._end else "still being played",
+            turns=state.turn,
+            score=seen.score,
+            max_score=seen.max_score,
+            deaths=state.deaths,
+            fallbacks=state.fallbacks,
+            tool_calls=state.tool_calls,
+            requests=state.requests,
+            usage=state.usage,
+            commands=tuple(move.command for move in state.moves),
+            duration_s=round(time.monotonic() - self._began, 3),
+        )
+
+    def close(self) -> None:
+        """Release the game."""
+        self.game.close()
+
+    def _initialize_mcp(self) -> Any:
+        if not self.config.mcp_enabled or self.setup.mcp_manager is not None:
+            return self.setup.mcp_manager
+        try:
+            manager = MCPManager(
+                config=self.config, logger=self.setup.logger, langfuse_client=self.setup.langfuse_client
+            )
+        except MCPError as error:
+            self._note(McpInitFailed(error=str(error)))
+            raise MCPConfigError(f"MCP initialization failed: {error}") from error
+        self._note(McpInitialized(server=manager.server_name, ignored=tuple(manager.ignored_servers)))
+        return manager
+
+    def _start(self) -> None:
+        state = self.game_state
+        state.observation = self.game.reset(self.setup.seed)
+        self._note(
+            EpisodeStarted(
+                episode_id=state.episode_id,
+                game=self.game.name,
+                game_hash=self.game.fingerprint,
+                seed=self.setup.seed,
+                model=self.agent.model,
+                servers=(self.agent.server,) if self.agent.server else (),
+                scripted=self.setup.scripted,
+                max_turns=self.setup.max_turns,
+                version=grue.__version__,
+            )
+        )
+
+    def _process_turn(self) -> bool:
+        """Play one turn; return whether there was one to play."""
+        if self._end is not None:
+            return False
+        state = self.game_state
+        if state.turn == 0:
+            self._start()
+        state.turn += 1
+        seen = state.observation
+        self._note(_observed(state.turn, seen))
+        decided = self._decide(seen)
+        self._note(decided)
+        after = self.game.step(decided.action)
+        self._learn(decided.action, seen, after)
+        self._see_whether_it_ends(decided, after)
+        return True
+
+    def _decide(self, seen: Observation) -> Decided:
+        """Ask the agent; what another turn may mend becomes a fallback with its cause."""
+        state = self.game_state
+        self.agent.turn = state.turn - 1
+        context = context_text(self.game.name, state.turn, seen, state.moves, state.objectives)
+        try:
+            answer = self.agent.get_action_with_reasoning(
+                game_state_text=context, relevant_memories=self.memories.text(seen.location)
+            )
+        except (LLMError, TurnTimedOut) as error:
+            if isinstance(error, LLMError) and error.status in _FINAL_STATUSES:
+                raise
+            return self._fallback(str(error))
+        outcome = self.agent.last_outcome
+        assert outcome is not None, "an answer has an outcome"
+        state.tool_calls += len(outcome.tool_calls)
+        state.requests += outcome.requests
+        state.usage += outcome.usage
+        return Decided(
+            turn=state.turn,
+            action=answer["action"] or FALLBACK_ACTION,
+            reasoning=answer["reasoning"] or "",
+            new_objective=answer["new_objective"],
+            kind=outcome.kind,
+            reason=outcome.reason,
+        )
+
+    def _fallback(self, reason: str) -> Decided:
+        return Decided(
+            turn=self.game_state.turn,
+            action=FALLBACK_ACTION,
+            reasoning="",
+            new_objective=None,
+            kind="fallback",
+            reason=reason,
+        )
+
+    def _learn(self, action: str, seen: Observation, after: Observation) -> None:
+        state = self.game_state
+        gained = None if after.score is None or seen.score is None else after.score - seen.score
+        move = Move(command=action, reply=after.text, location=seen.location, gained=gained)
+        state.moves.append(move)
+        state.last_action = action
+        state.observation = after
+        state.deaths += after.died
+        memory = self.memories.learn(move, after)
+        if memory is not None and move.location is not None:
+            self._note(Remembered(turn=state.turn, location=move.location, text=memory))
+
+    def _see_whether_it_ends(self, decided: Decided, after: Observation) -> None:
+        state = self.game_state
+        if decided.new_objective and decided.new_objective not in state.objectives:
+            state.objectives = [*state.objectives, decided.new_objective][-_MOST_OBJECTIVES:]
+        fell_back = decided.kind == "fallback"
+        state.fallbacks += fell_back
+        state.fallbacks_in_a_row = state.fallbacks_in_a_row + 1 if fell_back else 0
+        if after.won:
+            self._ends("won", "the game is won")
+        elif after.done and after.died:
+            self._ends("died", "the player died, and the game is over")
+        elif after.done:
+            self._ends("quit", "the game ended")
+        elif state.fallbacks_in_a_row >= self.setup.policy.fallbacks_before_stop:
+            count = state.fallbacks_in_a_row
+            self._ends(
+                "fallbacks", f"{count} turns in a row fell back to '{FALLBACK_ACTION}': {decided.reason}"
+            )
+        elif state.turn >= self.setup.max_turns:
+            self._ends("turn_limit", f"all {self.setup.max_turns} turns are used up")
+
+    def _ends(self, reason: EndReason, detail: str) -> None:
+        seen = self.game_state.observation
+        self._end = EpisodeEnded(
+            reason=reason,
+            detail=detail,
+            turns=self.game_state.turn,
+            score=seen.score,
+            max_score=seen.max_score,
+        )
+        if self.game_state.turn:
+            self._note(_observed(self.game_state.turn, seen))
+        self._note(self._end)
+
+    def _note(self, fact: Message) -> None:
+        self.recorder.record(fact, sender="host", turn=self.game_state.turn)
+
+
+_FINAL_STATUSES = frozenset({401, 402, 403, 404})
+"""Key, credit, permission, model: no further turn would fare better."""
+
+
+def _observed(turn: int, seen: Observation) -> Observed:
+    return Observed(turn=turn, **structs.asdict(seen))
+
+
+def _default_configuration() -> GameConfiguration:
+    """Return the settings of the working directory's project, or the defaults where there is none."""
+    project = Path("pyproject.toml")
+    return GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()

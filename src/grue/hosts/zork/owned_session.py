@@ -1,0 +1,225 @@
+"""A tool session that one task owns from connect to disconnect, whichever tasks use it (decision 3).
+
+The owner runs the session's actor under a supervisor, exactly as a turn does. Whoever uses the session only
+puts commands into the actor's mailbox and waits for what the owner reads from its own.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import anyio
+from msgspec import Struct
+
+from grue.actors.mcp_session import SessionActor
+from grue.errors import MCPError
+from grue.mcp_transport.client import McpClient
+from grue.mcp_transport.failures import ToolRefusedError
+from grue.messages import (
+    BatchId,
+    CallId,
+    CallTools,
+    CloseSession,
+    ConnectOutcome,
+    JsonObject,
+    McpDisabled,
+    OpenSession,
+    ServerCall,
+    ServerDied,
+    SessionClosed,
+    SessionOpened,
+    Settlement,
+    StartupFailed,
+    ToolCallResult,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnEvent,
+)
+from grue.protocol.connection import ConnectionState
+from grue.runtime.actor import Note
+from grue.runtime.channel import MailboxClosed
+from grue.runtime.supervisor import Supervisor
+from grue.runtime.trace import Recorder
+
+_ME = "manager"
+_CANCELLED = -32800
+"""The code that language servers use for a request that its client took back."""
+
+
+class CancellableClient(McpClient):
+    """A client whose call can be cancelled from another task, by the `calling` scope; the session goes on."""
+
+    calling: anyio.CancelScope | None = None
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        """Call a tool, as `McpClient` does, until `calling` is cancelled."""
+        with self.calling or anyio.CancelScope():
+            return await super().call(tool, arguments, timeout_s)
+        raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
+
+
+class SessionWiring(Struct, frozen=True):
+    """What a session is made of.
+
+    Attributes:
+        connect: Makes a client, not yet entered.
+        connection: What the episode remembers of the server.
+    """
+
+    connect: Callable[[Note], CancellableClient]
+    recorder: Recorder
+    connection: ConnectionState
+
+
+class OwnedSession:
+    """One session, from `OpenSession` to `SessionClosed`. Make it in the event loop that is to own it.
+
+    Attributes:
+        connection: What the episode remembers of the server afterwards.
+        fault: What ended the session's actors, if anything unforeseen did.
+    """
+
+    def __init__(self, command: OpenSession, wiring: SessionWiring) -> None:
+        self.connection = wiring.connection
+        self.fault: Exception | None = None
+        self._command = command
+        self._wiring = wiring
+        self._client: CancellableClient | None = None
+        self._actor: SessionActor | None = None
+        self._one_call_at_a_time = asyncio.Lock()
+        self._calls = 0
+        self._loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[ConnectOutcome | None] = self._loop.create_future()
+        self._settled: asyncio.Future[Settlement | None] = self._loop.create_future()
+        self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the owner still runs, in the loop that runs now."""
+        return self._loop is asyncio.get_running_loop() and not self._owner.done()
+
+    async def opened(self) -> ConnectOutcome | None:
+        """Wait for what came of the connect; `None` if the owner ended before it. Cancelled, it ends."""
+        try:
+            await asyncio.wait({self._opened})
+        except asyncio.CancelledError:
+            self._owner.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({self._owner})
+            raise
+        outcome = self._opened.result()
+        if not isinstance(outcome, SessionOpened):
+            await asyncio.wait({self._owner})
+        return outcome
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        """Call a tool, one at a time. Cancelled, it takes back this call, and only this.
+
+        Raises:
+            TimeoutError: No answer within `timeout_s`.
+            MCPError: The session has ended, or its server has died.
+        """
+        async with self._one_call_at_a_time:
+            settlement = await self._settlement(tool, arguments, timeout_s)
+        match settlement:
+            case ToolReturned(result=result):
+                return result
+            case ToolTimedOut(timeout_s=limit_s):
+                raise TimeoutError(f"Tool call timed out after {limit_s:g}s")
+            case ServerDied(failure=failure):
+                raise MCPError(failure.cause)
+            case ToolSkipped(reason=reason):
+                raise MCPError(reason)
+            case None:
+                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}")
+
+    async def close(self) -> None:
+        """Close the session, wherever it is, and wait until its process is gone.
+
+        Cancelled, it no longer waits; the owner goes on to the end.
+        """
+        if not self.alive:
+            return
+        self._take_back_call()
+        if self._actor is None or not self._opened.done():
+            self._owner.cancel()
+        else:
+            close = CloseSession(server=self._command.server)
+            with contextlib.suppress(MailboxClosed):  # then it is about to end anyhow
+                await self._actor.mailbox.send(close, sender=_ME)
+        await asyncio.wait({self._owner})
+
+    async def _settlement(self, tool: str, arguments: JsonObject, timeout_s: float) -> Settlement | None:
+        if not self.alive or self._actor is None or self._client is None:
+            return None
+        self._calls += 1
+        call = ServerCall(call_id=CallId(f"call_{self._calls}"), tool=tool, arguments=arguments)
+        batch = CallTools(
+            server=self._command.server, batch=BatchId(self._calls), calls=(call,), timeout_s=timeout_s
+        )
+        self._settled = self._loop.create_future()
+        self._client.calling = anyio.CancelScope()
+        try:
+            await self._actor.mailbox.send(batch, sender=_ME)
+            await asyncio.wait({self._settled})
+        except MailboxClosed:
+            return None
+        except asyncio.CancelledError:
+            self._take_back_call()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({self._settled})
+            raise
+        return self._settled.result()
+
+    def _take_back_call(self) -> None:
+        if self._client is not None and self._client.calling is not None:
+            self._client.calling.cancel()
+
+    async def _own(self) -> None:
+        try:
+            await self._run()
+        except Exception as error:  # noqa: BLE001 - told to whoever uses the session
+            self.fault = error
+        finally:
+            for waited_for in (self._opened, self._settled):
+                if not waited_for.done():
+                    waited_for.set_result(None)
+
+    async def _run(self) -> None:
+        server, wiring = self._command.server, self._wiring
+        async with Supervisor(wiring.recorder, turn=self._command.turn) as supervisor:
+            inbox = supervisor.mailbox(_ME)
+            self._actor = SessionActor(
+                supervisor.mailbox(server),
+                server=server,
+                agent=inbox,
+                connect=self._connect,
+                note=supervisor.note,
+                connection=self.connection,
+            )
+            supervisor.start(self._actor)
+            await self._actor.mailbox.send(self._command, sender=_ME)
+            going_on = True
+            while going_on:
+                going_on = self._take((await inbox.receive()).body)
+
+    def _connect(self, note: Note) -> CancellableClient:
+        self._client = self._wiring.connect(note)
+        return self._client
+
+    def _take(self, event: TurnEvent) -> bool:
+        """Hand an event to who waits for it; return whether the session goes on."""
+        assert self._actor is not None, "events come from the actor"
+        match event:
+            case SessionOpened() | McpDisabled() | StartupFailed():
+                self.connection = self._actor.connection
+                self._opened.set_result(event)
+                return isinstance(event, SessionOpened)
+            case ToolReturned() | ToolTimedOut() | ToolSkipped() | ServerDied():
+                self._settled.set_result(event)
+                return True
+            case SessionClosed():
+                return False
+            case _:
+                raise RuntimeError(f"a session does not say {type(event).__name__}")

@@ -1,0 +1,102 @@
+"""What goes wrong with a server, as errors whose text says which server, where, why, and what to do."""
+
+from pathlib import PurePath
+from typing import Literal
+
+from grue.errors import MCPError
+from grue.messages import JsonObject, ServerFailure
+
+Phase = Literal["spawn", "initialize", "list", "call", "close"]
+
+_NODE = {"node", "npx", "npm", "pnpm", "yarn", "bun", "bunx"}
+_INSTALL = {
+    "uv": "Install uv: https://docs.astral.sh/uv/",
+    "uvx": "Install uv: https://docs.astral.sh/uv/",
+    "docker": "Install Docker: https://docs.docker.com/get-docker/",
+}
+
+
+class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
+    """A server could not be started or used any further; `failure` holds the facts (R6.1)."""
+
+    def __init__(self, failure: ServerFailure) -> None:
+        super().__init__(failure_text(failure))
+        self.failure = failure
+
+
+class ToolTimedOutError(MCPError, TimeoutError):
+    """A tool call was not answered in time; the server was told that it is cancelled (R6.5).
+
+    The session stays usable, and a late answer is dropped.
+    """
+
+    def __init__(self, tool: str, timeout_s: float) -> None:
+        super().__init__(f"Tool call timed out after {timeout_s:g}s")
+        self.tool = tool
+        self.timeout_s = timeout_s
+
+
+class ToolRefusedError(MCPError):
+    """The server answered a tool call with a JSON-RPC error instead of a result.
+
+    Attributes:
+        code: The JSON-RPC error code.
+        details: The error's `data` member; untrusted, usually `None`.
+    """
+
+    def __init__(self, message: str, *, code: int, details: object = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.details = details
+
+
+def failure_text(failure: ServerFailure) -> str:
+    """Return a failure as lines for a person: server, cause, command, last words, remedy (R6.1, R14.5)."""
+    if failure.phase in ("call", "close"):
+        headline = f"MCP server '{failure.server}' failed in {failure.phase}: {failure.cause}"
+    else:
+        headline = f"Failed to start MCP server '{failure.server}': {failure.cause}"
+    lines = [headline, f"Command: {failure.command}"]
+    if failure.stderr_tail:
+        lines += ["Its last lines on stderr:", *(f"  {line}" for line in failure.stderr_tail.splitlines())]
+    if failure.remedy:
+        lines.append(failure.remedy)
+    return "\n".join(lines)
+
+
+def remedy_for(command: str, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
+    """Return what to do about a failure, as one sentence or two (R14.1, R14.5).
+
+    Args:
+        command: The program without its arguments.
+        phase: Where it failed.
+        missing: The program was not found.
+        timed_out: The server runs but did not answer in time.
+    """
+    program = PurePath(command).name
+    if phase in ("call", "close"):
+        return "Run the command in a terminal to see why the server ends."
+    if program in _NODE:
+        return "Check that Node.js is installed and the package is available."
+    if missing:
+        return _INSTALL.get(
+            program, f"Install {program}, or correct `command` in the server's configuration."
+        )
+    if phase == "spawn":
+        return "Check `command`, `args` and `cwd` in the server's configuration."
+    if timed_out:
+        return (
+            "Check that the command starts an MCP server that speaks over stdio;"
+            " raise the start-up timeout if it only needs longer."
+        )
+    return "Run the command in a terminal to see why it does not start."
+
+
+def first_fault(error: Exception) -> str:
+    """Return what a validator or a library complains of, as one line."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):  # pydantic's: the whole text has a line and a link for each
+        fault: JsonObject = errors()[0]
+        where = ".".join(str(part) for part in fault.get("loc") or ())  # type: ignore[attr-defined]  # a tuple
+        return f"{where}: {fault.get('msg')}" if where else str(fault.get("msg"))
+    return str(error).partition("\n")[0] or type(error).__name__

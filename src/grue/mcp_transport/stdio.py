@@ -1,0 +1,367 @@
+"""A server process and its pipes, line by line; it knows nothing of MCP.
+
+What it promises, whatever the server does: a line is read in linear time and up to a limit; sending never
+blocks, even where the server has stopped reading; standard error is always drained, and its end kept; the
+exit is seen at once, though a grandchild may hold the pipes; leaving the block takes bounded time and leaves
+no process of the group alive (R3.5-R3.7, P9).
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+import anyio.abc
+from msgspec import Struct, field
+
+from grue.mcp_transport.plain_text import plain_text
+from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
+
+__all__ = [
+    "Ending",
+    "LineTooLongError",
+    "ProcessLimits",
+    "ProcessRegistry",
+    "ServerExit",
+    "ServerProcess",
+    "SpawnError",
+    "StdioServer",
+]
+
+Ending = Literal["polite", "terminated", "killed", "died"]
+"""By itself at the end of its input, on SIGTERM, on SIGKILL; or before it was asked to go."""
+
+_CHUNK_BYTES = 65_536
+_KILL_GRACE_S = 5.0
+_STDERR_READS_AT_ONCE = 64
+
+
+class StdioServer(Struct, frozen=True, kw_only=True):
+    """A server that is a local program speaking over its standard streams.
+
+    Attributes:
+        command: A path, relative to `cwd` or absolute, or a name on the PATH.
+        env: Added to the host's whole environment, over variables of the same name (R3.2, P7).
+        cwd: Working directory; `None`: the host's.
+    """
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the process's environment: the host's as it is now, and `env` over it."""
+        return {**os.environ, **self.env}
+
+
+class ProcessLimits(Struct, frozen=True, kw_only=True):
+    """How long a server may take to leave, and how much it may say.
+
+    Attributes:
+        exit_grace_s: From the end of its input until SIGTERM.
+        term_grace_s: From SIGTERM until SIGKILL.
+        max_line_bytes: Longest line in either direction, and most that waits for a server that does not read.
+        stderr_tail_bytes: How much of the end of its standard error is kept.
+    """
+
+    exit_grace_s: float = 2.0
+    term_grace_s: float = 2.0
+    max_line_bytes: int = 64 * 1024 * 1024
+    stderr_tail_bytes: int = 8192
+
+
+class LineTooLongError(Exception):
+    """The server wrote a line longer than `max_line_bytes`; what follows cannot be told apart any more."""
+
+
+def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
+    """Say whether the event loop itself is going down with this exception, so that nothing can be awaited."""
+    return exc_type is not None and issubclass(exc_type, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+class BackgroundTasks:
+    """Tasks that end with a block, whose own exception leaves as it is and not in an ExceptionGroup."""
+
+    def __init__(self) -> None:
+        self._group: anyio.abc.TaskGroup
+
+    async def __aenter__(self) -> Self:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if not leaves_no_time(exc_type):
+            self._group.cancel_scope.shield = True
+            self._group.cancel_scope.cancel()
+            await self._group.__aexit__(None, None, None)
+
+    def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task until it returns or the block is left. It must not raise."""
+        self._group.start_soon(task)
+
+
+class ServerProcess:
+    """A running server. One task enters and leaves it; one task at a time may receive.
+
+    Leaving closes its input, waits, asks with SIGTERM, waits, kills; in every case the whole group is killed
+    before the leader is reaped. Cancellation does not shorten it, save one that pierces shields (asyncio's
+    second Ctrl-C): then the group is killed without waiting.
+
+    Args:
+        registry: Knows the process until it is reaped; its owner kills leftovers outside the event loop.
+
+    Raises:
+        SpawnError: On entering: command or directory not found, or the system refused.
+        MCPConfigError: On entering: this is Windows.
+    """
+
+    def __init__(
+        self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits | None = None
+    ) -> None:
+        self._server = server
+        self._registry = registry
+        self._limits = limits or ProcessLimits()
+        self._group: ProcessGroup
+        self._tasks = BackgroundTasks()
+        self._gone: anyio.Event
+        self._received = bytearray()
+        self._searched = 0
+        self._receiving: anyio.CancelScope | None = None
+        self._unsent = bytearray()
+        self._flushing = False
+        self._stderr = bytearray()
+        self._ending: Ending | None = None
+
+    async def __aenter__(self) -> Self:
+        server = self._server
+        self._group = self._registry.spawn(server.command, server.args, server.environment(), server.cwd)
+        self._gone = anyio.Event()
+        await self._tasks.__aenter__()
+        self._tasks.start(self._await_exit)
+        self._tasks.start(self._drain_stderr)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            if not leaves_no_time(exc_type):
+                await self._leave()
+        finally:
+            # Does nothing more unless something has pierced the shield, such as a second Ctrl-C.
+            self._group.end()
+            self._gone.set()
+            self._close_descriptors()
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is its group's and its session's too."""
+        return self._group.pid
+
+    @property
+    def exited(self) -> ServerExit | None:
+        """How the process ended, or `None` while it runs."""
+        return self._group.exit
+
+    @property
+    def ending(self) -> Ending | None:
+        """What it took to end it; `None` until the block is left, or the process has died before."""
+        return "died" if self._ending is None and self.exited else self._ending
+
+    async def wait_exit(self) -> ServerExit:
+        """Wait until the process has exited and its group is killed. May be cancelled."""
+        await self._gone.wait()
+        return self._group.exit or ServerExit()
+
+    async def receive_line(self) -> bytes:
+        """Return the next line of standard output without its newline, as bytes: nothing is decoded here.
+
+        Cancelling loses no data.
+
+        Raises:
+            anyio.EndOfStream: The output has ended, or the process has exited and all it wrote was received.
+            LineTooLongError: More than `max_line_bytes` came without a newline.
+        """
+        while True:
+            newline = self._received.find(b"\n", self._searched)
+            if newline >= 0:
+                return self._take(newline, skip=1)
+            self._searched = len(self._received)
+            if self._searched > self._limits.max_line_bytes:
+                raise LineTooLongError(f"a line longer than {self._limits.max_line_bytes} bytes")
+            if not await self._receive_more():
+                if self._received:
+                    return self._take(len(self._received), skip=0)
+                raise anyio.EndOfStream
+
+    def send_line(self, line: bytes) -> None:
+        """Write a line, or queue what the server does not take at once. Never blocks; order is kept.
+
+        Args:
+            line: Without a newline in or after it.
+
+        Raises:
+            anyio.BrokenResourceError: The process has gone, has closed its input, or has left more than
+                `max_line_bytes` unread.
+        """
+        if self._group.exit is not None or self._group.stdin < 0:
+            raise anyio.BrokenResourceError
+        if len(self._unsent) + len(line) > self._limits.max_line_bytes:
+            raise anyio.BrokenResourceError
+        self._unsent += line
+        self._unsent += b"\n"
+        if self._flushing:
+            return
+        if not self._write():
+            raise anyio.BrokenResourceError
+        if self._unsent:
+            self._flushing = True
+            self._tasks.start(self._flush)
+
+    def stderr_tail(self) -> str:
+        """Return the end of what the server wrote to standard error, made safe to print."""
+        self._read_stderr()
+        kept = bytes(self._stderr[max(0, len(self._stderr) - self._limits.stderr_tail_bytes) :])
+        if len(kept) < len(self._stderr) and b"\n" in kept:
+            kept = kept.partition(b"\n")[2]  # the first line is cut
+        return plain_text(kept.decode("utf-8", "replace")).strip()
+
+    def _take(self, length: int, *, skip: int) -> bytes:
+        with memoryview(self._received) as received, received[:length] as part:
+            line = part.tobytes()
+        del self._received[: length + skip]
+        self._searched = 0
+        return line
+
+    async def _receive_more(self) -> bool:
+        """Wait for output and add it; False at the end of it."""
+        if self.exited is None:
+            with anyio.CancelScope() as self._receiving:
+                await anyio.wait_readable(self._group.stdout)
+            self._receiving = None
+        chunk = _read(self._group.stdout)
+        if chunk:
+            self._received += chunk
+        # Once the process has exited, "nothing there just now" is the end: a grandchild may hold the pipe
+        # open for ever, and what that one writes is not the server's word.
+        return bool(chunk) or (chunk is None and self.exited is None)
+
+    def _write(self) -> bool:
+        """Write what the pipe takes; False if nobody reads at its other end any more."""
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._group.stdin, self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+            self._group.close_stdin()
+            return False
+        return True
+
+    async def _flush(self) -> None:
+        while self._unsent:
+            try:
+                await anyio.wait_writable(self._group.stdin)
+            except (anyio.ClosedResourceError, OSError, ValueError):
+                break  # closed while it was waiting; the next sender is told
+            self._write()
+        self._flushing = False
+
+    async def _await_exit(self) -> None:
+        await self._group.watch.wait()
+        self._group.end()
+        self._gone.set()
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    async def _drain_stderr(self) -> None:
+        while True:
+            await anyio.wait_readable(self._group.stderr)
+            if not self._read_stderr():
+                return
+
+    def _read_stderr(self) -> bool:
+        """Take what is there, up to a bound; False at the end."""
+        for _ in range(_STDERR_READS_AT_ONCE):
+            chunk = _read(self._group.stderr)
+            if not chunk:
+                return chunk is None
+            self._stderr += chunk
+            del self._stderr[: max(0, len(self._stderr) - 2 * self._limits.stderr_tail_bytes)]
+        return True
+
+    async def _discard_stdout(self) -> None:
+        # A server that still has something to say must not hang on a full pipe instead of leaving.
+        try:
+            while _read(self._group.stdout) != b"":
+                await anyio.wait_readable(self._group.stdout)
+        except anyio.BusyResourceError:
+            return  # somebody still receives, and drains it
+
+    async def _leave(self) -> None:
+        # The tasks share the body's fate: if that was cancelled, so were they, and their end may say so once
+        # more. What closing needs it starts anew, under the shield.
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        except anyio.get_cancelled_exc_class():
+            await self._close()
+            raise
+        await self._close()
+
+    async def _close(self) -> None:
+        died = self._group.watch.exited_within(0)
+        self._stop_sending()
+        with anyio.CancelScope(shield=True):
+            async with BackgroundTasks() as drains:
+                drains.start(self._drain_stderr)
+                drains.start(self._discard_stdout)
+                self._ending = "died" if died else await self._end_by_degrees()
+
+    async def _end_by_degrees(self) -> Ending:
+        if await self._exits_within(self._limits.exit_grace_s):
+            return "polite"
+        self._group.signal(signal.SIGTERM)
+        if await self._exits_within(self._limits.term_grace_s):
+            return "terminated"
+        self._group.signal(signal.SIGKILL)
+        await self._exits_within(_KILL_GRACE_S)
+        return "killed"
+
+    async def _exits_within(self, limit_s: float) -> bool:
+        with anyio.move_on_after(limit_s):
+            await self._group.watch.wait()
+        return self._group.watch.exited_within(0)
+
+    def _stop_sending(self) -> None:
+        self._unsent.clear()
+        if self._group.stdin >= 0:
+            anyio.notify_closing(self._group.stdin)
+            self._group.close_stdin()
+
+    def _close_descriptors(self) -> None:
+        group = self._group
+        self._read_stderr()
+        with contextlib.suppress(RuntimeError):  # the event loop has gone, and its waiters with it
+            for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
+                if fd is not None and fd >= 0:
+                    anyio.notify_closing(fd)
+        group.close_descriptors()
+
+
+def _read(fd: int) -> bytes | None:
+    """Read what is there: `None` if nothing is just now, empty bytes at the end."""
+    try:
+        return os.read(fd, _CHUNK_BYTES) if fd >= 0 else b""
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""

@@ -1,0 +1,154 @@
+"""The scripted model itself: a request in, a reply out, nothing remembered in between.
+
+1. Where the conversation tells of a game, the script for that game says what to play, or exploring does.
+2. Before that it thinks, if the script has thoughts for this turn, the request offers a tool to think with,
+   nobody has asked for the answer yet, and no call has failed.
+3. An answer keeps to the shape that the request demands, whatever it is.
+
+The same request gets the same reply, to the letter.
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from grue.messages import JsonObject
+from grue.offline.chat_request import (
+    BadRequestError,
+    ChatRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    SystemMessage,
+    text_of,
+)
+from grue.offline.exploring import explore
+from grue.offline.playbook import Playbook, Step
+from grue.offline.schema_instances import UnsatisfiableError, minimal
+from grue.offline.situation import Situation, read_standing
+from grue.offline.thinking import ThinkingTool, thinking_tool
+
+MODEL: Final = "grue-offline-script"
+"""What the model is called, whatever it was asked for as."""
+
+_SCRIPTED: Final = "(scripted)"
+_NO_GAME: Final = (
+    "I am a script that stands in for a model: I play text adventures, and this is none that I know."
+)
+
+
+class FunctionCall(Struct, frozen=True):
+    """A tool call; `name` is as the request has it, `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Reply(Struct, frozen=True):
+    """What the model says: a text, or tool calls."""
+
+    content: str | None = None
+    calls: tuple[FunctionCall, ...] = ()
+
+
+def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
+    """Answer a request.
+
+    Args:
+        request: All that is known.
+        playbook: The script for one game; others are explored.
+
+    Raises:
+        BadRequestError: It demands a shape that no answer can be given.
+    """
+    standing = read_standing(request)
+    situation = standing.situation
+    if situation is None:
+        return Reply(content=_answer_without_game(request))
+    step = (playbook and playbook.step_for(situation)) or explore(situation)
+    tool = thinking_tool(request.offered)
+    if tool is not None and not standing.settled and standing.rounds < len(step.rounds):
+        return Reply(calls=_think(tool, step, standing.rounds, situation))
+    return Reply(content=_in_shape(request, _decision(step.why, step.command, step.objective)))
+
+
+def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
+    """Return the calls of the next round; the thoughts are numbered through the turn."""
+    total = sum(map(len, step.rounds))
+    first = sum(map(len, step.rounds[:done])) + 1
+    return tuple(
+        FunctionCall(
+            id=f"call_offline_{situation.turn}_{number}",
+            name=tool.name,
+            arguments=msgspec.json.encode(tool.arguments(thought, number, total)).decode(),
+        )
+        for number, thought in enumerate(step.rounds[done], first)
+    )
+
+
+def _decision(why: str, command: str, objective: str | None = None) -> JsonObject:
+    return {"thinking": f"{why} {_SCRIPTED}", "action": command, "new_objective": objective}
+
+
+def _answer_without_game(request: ChatRequest) -> str:
+    instructions = (text_of(each.content) for each in request.messages if isinstance(each, SystemMessage))
+    shaped = isinstance(request.response_format, JsonSchemaFormat | JsonObjectFormat)
+    if shaped or any('"action"' in text for text in instructions):
+        return _in_shape(request, _decision(_NO_GAME, "look"))
+    return f"{_NO_GAME} {_SCRIPTED}"
+
+
+def _in_shape(request: ChatRequest, decision: JsonObject) -> str:
+    """Return the decision as JSON text, in the shape that the request demands of it."""
+    if not isinstance(request.response_format, JsonSchemaFormat):
+        return msgspec.json.encode(decision).decode()
+    schema = request.response_format.json_schema.schema
+    try:
+        return msgspec.json.encode(minimal(schema, wishes=decision, text=_SCRIPTED)).decode()
+    except UnsatisfiableError as error:
+        words = f"The offline script cannot fill this schema: {error}."
+        raise BadRequestError(words, param="response_format", code="unsupported_value") from error
+
+
+def completion(body: bytes, said: Reply) -> JsonObject:
+    """Return the body that answers a request: its id is a digest of it, and there is no clock.
+
+    Args:
+        body: The request as it came; its length stands for the prompt's tokens.
+        said: The reply.
+    """
+    message: JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in said.calls
+        ]
+    prompt = _tokens(len(body))
+    written = _tokens(len(said.content or "") + sum(len(call.name + call.arguments) for call in said.calls))
+    return {
+        "id": f"offline-{hashlib.sha256(body).hexdigest()[:24]}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": "tool_calls" if said.calls else "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+def _tokens(characters: int) -> int:
+    # Four characters a token, as English has it.
+    return max(1, characters // 4)

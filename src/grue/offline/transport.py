@@ -1,0 +1,80 @@
+"""The scripted model as an httpx transport: it stands where the network does, and is as strict."""
+
+import hashlib
+from typing import Final
+
+import httpx
+import msgspec
+
+from grue.messages import JsonObject
+from grue.offline.chat_request import BadRequestError, read_request
+from grue.offline.playbook import Playbook
+from grue.offline.script import MODEL, completion, reply
+
+_MODELS: Final[JsonObject] = {
+    "object": "list",
+    "data": [
+        {
+            "id": MODEL,
+            "object": "model",
+            "created": 0,
+            "owned_by": "grue",
+            "name": "grue's scripted model (offline)",
+            "supported_parameters": ["tools", "tool_choice", "response_format", "structured_outputs"],
+        }
+    ],
+}
+
+
+class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """Answers `POST .../chat/completions` and `GET .../models` at any address, without a network or a key.
+
+    It keeps nothing between requests: one instance serves any number of clients, closed or not, at once.
+
+    Args:
+        playbook: The script for the game that is played (`playbook_for`); `None`: explore.
+        strict_names: Refuse function names with dots and the like, as OpenAI does.
+    """
+
+    def __init__(self, playbook: Playbook | None = None, *, strict_names: bool = False) -> None:
+        self._playbook = playbook
+        self._strict_names = strict_names
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of an `httpx.AsyncClient`, at once."""
+        return self._answer(request.method, request.url.path, await request.aread())
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request of an `httpx.Client`, at once."""
+        return self._answer(request.method, request.url.path, request.read())
+
+    def _answer(self, method: str, path: str, body: bytes) -> httpx.Response:
+        if path.endswith("/chat/completions"):
+            return self._complete(body) if method == "POST" else _wrong_method(method, path)
+        if path.endswith("/models"):
+            return _json(200, _MODELS) if method == "GET" else _wrong_method(method, path)
+        return _json(404, _error(f"Invalid URL ({method} {path})"))
+
+    def _complete(self, body: bytes) -> httpx.Response:
+        try:
+            request = read_request(body, strict_names=self._strict_names)
+            answer = completion(body, reply(request, self._playbook))
+        except BadRequestError as error:
+            return _json(400, _error(str(error), error.param, error.code))
+        return _json(200, answer)
+
+
+def _wrong_method(method: str, path: str) -> httpx.Response:
+    return _json(405, _error(f"Not allowed to {method} on {path}.", code="method_not_supported"))
+
+
+def _error(message: str, param: str | None = None, code: str | None = None) -> JsonObject:
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    return {"error": error}
+
+
+def _json(status: int, content: JsonObject) -> httpx.Response:
+    body = msgspec.json.encode(content)
+    digest = hashlib.sha256(body).hexdigest()[:24]
+    headers = {"Content-Type": "application/json", "X-Request-Id": f"offline-{digest}"}
+    return httpx.Response(status, headers=headers, content=body)

@@ -1,0 +1,133 @@
+"""The tool calls of a reply: which go to which server, which no server gets to see, what became of each."""
+
+import json
+import math
+from typing import Literal, assert_never
+
+from msgspec import Struct
+
+from grue.messages import (
+    JsonObject,
+    ServerCall,
+    ServerDied,
+    ServerName,
+    Settlement,
+    ToolCall,
+    ToolCallRecord,
+    ToolCallResult,
+    ToolDefinition,
+    ToolMessage,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+)
+from grue.protocol import tool_results
+
+
+class Rejected(Struct, frozen=True):
+    """A call that is answered without any server: `error` is for the model to read."""
+
+    call: ToolCall
+    error: str
+
+
+class Run(Struct, frozen=True):
+    """Consecutive calls to one server; they go to its session as one batch."""
+
+    server: ServerName
+    calls: tuple[ServerCall, ...]
+
+
+def sort_calls(
+    calls: tuple[ToolCall, ...], tools: tuple[ToolDefinition, ...]
+) -> tuple[tuple[Run, ...], tuple[Rejected, ...]]:
+    """Return the runs in order, and the calls that are unknown or unreadable (R5.3, R6.4, R8.3)."""
+    listed = {tool.name: tool for tool in tools}
+    runs: list[Run] = []
+    rejected: list[Rejected] = []
+    for call in calls:
+        tool = listed.get(call.name)
+        arguments = _arguments(call.arguments)
+        if tool is None:
+            known = ", ".join(listed)
+            error = f"Unknown MCP tool: {call.name}. Available tools: {known}"
+            rejected.append(Rejected(call, error))
+        elif isinstance(arguments, str):
+            rejected.append(Rejected(call, f"Tool call failed: {arguments}"))
+        else:
+            _extend(runs, tool.server, ServerCall(call_id=call.call_id, tool=tool.tool, arguments=arguments))
+    return tuple(runs), tuple(rejected)
+
+
+def _extend(runs: list[Run], server: ServerName, call: ServerCall) -> None:
+    if runs and runs[-1].server == server:
+        runs[-1] = Run(server, (*runs[-1].calls, call))
+    else:
+        runs.append(Run(server, (call,)))
+
+
+def _arguments(text: str) -> JsonObject | str:
+    """Return the arguments, or what is wrong with them."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        return f"the arguments are not valid JSON: {error}"
+    if not isinstance(value, dict):
+        return f"the arguments must be a JSON object, not {type(value).__name__}"
+    return tool_results.json_object(value)
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits} is out of range")
+    return number
+
+
+def record(
+    call: ToolCall,
+    iteration: int,
+    settlement: Literal["returned", "timed_out", "died", "skipped", "rejected"],
+    result: ToolCallResult,
+    duration_s: float | None = None,
+) -> ToolCallRecord:
+    """Return the record of a call that came with reply number `iteration`."""
+    return ToolCallRecord(
+        call_id=call.call_id,
+        name=call.name,
+        arguments=call.arguments,
+        iteration=iteration,
+        settlement=settlement,
+        result=result,
+        duration_s=duration_s,
+    )
+
+
+def record_settlement(calls: tuple[ToolCall, ...], iteration: int, event: Settlement) -> ToolCallRecord:
+    """Return the record of the call that `event` settles."""
+    call = next(call for call in calls if call.call_id == event.call_id)
+    match event:
+        case ToolReturned(result=result):
+            return record(call, iteration, "returned", result, event.duration_s)
+        case ToolTimedOut(timeout_s=timeout_s):
+            return record(call, iteration, "timed_out", tool_results.timed_out(timeout_s), event.duration_s)
+        case ServerDied(failure=failure):
+            return record(call, iteration, "died", tool_results.call_failed(failure.cause), event.duration_s)
+        case ToolSkipped(reason=reason):
+            return record(call, iteration, "skipped", tool_results.failure(reason))
+        case _:
+            assert_never(event)
+
+
+def tool_messages(records: tuple[ToolCallRecord, ...], max_result_chars: int) -> tuple[ToolMessage, ...]:
+    """Return what the conversation is told of each call, in order (R5.4, P44)."""
+    return tuple(
+        ToolMessage(item.call_id, tool_results.history_text(item.result, max_result_chars))
+        for item in records
+    )

@@ -1,0 +1,496 @@
+"""The turn as a state machine: `step(state, event) -> (state, commands)`.
+
+The rules it keeps:
+
+1.  Every tool call of a reply is answered exactly once, in the order of the calls, before the model is
+    asked again: providers refuse a conversation with an unanswered call (P3, P16, P19).
+2.  Calls go to their servers in runs, consecutive calls to one server at a time, the next run when the last
+    one is settled. Calls that no server may see (unknown tool, unreadable arguments) are answered here
+    (R6.4).
+3.  A timeout ends its batch: the session skips the rest of the run, this machine the runs not yet sent
+    (R6.5). The model goes on, unless the policy forces it to finish (R6.6).
+4.  A server's death ends the tools of this turn: the rest is skipped, then one forced final request, or one
+    reconnect where the policy says so and another iteration is left to use it.
+5.  Tools are offered only by loop requests, and only those leave the form of the answer free. Forced, repair
+    and tool-less requests require the answer's shape and offer none (P14).
+6.  After `max_tool_iterations` replies with tool calls, or a reply with neither content nor calls, the final
+    answer is forced (R5.7-10). A final text that the host's check refuses, an empty one, and one that calls
+    tools again are each met by the one repair, then by the host's fallback. A turn thus makes at most
+    `max_tool_iterations` + 2 requests.
+7.  Every session that was opened is closed before the turn ends, whatever ends it (P6). A deadline or an
+    interruption ends it in any state; what arrives after that is late, and ignored. So is a second word
+    that a session is closed: one that is cancelled says so unasked.
+
+States (`turn_states.py`) are named for what they wait for. Commands come out in the order in which they are
+to be performed; notes for the trace stand before the command that they explain. What is not listed is an
+`IllegalEvent`.
+
+```
+Idle ─▶ AwaitingSessions ─▶ AwaitingCompletion ◀──▶ AwaitingTools ─▶ AwaitingReconnect ─▶ AwaitingSessions
+                                   ▲ │                    │
+                      repair, once │ ▼                    ▼
+                             AwaitingVerdict ─▶ AwaitingClose ─▶ Finished
+```
+"""
+
+from typing import TypeAlias, TypeVar, assert_never
+
+from msgspec.structs import replace
+
+from grue.messages import (
+    AnswerAccepted,
+    AnswerRefused,
+    BatchId,
+    CallTools,
+    CheckAnswer,
+    CloseSession,
+    CompletionFailed,
+    CompletionReceived,
+    ConversationId,
+    ConversationItem,
+    DeadlineMissed,
+    DeadlinePassed,
+    FellBack,
+    FinalForced,
+    Interrupted,
+    IterationStarted,
+    McpDisabled,
+    NoAnswer,
+    OfferTools,
+    OpenSession,
+    OutcomeKind,
+    RepairRequested,
+    ReplyUnusable,
+    RequestCompletion,
+    RequireAnswer,
+    RunTurn,
+    ServerDied,
+    ServerName,
+    SessionClosed,
+    SessionOpened,
+    StartupFailed,
+    SystemText,
+    ToolCall,
+    ToolCallRecord,
+    ToolDefinition,
+    ToolRejected,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnCommand,
+    TurnCompleted,
+    TurnEvent,
+    TurnFailed,
+    TurnFailure,
+    TurnInterrupted,
+    TurnNote,
+    UserText,
+)
+from grue.protocol import tool_results
+from grue.protocol.tool_calls import record, record_settlement, sort_calls, tool_messages
+from grue.protocol.turn_states import (
+    AwaitingClose,
+    AwaitingCompletion,
+    AwaitingReconnect,
+    AwaitingSessions,
+    AwaitingTools,
+    AwaitingVerdict,
+    Finished,
+    ForceReason,
+    Idle,
+    LiveState,
+    Phase,
+    Turn,
+    TurnState,
+)
+
+T = TypeVar("T")
+
+FINAL_REQUEST = "Please provide your final action now without calling any more tools."
+REPAIR_REQUEST = (
+    "That reply cannot be used: {reason}\n"
+    "Reply once more, with nothing but the answer in the form that was asked for, and call no tools."
+)
+
+Commands: TypeAlias = tuple[TurnCommand | TurnNote, ...]
+Transition: TypeAlias = tuple[TurnState, Commands]
+
+
+class IllegalEvent(Exception):  # noqa: N818 - a mistake in a shell, named for what it met
+    """The event is not possible in this state; the text names both."""
+
+
+def step(state: TurnState, event: TurnEvent) -> Transition:
+    """Return the next state and what to do, in order.
+
+    Raises:
+        IllegalEvent: The pair is not listed.
+    """
+    match state, event:
+        case Idle(), RunTurn():
+            return _begin(event)
+        case AwaitingSessions(pending=pending), SessionOpened(server=server) if server in pending:
+            return _opened(state, event)
+        case AwaitingSessions(pending=pending), McpDisabled(server=server) if server in pending:
+            return _given_up(state, event)
+        case AwaitingSessions(pending=pending), StartupFailed(server=server) if server in pending:
+            others = _without(pending, server)
+            return _fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
+        case AwaitingCompletion(turn=turn, phase="loop"), CompletionReceived():
+            return _loop_reply(_count_usage(turn, event), event)
+        case AwaitingCompletion(turn=turn, phase=phase), CompletionReceived():
+            return _final_reply(_count_usage(turn, event), phase, event)
+        case AwaitingCompletion(turn=turn), CompletionFailed(failure=failure):
+            return _fail(turn, failure)
+        case AwaitingTools(batch=batch, pending=pending), (
+            ToolReturned() | ToolTimedOut() | ToolSkipped() | ServerDied()
+        ) if event.batch == batch and event.call_id in pending:
+            return _settle(state, event)
+        case AwaitingReconnect(turn=turn, server=server), SessionClosed() if event.server == server:
+            turn = replace(turn, open=_without(turn.open, server), reconnected=True)
+            return AwaitingSessions(turn, (server,), state.new), (_open(turn.run, server),)
+        case AwaitingVerdict(turn=turn), AnswerAccepted(answer=answer):
+            return _complete(turn, answer, state.content)
+        case AwaitingVerdict(turn=turn, phase=phase), AnswerRefused(reason=reason):
+            return _refuse(turn, phase, reason, raw=state.content)
+        case AwaitingClose(pending=pending), SessionClosed(server=server) if server in pending:
+            return _closed(state, server)
+        case AwaitingClose(turn=turn), SessionClosed(server=server) if server in turn.run.servers:
+            return state, ()
+        case ((AwaitingClose() | Finished()), _) if not isinstance(event, RunTurn | SessionClosed):
+            return state, ()
+        case _, DeadlinePassed() | TurnInterrupted() if isinstance(state, LiveState):
+            return _abandon(state, event)
+        case _:
+            raise IllegalEvent(f"{type(event).__name__} in state {type(state).__name__}: {event}")
+
+
+# --- Sessions ---
+
+
+def _begin(run: RunTurn) -> Transition:
+    turn = Turn(run=run)
+    opening = (SystemText(run.system), UserText(run.user))
+    if not run.servers or run.limits.max_tool_iterations < 1:
+        return _ask(turn, "only", opening)
+    return AwaitingSessions(turn, run.servers, opening), tuple(_open(run, server) for server in run.servers)
+
+
+def _open(run: RunTurn, server: ServerName) -> OpenSession:
+    return OpenSession(
+        server=server,
+        turn=run.turn,
+        timeout_s=run.limits.server_startup_timeout_s,
+        policy=run.policy,
+    )
+
+
+def _opened(state: AwaitingSessions, event: SessionOpened) -> Transition:
+    others = tuple(tool for tool in state.turn.tools if tool.server != event.server)
+    # In the order of the servers, so that the same episode offers the same list however fast each one boots.
+    order = {server: position for position, server in enumerate(state.turn.run.servers)}
+    tools = tuple(sorted((*others, *event.tools), key=lambda tool: order[tool.server]))
+    turn = replace(state.turn, open=(*state.turn.open, event.server), tools=tools)
+    return _when_all_reported(turn, _without(state.pending, event.server), state.new)
+
+
+def _given_up(state: AwaitingSessions, event: McpDisabled) -> Transition:
+    others = tuple(tool for tool in state.turn.tools if tool.server != event.server)
+    turn = replace(state.turn, tools=others, degraded=f"no tools from '{event.server}': {event.reason}")
+    return _when_all_reported(turn, _without(state.pending, event.server), state.new)
+
+
+def _when_all_reported(
+    turn: Turn, pending: tuple[ServerName, ...], new: tuple[ConversationItem, ...]
+) -> Transition:
+    if pending:
+        return AwaitingSessions(turn, pending, new), ()
+    if turn.tools:
+        return _ask(turn, "loop", new, listing=turn.tools)
+    if turn.reconnected:
+        return _force(turn, "server_died", new)
+    return _ask(turn, "only", new)
+
+
+# --- Asking the model ---
+
+
+def _ask(
+    turn: Turn,
+    phase: Phase,
+    new: tuple[ConversationItem, ...],
+    *,
+    listing: tuple[ToolDefinition, ...] | None = None,
+    notes: tuple[TurnNote, ...] = (),
+) -> Transition:
+    turn = replace(turn, requests=turn.requests + 1)
+    mode: OfferTools | RequireAnswer = RequireAnswer(turn.run.answer)
+    if phase == "loop":
+        mode = OfferTools(listing)
+        most = turn.run.limits.max_tool_iterations
+        notes = (*notes, IterationStarted(iteration=turn.iterations + 1, max_iterations=most))
+    request = RequestCompletion(
+        conversation=ConversationId(f"turn-{turn.run.turn}"), request=turn.requests, new=new, mode=mode
+    )
+    return AwaitingCompletion(turn, phase), (*notes, request)
+
+
+def _force(
+    turn: Turn, reason: ForceReason, new: tuple[ConversationItem, ...], notes: tuple[TurnNote, ...] = ()
+) -> Transition:
+    turn = replace(turn, forced=reason)
+    forced = FinalForced(reason=reason, iterations=turn.iterations)
+    return _ask(turn, "forced", (*new, UserText(FINAL_REQUEST)), notes=(*notes, forced))
+
+
+def _loop_reply(turn: Turn, reply: CompletionReceived) -> Transition:
+    if reply.tool_calls:
+        return _call(replace(turn, iterations=turn.iterations + 1), reply.tool_calls)
+    if _has_text(reply.content):
+        return _check(turn, "loop", reply.content)
+    unusable = ReplyUnusable(finish_reason=reply.finish_reason, iteration=turn.iterations + 1)
+    return _force(turn, "no_content", (), (unusable,))
+
+
+def _final_reply(turn: Turn, phase: Phase, reply: CompletionReceived) -> Transition:
+    if reply.tool_calls:
+        return _refuse_calls(turn, phase, reply)
+    if _has_text(reply.content):
+        return _check(turn, phase, reply.content)
+    return _refuse(turn, phase, "the reply was empty", raw=reply.content)
+
+
+def _check(turn: Turn, phase: Phase, content: str | None) -> Transition:
+    text = content or ""
+    return AwaitingVerdict(turn, phase, text), (CheckAnswer(content=text),)
+
+
+def _has_text(content: str | None) -> bool:
+    return bool(content and content.strip())
+
+
+def _count_usage(turn: Turn, reply: CompletionReceived) -> Turn:
+    return replace(turn, usage=turn.usage + reply.usage)
+
+
+# --- Tools ---
+
+
+def _call(turn: Turn, calls: tuple[ToolCall, ...]) -> Transition:
+    runs, rejected = sort_calls(calls, turn.tools)
+    batch = BatchId(turn.batches + 1)
+    if not runs:
+        # The number is used up by the notes, and the next reply needs one of its own (P22).
+        turn = replace(turn, batches=batch)
+    settled = tuple(
+        record(item.call, turn.iterations, "rejected", tool_results.failure(item.error)) for item in rejected
+    )
+    notes = tuple(
+        ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.error)
+        for item in rejected
+    )
+    return _next_run(AwaitingTools(turn, calls, batch, (), runs, settled), notes)
+
+
+def _next_run(state: AwaitingTools, notes: tuple[TurnNote, ...] = ()) -> Transition:
+    """Send the next run of the reply, or go on when there is none left."""
+    if not state.unsent:
+        return _after_tools(state, notes)
+    run, *later = state.unsent
+    turn = replace(state.turn, batches=state.turn.batches + 1)
+    batch = BatchId(turn.batches)
+    state = replace(
+        state, turn=turn, batch=batch, pending=tuple(call.call_id for call in run.calls), unsent=tuple(later)
+    )
+    limits, policy = turn.run.limits, turn.run.policy
+    command = CallTools(
+        server=run.server,
+        batch=batch,
+        calls=run.calls,
+        timeout_s=limits.tool_call_timeout_s,
+        after_timeout="continue" if policy.after_timeout == "continue" else "skip",
+    )
+    return state, (*notes, command)
+
+
+def _settle(
+    state: AwaitingTools, event: ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
+) -> Transition:
+    settled = record_settlement(state.calls, state.turn.iterations, event)
+    state = replace(state, pending=_without(state.pending, event.call_id), settled=(*state.settled, settled))
+    notes: tuple[TurnNote, ...] = ()
+    match event:
+        case ServerDied():
+            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH)
+            state = replace(state, broken="server_died")
+        case ToolTimedOut() if state.turn.run.policy.after_timeout != "continue":
+            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_TIMEOUT)
+            state = replace(state, broken=state.broken or "tool_timeout")
+        case _:
+            pass
+    if state.pending:
+        return state, notes
+    return _next_run(state, notes)
+
+
+def _skip_unsent(state: AwaitingTools, reason: str) -> tuple[AwaitingTools, tuple[TurnNote, ...]]:
+    unsent = {call.call_id for run in state.unsent for call in run.calls}
+    calls = tuple(call for call in state.calls if call.call_id in unsent)
+    notes, records = _skip(calls, state.turn.iterations, state.batch, reason)
+    return replace(state, unsent=(), settled=(*state.settled, *records)), notes
+
+
+def _skip(
+    calls: tuple[ToolCall, ...], iteration: int, batch: BatchId, reason: str
+) -> tuple[tuple[TurnNote, ...], tuple[ToolCallRecord, ...]]:
+    notes = tuple(ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
+    result = tool_results.failure(reason)
+    return notes, tuple(record(call, iteration, "skipped", result) for call in calls)
+
+
+def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transition:
+    """Put the results into the conversation, in the order of the calls, and decide how to go on."""
+    by_id = {record.call_id: record for record in state.settled}
+    records = tuple(by_id[call.call_id] for call in state.calls)
+    turn = replace(state.turn, records=(*state.turn.records, *records))
+    new = tool_messages(records, turn.run.limits.max_result_chars)
+    policy = turn.run.policy
+    used_up = turn.iterations >= turn.run.limits.max_tool_iterations
+    if state.broken == "server_died":
+        if policy.after_death == "reconnect" and not turn.reconnected and not used_up:
+            server = _server_of(turn, records)
+            return AwaitingReconnect(turn, server, new), (*notes, CloseSession(server=server))
+        return _force(turn, "server_died", new, notes)
+    if state.broken == "tool_timeout" and policy.after_timeout == "force":
+        return _force(turn, "tool_timeout", new, notes)
+    if used_up:
+        return _force(turn, "max_iterations", new, notes)
+    return _ask(turn, "loop", new, notes=notes)
+
+
+def _server_of(turn: Turn, records: tuple[ToolCallRecord, ...]) -> ServerName:
+    died = next(record for record in records if record.settlement == "died")
+    return next(tool.server for tool in turn.tools if tool.name == died.name)
+
+
+# --- The answer ---
+
+
+def _refuse_calls(turn: Turn, phase: Phase, reply: CompletionReceived) -> Transition:
+    """Answer the calls of a reply that was not offered any tools, without executing them."""
+    batch = BatchId(turn.batches + 1)
+    notes, records = _skip(reply.tool_calls, turn.iterations, batch, tool_results.SKIPPED_TOO_LATE)
+    turn = replace(turn, batches=batch, records=(*turn.records, *records))
+    new = tool_messages(records, turn.run.limits.max_result_chars)
+    why = "it calls tools, which are no longer available"
+    return _refuse(turn, phase, why, raw=reply.content, new=new, notes=notes)
+
+
+def _refuse(
+    turn: Turn,
+    phase: Phase,
+    reason: str,
+    *,
+    raw: str | None,
+    new: tuple[ConversationItem, ...] = (),
+    notes: tuple[TurnNote, ...] = (),
+) -> Transition:
+    if phase != "repair":
+        text = UserText(REPAIR_REQUEST.format(reason=reason))
+        return _ask(turn, "repair", (*new, text), notes=(*notes, RepairRequested(reason=reason)))
+    if turn.run.fallback is None:
+        return _fail(turn, NoAnswer(reason=reason, raw=raw), notes)
+    end = _completed(turn, "fallback", turn.run.fallback, raw, reason)
+    return _close(turn, end, (*notes, FellBack(reason=reason, raw_response=raw)))
+
+
+def _complete(turn: Turn, answer: object, raw: str) -> Transition:
+    kind: OutcomeKind = "forced" if turn.forced else "degraded" if turn.degraded else "answered"
+    return _close(turn, _completed(turn, kind, answer, raw, turn.forced or turn.degraded))
+
+
+def _completed(turn: Turn, kind: OutcomeKind, answer: object, raw: str | None, reason: str) -> TurnCompleted:
+    return TurnCompleted(
+        turn=turn.run.turn,
+        kind=kind,
+        answer=answer,
+        raw_response=raw,
+        reason=reason,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=turn.records,
+        usage=turn.usage,
+    )
+
+
+# --- The end ---
+
+
+def _fail(turn: Turn, failure: TurnFailure, notes: tuple[TurnNote, ...] = ()) -> Transition:
+    end = TurnFailed(
+        turn=turn.run.turn,
+        failure=failure,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=turn.records,
+        usage=turn.usage,
+    )
+    return _close(turn, end, notes)
+
+
+def _close(turn: Turn, end: TurnCompleted | TurnFailed, notes: tuple[TurnNote, ...] = ()) -> Transition:
+    if not turn.open:
+        return Finished(), (*notes, end)
+    closing = tuple(CloseSession(server=server) for server in turn.open)
+    return AwaitingClose(turn, turn.open, end), (*notes, *closing)
+
+
+def _closed(state: AwaitingClose, server: ServerName) -> Transition:
+    pending = _without(state.pending, server)
+    if pending:
+        return AwaitingClose(state.turn, pending, state.end), ()
+    return Finished(), (state.end,)
+
+
+def _abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transition:
+    """End the turn where it stands; a call that is under way stays without a record."""
+    turn = state.turn
+    match state:
+        case AwaitingSessions(pending=pending):
+            # They may open yet: each takes the close when it has.
+            turn = replace(turn, open=(*turn.open, *pending))
+        case AwaitingTools(settled=settled):
+            turn = replace(turn, records=(*turn.records, *settled))
+        case _:
+            pass
+    failure: TurnFailure
+    if isinstance(event, DeadlinePassed):
+        failure = DeadlineMissed(limit_s=event.limit_s, doing=_doing(state))
+    else:
+        failure = Interrupted(reason=event.reason)
+    following, commands = _fail(turn, failure)
+    if isinstance(state, AwaitingReconnect):
+        # This one was asked to close already.
+        commands = tuple(item for item in commands if item != CloseSession(server=state.server))
+    return following, commands
+
+
+def _doing(state: LiveState) -> str:
+    match state:
+        case AwaitingSessions(pending=pending):
+            return f"starting {', '.join(pending)}"
+        case AwaitingCompletion():
+            return f"waiting for the model (request {state.turn.requests})"
+        case AwaitingTools(pending=pending, calls=calls):
+            names = [call.name for call in calls if call.call_id in pending]
+            return f"waiting for {names[0]}"
+        case AwaitingReconnect(server=server):
+            return f"restarting {server}"
+        case AwaitingVerdict():
+            return "checking the answer"
+        case _:
+            assert_never(state)
+
+
+def _without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
+    return tuple(other for other in items if other != item)

@@ -1,0 +1,159 @@
+"""From a server's answer to `tools/call` to a `ToolCallResult`, and from there to text for the conversation.
+
+Everything in a `ToolCallResult` is a JSON value by construction: what JSON cannot say (NaN, lone surrogates,
+bytes, foreign objects) is replaced on the way in, so that nothing later can fail to write it (P43, P44).
+"""
+
+import base64
+import bisect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from grue.messages import JsonObject, ToolCallResult
+
+MAX_DEPTH = 100
+"""Deepest nesting of a JSON value; deeper ones would exhaust the stack of whoever writes them."""
+
+SKIPPED_AFTER_TIMEOUT = "Skipped: an earlier tool call of this reply timed out"
+SKIPPED_AFTER_DEATH = "Skipped: the tool server is no longer running"
+SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
+
+
+def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
+    """Return `value` as a JSON value; what JSON cannot say is replaced.
+
+    NaN and infinities become `None`, lone surrogates U+FFFD, bytes base64 text, keys text, integers with
+    more digits than Python writes their hexadecimal text, what is nested more than `depth` deep a text that
+    says so, anything else its `str`.
+    """
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return int(value) if value.bit_length() <= _MAX_INT_BITS else hex(value)
+        case float():
+            return float(value) if math.isfinite(value) else None
+        case str():
+            return _well_formed(value)
+        case bytes() | bytearray() | memoryview():
+            return base64.b64encode(bytes(value)).decode("ascii")
+        case Mapping() | Sequence() | set() | frozenset() if depth < 1:
+            return _TOO_DEEP
+        case Mapping():
+            return json_object(value, depth=depth)
+        case Sequence() | set() | frozenset():
+            return [json_value(item, depth=depth - 1) for item in value]
+        case _:
+            return _well_formed(str(value))
+
+
+def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> JsonObject:
+    """Return a mapping as a JSON object, in the same way."""
+    return {_well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
+
+
+_MAX_INT_BITS = 14_000
+"""Python writes integers of up to 4,300 digits in decimal, readers of JSON read about as many."""
+
+_TOO_DEEP = "[nested too deeply]"
+
+
+def _well_formed(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def success(content: object) -> ToolCallResult:
+    """Wrap what a tool returned (R11.1, P41)."""
+    return ToolCallResult(json_value(content))
+
+
+def failure(message: str, content: object = None) -> ToolCallResult:
+    """Wrap what went wrong (R11.2, R11.4, P42)."""
+    return ToolCallResult(json_value(content), is_error=True, error_message=_well_formed(message))
+
+
+def timed_out(timeout_s: float) -> ToolCallResult:
+    """Return the result of a call that was given `timeout_s` seconds (P25)."""
+    return failure(f"Tool call timed out after {timeout_s:g}s")
+
+
+def call_failed(cause: str) -> ToolCallResult:
+    """Return the result of a call that failed on its way (R6.2)."""
+    return failure(f"Tool call failed: {cause}")
+
+
+def from_mcp(answer: JsonObject) -> ToolCallResult:
+    """Read the result object of `tools/call`.
+
+    The content is the structured content where the server gives it, else the parsed JSON where one text block
+    is a JSON object or array, else the text, else the list of blocks.
+    """
+    blocks = answer.get("content")
+    blocks = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    structured = answer.get("structuredContent")
+    content = structured if structured is not None else _unstructured(blocks)
+    if answer.get("isError") is True:
+        return failure(_error_text(blocks) or "The tool reported an error", content)
+    return success(content)
+
+
+def _unstructured(blocks: list[JsonObject]) -> object:
+    texts = [block.get("text") for block in blocks if block.get("type") == "text"]
+    if len(texts) != len(blocks) or not all(isinstance(text, str) for text in texts):
+        return blocks
+    if len(texts) != 1:
+        return "\n".join(str(text) for text in texts)
+    text = str(texts[0])
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def _error_text(blocks: list[JsonObject]) -> str:
+    return "\n".join(
+        str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text")
+    )
+
+
+def history_text(result: ToolCallResult, max_chars: int) -> str:
+    """Return the JSON text of `result` for the conversation, cut to `max_chars` (R11.5, P44).
+
+    A result that is too large keeps its beginning; its content becomes text with a marker that says how much
+    was cut, so that what the model reads is JSON all the same. Markers and braces come on top of `max_chars`.
+    """
+    text = _written(result.to_dict())
+    if len(text) <= max_chars:
+        return text
+    shown: JsonObject = {}
+    room = max_chars
+    if result.is_error:
+        shown["error"] = _cut(result.error_message or "", room)
+        room = max(0, room - _written_chars(shown["error"]))
+    content = result.content
+    if _written_chars(content) > room:
+        content = _cut(content if isinstance(content, str) else _written(content), room)
+    return _written({**shown, "content": content})
+
+
+def _cut(text: str, room: int) -> str:
+    """Keep as much of the beginning as takes up `room` characters once it is written as JSON."""
+    if _written_chars(text) <= room:
+        return text
+    lengths = range(1, min(len(text), room) + 1)
+    kept = bisect.bisect_right(lengths, room, key=lambda length: _written_chars(text[:length]))
+    return f"{text[:kept]}… [cut: {len(text) - kept} of {len(text)} characters]"
+
+
+def _written(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _written_chars(value: object) -> int:
+    return len(_written(value))

@@ -1,0 +1,156 @@
+"""The task group a turn lives in: who starts, who stops, what a crash means.
+
+A crash has one meaning. An actor that raises something unforeseen ends the whole group: the others are
+cancelled and clean up in their own tasks, and whoever waits for the group gets one `ActorCrashed` whose cause
+is the exception, never an exception group. The trace holds the event.
+
+The body of the `async with` only sends and waits. It must not hold anything that needs an await to be cleaned
+up: a Ctrl-C cancels it even under a shield, the actors' tasks not.
+"""
+
+import contextlib
+import traceback
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from grue.errors import ActorCrashed
+from grue.runtime.actor import Actor
+from grue.runtime.channel import BOUND, Mailbox, MailboxClosed
+from grue.runtime.trace import Envelope, Recorder
+
+M = TypeVar("M")
+
+
+class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
+    """Trace note: an actor raised something unforeseen.
+
+    Attributes:
+        actor: Its name.
+        error: Type and text of the exception.
+        where: File, line and function of the innermost frames, outermost first.
+    """
+
+    actor: str
+    error: str
+    where: tuple[str, ...]
+
+
+class Supervisor:
+    """An async context manager around a group of actors.
+
+    Leaving it closes every mailbox and waits until each actor has finished what it is doing; an actor that
+    takes longer than `stop_grace_s` is cancelled. One that finds another's mailbox closed by then just ends.
+
+    Args:
+        recorder: Where every envelope goes.
+        turn: Number of the turn that the envelopes belong to; 0 outside turns.
+        stop_grace_s: Seconds an actor has to finish by itself.
+
+    Raises:
+        ActorCrashed: On leaving, if an actor raised; the exception is its cause.
+    """
+
+    def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
+        self._recorder = recorder
+        self._turn = turn
+        self._stop_grace_s = stop_grace_s
+        self._mailboxes: list[Mailbox[Any]] = []
+        self._group: TaskGroup = anyio.create_task_group()
+        self._running = 0
+        self._all_done = anyio.Event()
+        self._stopping = False
+        self._crash: tuple[str, Exception] | None = None
+
+    def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
+        """Make a mailbox whose messages are recorded; it is closed with the group."""
+        mailbox: Mailbox[Any] = Mailbox(name, self._tap, bound=bound)
+        self._mailboxes.append(mailbox)
+        return mailbox
+
+    def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
+        """Record a fact that nobody has to act upon."""
+        return self._recorder.record(body, sender=sender, cause=cause, turn=self._turn)
+
+    def start(self, actor: Actor[Any]) -> None:
+        """Run an actor in a task of its own until its mailbox is closed."""
+        if not self._running:
+            self._all_done = anyio.Event()
+        self._running += 1
+        self._group.start_soon(self._run, actor, name=actor.name)
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        suppressed: bool | None = False
+        try:
+            if exc_val is None:
+                await self._stop()
+            self._group.cancel_scope.cancel()
+        finally:
+            try:
+                # An ordinary exception of the body stays out of the group, which would wrap it.
+                if isinstance(exc_val, Exception):
+                    await self._group.__aexit__(None, None, None)
+                else:
+                    suppressed = await self._group.__aexit__(exc_type, exc_val, exc_tb)
+            finally:
+                for mailbox in self._mailboxes:
+                    mailbox.abandon()
+        if self._crash is not None and (exc_val is None or suppressed or isinstance(exc_val, MailboxClosed)):
+            actor, error = self._crash
+            raise ActorCrashed(
+                f"The actor '{actor}' crashed: {type(error).__name__}: {error}", actor=actor
+            ) from error
+        return suppressed
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        for mailbox in self._mailboxes:
+            mailbox.close()
+        if self._running:
+            with anyio.move_on_after(self._stop_grace_s):
+                await self._all_done.wait()
+
+    async def _run(self, actor: Actor[Any]) -> None:
+        try:
+            await actor.run()
+        except Exception as error:  # noqa: BLE001 - what an unforeseen exception means is decided here
+            if not (self._stopping and isinstance(error, MailboxClosed)):
+                self._crashed(actor.name, error)
+        finally:
+            actor.mailbox.abandon()
+            self._running -= 1
+            if not self._running:
+                self._all_done.set()
+
+    def _crashed(self, actor: str, error: Exception) -> None:
+        if self._crash is None:
+            self._crash = (actor, error)
+        self._group.cancel_scope.cancel()
+        # A trace that cannot be written may be what the actor crashed of.
+        with contextlib.suppress(Exception):
+            self.note(_describe(actor, error), sender=actor)
+
+    def _tap(
+        self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
+    ) -> Envelope[Any]:
+        return self._recorder.record(
+            body, sender=sender, receiver=receiver, cause=cause, turn=self._turn, reply_to=reply_to
+        )
+
+
+def _describe(actor: str, error: Exception) -> ActorFailed:
+    frames = traceback.extract_tb(error.__traceback__)[-5:]
+    where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
+    return ActorFailed(actor=actor, error=f"{type(error).__name__}: {error}", where=where)

@@ -1,0 +1,1 @@
+"""Parts for testing agents, shipped to users."""

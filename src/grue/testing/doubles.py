@@ -1,0 +1,227 @@
+"""Stand-ins for the Zork host's manager and client, for tests of agents that use them.
+
+```python
+from grue.testing.doubles import MockLLMClient, MockMCPManager
+
+manager = MockMCPManager()
+manager.set_tool_result("thoughtbox.think", {"nextThoughtNeeded": False})
+
+client = MockLLMClient()
+client.add_response(tool_calls=[{"name": "thoughtbox.think", "arguments": {"thought": "A door."}}])
+client.add_response(content='{"thinking": "A door.", "action": "open door"}')
+
+agent = ZorkAgent(config=config, client=client, mcp_manager=manager)
+assert agent.get_action_with_reasoning("West of House")["action"] == "open door"
+assert manager.call_count == 1
+assert client.requests[1]["messages"][-1]["role"] == "tool"
+```
+
+Both are held to what they stand for by grue's own tests: one contract suite runs against them and the real
+ones.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from grue.errors import MCPError
+from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
+from grue.messages import ToolCallResult
+from grue.protocol import tool_results
+
+THINK = "thoughtbox.think"
+"""The tool that is there from the start."""
+
+_THOUGHT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "thought": {"type": "string", "description": "Your current thinking step"},
+        "thoughtNumber": {"type": "integer", "minimum": 1},
+        "nextThoughtNeeded": {"type": "boolean"},
+    },
+    "required": ["thought", "thoughtNumber", "nextThoughtNeeded"],
+}
+
+
+class MockMCPManager:
+    """A manager without a server: it answers as it is told.
+
+    It lists `thoughtbox.think` and every tool that was told what to answer. A tool that was told nothing
+    answers `{"default": "result"}`; one that is not listed is an error.
+
+    Attributes:
+        server_name: The server that its tools belong to.
+        is_disabled: Set it to play a manager that has given up.
+        connected: Whether a session is open.
+        connect_count: Sessions that were opened.
+        call_count: Tool calls, whatever became of them.
+        calls: Name and arguments of each.
+        connect_error: Raised by `connect_session` while it is set.
+    """
+
+    def __init__(self, server_name: str = "thoughtbox") -> None:
+        self.server_name = server_name
+        self.is_disabled = False
+        self.connected = False
+        self.connect_count = 0
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.connect_error: Exception | None = None
+        self.tool_results: dict[str, object] = {}
+        self._schemas: dict[str, dict[str, Any]] = {}
+        self._timeouts: set[str] = set()
+        self.add_tool(f"{server_name}.think", "Structured reasoning", _THOUGHT)
+
+    @property
+    def call_count(self) -> int:
+        """Tool calls so far, whatever became of them."""
+        return len(self.calls)
+
+    def add_tool(
+        self, tool_name: str, description: str = "", parameters: Mapping[str, Any] | None = None
+    ) -> None:
+        """List a tool; `parameters` is a JSON schema, by default that of an object of any kind."""
+        function = {
+            "name": tool_name,
+            "description": description,
+            "parameters": dict(parameters or {"type": "object", "properties": {}}),
+        }
+        self._schemas[tool_name] = {"type": "function", "function": function}
+
+    def set_tool_result(self, tool_name: str, result: object) -> None:
+        """Make a tool answer with `result`: a `ToolCallResult`, or its content."""
+        if tool_name not in self._schemas:
+            self.add_tool(tool_name)
+        self._timeouts.discard(tool_name)
+        self.tool_results[tool_name] = result
+
+    def set_tool_error(self, tool_name: str, message: str, content: object = None) -> None:
+        """Make a tool answer with an error."""
+        self.set_tool_result(tool_name, tool_results.failure(message, content))
+
+    def set_timeout(self, tool_name: str) -> None:
+        """Make a tool time out, at once: no time passes."""
+        self.set_tool_result(tool_name, None)
+        self._timeouts.add(tool_name)
+
+    async def connect_session(self) -> None:
+        """Open a session, or raise `connect_error`."""
+        if self.connect_error is not None:
+            raise self.connect_error
+        self.connected = True
+        self.connect_count += 1
+
+    async def disconnect_session(self) -> None:
+        """Close the session."""
+        self.connected = False
+
+    async def get_tool_schemas(self) -> list[dict[str, Any]]:
+        """Return the tools in OpenAI's format.
+
+        Raises:
+            MCPError: No session is open.
+        """
+        if not self.connected:
+            raise MCPError("MockMCPManager is not connected")
+        return list(self._schemas.values())
+
+    async def call_tool(
+        self, tool_name: str, arguments: dict[str, Any], timeout_seconds: float | None = None
+    ) -> ToolCallResult:
+        """Answer as told.
+
+        Raises:
+            TimeoutError: It was told to time out.
+        """
+        self.calls.append((tool_name, dict(arguments)))
+        await asyncio.sleep(0)
+        if not self.connected:
+            return tool_results.call_failed("no session is open")
+        if tool_name not in self._schemas:
+            return tool_results.failure(f"Unknown MCP tool: {tool_name}")
+        if tool_name in self._timeouts:
+            raise TimeoutError(f"Tool call timed out after {timeout_seconds}s")
+        result = self.tool_results.get(tool_name, {"default": "result"})
+        return result if isinstance(result, ToolCallResult) else tool_results.success(result)
+
+
+class MockLLMClient:
+    """A client without a model: it gives the responses that were added, in order.
+
+    Attributes:
+        requests: The arguments of every `create` so far, as they were then.
+        chat: `chat.completions.create` is `chat_completions_create`.
+        supports_tools: What `_supports_tool_calling` says.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.supports_tools = True
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.chat_completions_create))
+        self._responses: list[LLMResponse | Exception] = []
+        self._made = 0
+
+    def add_response(
+        self,
+        content: str | None = None,
+        tool_calls: Sequence[ToolCall | Mapping[str, Any]] | None = None,
+        finish_reason: str | None = None,
+        model: str = "mock",
+        usage: dict[str, int] | None = None,
+    ) -> None:
+        """Add a response to the end of the queue.
+
+        Args:
+            content: The text.
+            tool_calls: `ToolCall` objects, OpenAI's dicts, or `{"name": ..., "arguments": ...}`. Arguments
+                are JSON text, or an object; a missing id is made up.
+            finish_reason: Default: what fits.
+            model: The model that claims to have answered.
+            usage: Tokens, by the endpoint's names.
+        """
+        calls = [self._tool_call(call) for call in tool_calls or ()]
+        self._responses.append(
+            LLMResponse(
+                content=content,
+                model=model,
+                usage=usage,
+                tool_calls=calls or None,
+                finish_reason=finish_reason or ("tool_calls" if calls else "stop"),
+            )
+        )
+
+    def add_error(self, error: Exception) -> None:
+        """Make a request fail with `error`; give it a `status_code` for an HTTP status."""
+        self._responses.append(error)
+
+    def chat_completions_create(self, **kwargs: Any) -> LLMResponse:
+        """Record the request and return the next response.
+
+        Raises:
+            MCPError: There is none left.
+        """
+        self.requests.append(kwargs)
+        if len(self.requests) > len(self._responses):
+            raise MCPError(f"MockLLMClient has no response for request {len(self.requests)}: add one.")
+        response = self._responses[len(self.requests) - 1]
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def _supports_tool_calling(self, model: str, config: object = None) -> bool:
+        del model, config
+        return self.supports_tools
+
+    def _tool_call(self, call: ToolCall | Mapping[str, Any]) -> ToolCall:
+        if isinstance(call, ToolCall):
+            return call
+        self._made += 1
+        function = call.get("function", call)
+        arguments = function.get("arguments", {})
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        call_id = call.get("id") or f"call_mock_{self._made}"
+        return ToolCall(id=call_id, type="function", function=FunctionCall(function["name"], text))

@@ -1,0 +1,230 @@
+"""An MCP server over stdio that fails as it is told to, for trying out whatever uses one.
+
+Without flags it is a correct little server with three tools: `echo` (returns `text`), `fail` (a tool error),
+and `environ` (the value of one environment variable). Each flag adds one fault, and they can be combined:
+
+```python
+from grue.testing import faulty_server
+
+command, *args = faulty_server.argv("--silent-at", "call", "--ignore-eof", "--ignore-term")
+```
+
+PHASE is `start` (before anything is read), `initialize`, `list` or `call`. Standard library only, run as a
+script, so that it boots in about 20 ms.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+PHASES = {"initialize": "initialize", "tools/list": "list", "tools/call": "call"}
+GARBAGE = (
+    b"Server listening...",
+    b'{"half": ',
+    b"[1, 2]",
+    b"\xff\xfe\x00garbage",
+    b'{"neither": "request"}',
+    b"",
+)
+
+
+def argv(*flags: str) -> tuple[str, ...]:
+    """Return the command line that runs this server with `flags`, in this interpreter."""
+    return (sys.executable, "-I", __file__, *flags)
+
+
+def _flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="faulty_server", description="An MCP server that fails as told.")
+    add = parser.add_argument
+    phases = ("start", *PHASES.values())
+    add("--silent-at", metavar="PHASE", action="append", default=[], choices=phases, help="never answer")
+    add("--exit-at", metavar="PHASE", choices=phases, help="exit instead of answering")
+    add("--exit-status", type=int, default=1, help="the status it exits with (default: 1)")
+    add("--kill-at", metavar="PHASE", choices=phases, help="die of SIGKILL instead of answering")
+    add("--error-at", metavar="PHASE", action="append", default=[], help="answer with a JSON-RPC error")
+    add("--null-at", metavar="PHASE", action="append", default=[], help="answer with `result: null`")
+    add("--close-stdout-at", metavar="PHASE", help="close standard output instead of answering, and live on")
+    add("--stop-reading-after", metavar="PHASE", help="answer that, then never read again")
+    add("--stderr", metavar="TEXT", help="write this line to standard error at the start")
+    add("--flood-stderr", metavar="BYTES", type=int, default=0, help="write that much to it at the start")
+    add("--ignore-eof", action="store_true", help="live on when standard input ends")
+    add("--ignore-term", action="store_true", help="ignore SIGTERM")
+    add(
+        "--grandchild", action="store_true", help="start a process that holds standard output for ten minutes"
+    )
+    add("--noise", metavar="N", type=int, default=0, help="N lines of garbage before each answer")
+    add("--invalid-utf8", action="store_true", help="invalid UTF-8 inside the answers to calls")
+    add("--huge-result", metavar="BYTES", type=int, default=0, help="answers to calls with that much text")
+    add("--drip", metavar="SECONDS", type=float, help="write byte by byte, with this pause between")
+    add("--slow-call", metavar="SECONDS", type=float, default=0.0, help="how long a call takes")
+    add("--chatty", action="store_true", help="log and report progress during calls")
+    add("--malformed-tool", action="store_true", help="list three broken tools beside the good ones")
+    add(
+        "--pages",
+        metavar="N",
+        type=int,
+        default=1,
+        help="spread the listing over N pages, one tool more on each",
+    )
+    add("--page-loop", action="store_true", help="the last page refers to the first one")
+    add("--protocol-version", metavar="V", help="answer initialize with this version")
+    add("--record", metavar="FILE", help="append every line it reads to FILE")
+    return parser
+
+
+class FaultyServer:
+    """Answers requests one after the other, with the faults of `flags`."""
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self._flags = flags
+
+    def serve(self) -> None:
+        """Read requests until the end of input, or until a fault ends it."""
+        self._begin()
+        for line in self._lines():
+            message = json.loads(line)
+            if "method" not in message or "id" not in message:
+                continue
+            phase = PHASES.get(message["method"], "other")
+            if self._fails(phase):
+                continue
+            self._make_noise()
+            self._send({"jsonrpc": "2.0", "id": message["id"], **self._answer(message, phase)})
+            if self._flags.stop_reading_after == phase:
+                _sleep_for_ever()
+        if self._flags.ignore_eof:
+            _sleep_for_ever()
+
+    def _begin(self) -> None:
+        flags = self._flags
+        if flags.ignore_term:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if flags.grandchild:
+            subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+        if flags.stderr:
+            os.write(2, flags.stderr.encode() + b"\n")
+        written = 0
+        while written < flags.flood_stderr:
+            written += os.write(2, b"a line of a flood of complaints\n")
+        if self._fails("start"):
+            _sleep_for_ever()
+
+    def _lines(self) -> Iterator[bytes]:
+        for line in sys.stdin.buffer:
+            if self._flags.record:
+                with open(self._flags.record, "ab") as record:  # noqa: PTH123 - one import less to boot with
+                    record.write(line)
+            yield line
+
+    def _fails(self, phase: str) -> bool:
+        """Commit the fault that replaces an answer in this phase; False if there is none."""
+        flags = self._flags
+        if flags.exit_at == phase:
+            sys.stderr.flush()
+            os._exit(flags.exit_status)
+        if flags.kill_at == phase:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if flags.close_stdout_at == phase:
+            os.close(1)
+            return True
+        return phase in flags.silent_at
+
+    def _answer(self, message: dict[str, Any], phase: str) -> dict[str, Any]:
+        params = message.get("params") or {}
+        if phase in self._flags.error_at:
+            return {"error": {"code": -32050, "message": f"told to refuse {phase}"}}
+        if phase in self._flags.null_at:
+            return {"result": None}
+        if phase == "initialize":
+            return {"result": self._welcome(params)}
+        if phase == "list":
+            return {"result": self._listing(params.get("cursor"))}
+        if phase == "call":
+            return {"result": self._call(params)}
+        if message["method"] == "ping":
+            return {"result": {}}
+        return {"error": {"code": -32601, "message": f"Method not found: {message['method']}"}}
+
+    def _welcome(self, params: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "protocolVersion": self._flags.protocol_version or params.get("protocolVersion"),
+            "capabilities": {"tools": {}, "logging": {}},
+            "serverInfo": {"name": "faulty", "version": "1.0"},
+        }
+
+    def _listing(self, cursor: str | None) -> dict[str, Any]:
+        page = int(cursor or 1)
+        tools: list[Any] = [_tool(f"page_{page}")]
+        if page == 1:
+            tools = [_tool("echo", "text"), _tool("fail"), _tool("environ", "name")]
+            if self._flags.malformed_tool:
+                tools += [
+                    {"description": "no name"},
+                    _tool("bad schema") | {"inputSchema": "text"},
+                    "no tool",
+                ]
+        if page < self._flags.pages:
+            return {"tools": tools, "nextCursor": str(page + 1)}
+        return {"tools": tools, "nextCursor": "1"} if self._flags.page_loop else {"tools": tools}
+
+    def _call(self, params: dict[str, Any]) -> dict[str, Any]:
+        arguments = params.get("arguments") or {}
+        self._chat((params.get("_meta") or {}).get("progressToken"))
+        time.sleep(self._flags.slow_call)
+        if params.get("name") == "fail":
+            return {"content": [{"type": "text", "text": "told to fail"}], "isError": True}
+        if params.get("name") == "environ":
+            text = os.environ.get(arguments.get("name", ""), "")
+        else:
+            text = str(arguments.get("text", ""))
+        return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
+
+    def _chat(self, token: object) -> None:
+        if not self._flags.chatty:
+            return
+        self._notify("notifications/message", {"level": "info", "logger": "faulty", "data": "working on it"})
+        if token is not None:
+            self._notify("notifications/progress", {"progressToken": token, "progress": 1, "total": 2})
+
+    def _notify(self, method: str, params: dict[str, Any]) -> None:
+        self._send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def _make_noise(self) -> None:
+        for number in range(self._flags.noise):
+            self._write(GARBAGE[number % len(GARBAGE)] + b"\n")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        if self._flags.invalid_utf8:
+            line = line.replace(b'"text": "', b'"text": "\xff')
+        self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        step = len(line) if self._flags.drip is None else 1
+        with contextlib.suppress(OSError):  # standard output was closed, as told
+            for start in range(0, len(line), step):
+                sys.stdout.buffer.write(line[start : start + step])
+                sys.stdout.buffer.flush()
+                time.sleep(self._flags.drip or 0)
+
+
+def _tool(name: str, *arguments: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string"} for argument in arguments}
+    schema = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"name": name, "description": f"The tool {name}.", "inputSchema": schema}
+
+
+def _sleep_for_ever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    FaultyServer(_flags().parse_args()).serve()

@@ -1,0 +1,111 @@
+"""Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
+
+On Linux, processes are found by a mark in their environment, which every descendant inherits: so those are
+seen, too, whose parent has gone or that have made a session of their own. Elsewhere, only children are seen.
+"""
+
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from grue.mcp_transport.guard import guard
+from grue.mcp_transport.process_table import ProcessEntry, all_processes
+
+_MARK = "GRUE_LEFTOVERS_MARK"
+_LOOK_EVERY_S = 0.01
+
+
+class _Present(NamedTuple):
+    """What exists at one moment."""
+
+    processes: frozenset[int]
+    descriptors: frozenset[int]
+    threads: frozenset[threading.Thread]
+
+
+@contextmanager
+def assert_nothing_left(within_s: float = 2.0) -> Iterator[None]:
+    """Assert that the block leaves no process, descriptor or thread behind (P9).
+
+    What existed before is not counted, nor is the guard, which is started if need be: it lives as long as the
+    host process. An exception in the block passes through unchecked.
+
+    Args:
+        within_s: How many seconds a leftover may take to go after the block's end.
+
+    Raises:
+        AssertionError: Something is left; the text says what.
+    """
+    guard.start()
+    mark = uuid.uuid4().hex
+    outer = os.environ.get(_MARK)
+    before = _look(mark)
+    os.environ[_MARK] = f"{mark} {outer}"  # nested blocks: a process carries the marks of all of them
+    try:
+        yield
+    finally:
+        if outer is None:
+            del os.environ[_MARK]
+        else:
+            os.environ[_MARK] = outer
+    deadline = time.monotonic() + within_s
+    while any(left := _new_since(before, mark)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY_S)
+    if any(left):
+        raise AssertionError("left behind: " + ", ".join(_description(left)))
+
+
+def _new_since(before: _Present, mark: str) -> _Present:
+    now = _look(mark)
+    return _Present(
+        now.processes - before.processes,
+        now.descriptors - before.descriptors,
+        now.threads - before.threads,
+    )
+
+
+def _look(mark: str) -> _Present:
+    return _Present(
+        frozenset(each.pid for each in all_processes() if _is_ours(each, mark)),
+        frozenset(_descriptors()),
+        frozenset(threading.enumerate()),
+    )
+
+
+def _description(left: _Present) -> Iterator[str]:
+    for pid in sorted(left.processes):
+        command = subprocess.run(
+            ["ps", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, check=False
+        )
+        yield f"process {pid} ({command.stdout.decode(errors='replace').strip()})"
+    for descriptor in sorted(left.descriptors):
+        target = ""
+        with suppress(OSError):
+            target = str(Path(f"/dev/fd/{descriptor}").readlink())
+        yield f"descriptor {descriptor} ({target})"
+    for thread in left.threads:
+        yield f"thread {thread.name}"
+
+
+def _is_ours(process: ProcessEntry, mark: str) -> bool:
+    if process.pid in (os.getpid(), guard.pid):
+        return False
+    if process.parent == os.getpid():
+        return True
+    try:
+        return mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:  # not there any more, somebody else's, or not Linux
+        return False
+
+
+def _descriptors() -> Iterator[int]:
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
+        with suppress(OSError):  # the one that the listing itself was read from
+            os.fstat(int(name))
+            yield int(name)

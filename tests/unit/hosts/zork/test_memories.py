@@ -1,0 +1,49 @@
+"""What the host remembers of each place."""
+
+from grue.games.game import Observation
+from grue.hosts.zork.context import Move
+from grue.hosts.zork.memories import MOST_PER_PLACE, Memories
+
+
+def test_points_deaths_and_ways_are_remembered_of_the_place_where_they_happened() -> None:
+    memories = Memories()
+    memories.learn(Move("take egg", "Taken.", "Nest", 5), Observation(text="", location="Nest"))
+    memories.learn(Move("jump", "Ouch.", "Nest", 0), Observation(text="", location="Gate", died=True))
+    memories.learn(Move("down", "Forest", "Nest", 0), Observation(text="", location="Forest"))
+    assert memories.of("Nest") == (
+        "'take egg' brought 5 points",
+        "'jump' killed you here",
+        "'down' leads to Forest",
+    )
+    assert memories.of("Forest") == ()
+    assert memories.text("Forest") is None
+    assert memories.text("Nest") == (
+        "What you remember of this place:\n"
+        "- 'take egg' brought 5 points\n- 'jump' killed you here\n- 'down' leads to Forest"
+    )
+
+
+def test_nothing_is_remembered_of_an_unknown_place_or_a_dull_move() -> None:
+    memories = Memories()
+    assert memories.learn(Move("wait", "Time passes.", None, 0), Observation(text="")) is None
+    assert (
+        memories.learn(Move("wait", "Time passes.", "Hall", 0), Observation(text="", location="Hall")) is None
+    )
+    assert memories.learn(Move("wait", "Time passes.", "Hall", None), Observation(text="")) is None
+
+
+def test_a_memory_is_kept_once_and_the_oldest_goes_first() -> None:
+    memories = Memories()
+    for number in range(MOST_PER_PLACE + 2):
+        seen = Observation(text="", location=f"Room {number}")
+        assert memories.learn(Move(f"go {number}", "", "Hall", 0), seen) is not None
+        assert memories.learn(Move(f"go {number}", "", "Hall", 0), seen) is None
+    kept = memories.of("Hall")
+    assert len(kept) == MOST_PER_PLACE
+    assert kept[-1] == f"'go {MOST_PER_PLACE + 1}' leads to Room {MOST_PER_PLACE + 1}"
+
+
+def test_an_earlier_part_of_an_episode_can_be_put_back() -> None:
+    memories = Memories()
+    memories.keep("Hall", "'north' leads to Attic")
+    assert memories.of("Hall") == ("'north' leads to Attic",)

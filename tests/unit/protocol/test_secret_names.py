@@ -1,0 +1,88 @@
+"""Which values are never to be shown."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grue.protocol.secret_names import looks_secret, secrets_in
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPENROUTER_API_KEY",
+        "GITHUB_TOKEN",
+        "NPMTOKEN",
+        "HF_TOKENS",
+        "githubToken",
+        "apiKey",
+        "APIKey",
+        "MYAPIKEY",
+        "X-Api-Key",
+        "Authorization",
+        "Cookie",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "CLIENT_SECRET",
+        "PGPASSWORD",
+        "DB_PASS",
+        "MYSQL_PWD",
+        "MASTER_PASSPHRASE",
+        "USER_CREDENTIALS",
+        "PROXY_AUTH",
+        "GITLAB_PAT",
+        "SESSION_JWT",
+        "SLACK_SECRET_URL",
+        "API_KEY_2",
+    ],
+)
+def test_names_of_secrets_are_recognised(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SSH_AUTH_SOCK",
+        "XAUTHORITY",
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "SSH_KEY_PATH",
+        "SECRETS_DIR",
+        "TOKENIZERS_PARALLELISM",
+        "KEYBOARD_LAYOUT",
+        "MONKEY",
+        "AUTHOR",
+        "GIT_AUTHOR_NAME",
+        "PATTERN",
+        "COMPASS",
+        "HOME",
+        "LANG",
+        "_",
+        "",
+    ],
+)
+def test_names_of_places_and_of_other_things_are_not(name: str) -> None:
+    assert not looks_secret(name)
+
+
+values = st.text(max_size=40)
+environments = st.dictionaries(st.sampled_from(["A_TOKEN", "B_KEY", "LANG", "SSH_AUTH_SOCK"]), values)
+
+
+@settings(max_examples=200)
+@given(environments)
+def test_long_values_of_secret_names_and_no_others_are_redacted(environ: dict[str, str]) -> None:
+    assert secrets_in(environ) == {
+        name: value.strip()
+        for name, value in environ.items()
+        if name in ("A_TOKEN", "B_KEY") and len(value.strip()) >= 12
+    }
+
+
+def test_what_is_configured_counts_beside_the_hosts_own() -> None:
+    found = secrets_in({"A_KEY": "0123456789ab", "B_KEY": "short"}, {"token": " x0123456789abx "})
+    assert found == {"A_KEY": "0123456789ab", "token": "x0123456789abx"}
