@@ -21,7 +21,7 @@ from grue.actors.function_tools import FunctionTools
 from grue.actors.mcp_session import Connect, SessionActor, ToolConnection
 from grue.answers import AnswerCheck, AnswerSpec, as_json
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError, MCPServerStartupError, TurnTimedOut
-from grue.mcp_transport.client import ClientOptions, McpClient
+from grue.mcp_transport.client import ClientOptions, McpClient, require_mcp
 from grue.mcp_transport.failures import failure_text
 from grue.mcp_transport.notices import ServerNotice
 from grue.mcp_transport.process_group import ProcessRegistry
@@ -128,6 +128,7 @@ class Runner:
 
     Raises:
         MCPConfigError: A server name cannot be used.
+        MissingDependencyError: There is a server process to talk to, and `mcp` is absent or too old (R14.4).
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class Runner:
         self.turn = 0
         self._llm = llm if callable(llm) else _llm_actor(llm)
         self._servers = {_server_name(name): server for name, server in (servers or {}).items()}
+        if any(isinstance(server, StdioServer) for server in self._servers.values()):
+            require_mcp()
         self._process_limits = process_limits or ProcessLimits()
         self._hide_secrets(llm)
         self._connections: dict[ServerName, Settled] = {}
@@ -217,6 +220,7 @@ class Runner:
         return run_blocking(
             lambda: self._run_turn(request, registry),
             last_word=registry.kill_leftovers,
+            hurry=registry.kill_now,
             twin="Runner.run_turn_async",
         )
 

@@ -141,7 +141,7 @@ class McpClient:
             with anyio.fail_after(timeout_s):
                 return await self._handshake(link)
         except TimeoutError as error:
-            cause = f"no answer to {self._method} within {timeout_s:g} s"
+            cause = f"no answer to {self._method} within {timeout_s:.2g} s"
             raise self._failed(
                 cause, remedy_for(self._server.command, self._phase, timed_out=True)
             ) from error

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import anyio
 import anyio.abc
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from grue.mcp_transport.plain_text import plain_text
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
@@ -65,14 +66,25 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
     Attributes:
         exit_grace_s: From the end of its input until SIGTERM.
         term_grace_s: From SIGTERM until SIGKILL.
+        cancelled_grace_s: Most that either of them is where a cancellation closes the server: whoever pressed
+            Ctrl-C waits for it.
         max_line_bytes: Longest line in either direction, and most that waits for a server that does not read.
         stderr_tail_bytes: How much of the end of its standard error is kept.
     """
 
     exit_grace_s: float = 2.0
     term_grace_s: float = 2.0
+    cancelled_grace_s: float = 0.5
     max_line_bytes: int = 64 * 1024 * 1024
     stderr_tail_bytes: int = 8192
+
+    def when_cancelled(self) -> Self:
+        """Return the same with graces of at most `cancelled_grace_s`."""
+        return replace(
+            self,
+            exit_grace_s=min(self.exit_grace_s, self.cancelled_grace_s),
+            term_grace_s=min(self.term_grace_s, self.cancelled_grace_s),
+        )
 
 
 class LineTooLongError(Exception):
@@ -152,6 +164,8 @@ class ServerProcess:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
+        if exc_type is not None and issubclass(exc_type, anyio.get_cancelled_exc_class()):
+            self._limits = self._limits.when_cancelled()
         try:
             if not leaves_no_time(exc_type):
                 await self._leave()

@@ -92,26 +92,22 @@ class Supervisor:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> bool | None:
-        suppressed: bool | None = False
-        try:
-            if exc_val is None:
-                await self._stop()
-            self._group.cancel_scope.cancel()
-        finally:
+        cut_short: BaseException | None = None
+        if exc_val is None:
             try:
-                # An ordinary exception of the body stays out of the group, which would wrap it.
-                if isinstance(exc_val, Exception):
-                    await self._group.__aexit__(None, None, None)
-                else:
-                    suppressed = await self._group.__aexit__(exc_type, exc_val, exc_tb)
-            finally:
-                for mailbox in self._mailboxes:
-                    mailbox.abandon()
-        if self._crash is not None and (exc_val is None or suppressed or isinstance(exc_val, MailboxClosed)):
+                await self._stop()
+            except anyio.get_cancelled_exc_class() as cancelled:
+                # By an actor's crash or from outside: the group knows which.
+                cut_short = cancelled
+        left_by = exc_val or cut_short
+        suppressed = await self._end(left_by)
+        if self._crash is not None and (left_by is None or suppressed or isinstance(left_by, MailboxClosed)):
             actor, error = self._crash
             raise ActorCrashed(
                 f"The actor '{actor}' crashed: {type(error).__name__}: {error}", actor=actor
             ) from error
+        if cut_short is not None and not suppressed:
+            raise cut_short
         return suppressed
 
     async def _stop(self) -> None:
@@ -121,6 +117,19 @@ class Supervisor:
         if self._running:
             with anyio.move_on_after(self._stop_grace_s):
                 await self._all_done.wait()
+
+    async def _end(self, error: BaseException | None) -> bool | None:
+        """Cancel what still runs and wait for it; say whether `error` is but this group's cancellation."""
+        self._group.cancel_scope.cancel()
+        try:
+            if error is None or isinstance(error, Exception):
+                # An ordinary exception of the body stays out of the group, which would wrap it.
+                await self._group.__aexit__(None, None, None)
+                return False
+            return await self._group.__aexit__(type(error), error, error.__traceback__)
+        finally:
+            for mailbox in self._mailboxes:
+                mailbox.abandon()
 
     async def _run(self, actor: Actor[Any]) -> None:
         try:

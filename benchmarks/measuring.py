@@ -1,0 +1,140 @@
+"""Samples, figures, bars, and how they are printed and stored."""
+
+import gc
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+WIDTH = 80
+
+
+class Figure(NamedTuple):
+    """A median and its spread: a quarter of the samples lie below `low`, a quarter above `high`."""
+
+    label: str
+    unit: str
+    median: float
+    low: float
+    high: float
+    samples: int
+
+
+class Bar(NamedTuple):
+    """What a part may cost at most, or has to reach at least; `value` is what was measured."""
+
+    label: str
+    value: float
+    limit: float
+    unit: str = ""
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether it is."""
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+class Section(NamedTuple):
+    """What belongs to one comparison.
+
+    Attributes:
+        name: For `--only`.
+        title: A line.
+        measured: What is measured, and what is not.
+        facts: Single numbers beside the figures, by what they are, with their unit.
+    """
+
+    name: str
+    title: str
+    measured: str
+    figures: Sequence[Figure]
+    bars: Sequence[Bar] = ()
+    facts: Mapping[str, str] = {}
+
+
+class Effort(NamedTuple):
+    """How often things are repeated; `--quick` shows only that everything runs."""
+
+    turns: int = 60
+    cold_starts: int = 7
+    starts: int = 25
+    rounds: int = 25
+    asks: int = 1000
+    iterations: tuple[int, int, int] = (50, 100, 200)
+    agents: int = 100
+
+
+QUICK = Effort(turns=2, cold_starts=1, starts=2, rounds=2, asks=20, iterations=(2, 4, 8), agents=4)
+
+
+def figure(label: str, unit: str, samples: Sequence[float]) -> Figure:
+    """Return the median and the quartiles."""
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    low, high = ordered[round(last * 0.25)], ordered[round(last * 0.75)]
+    return Figure(label, unit, statistics.median(ordered), low, high, len(ordered))
+
+
+def ratio(samples: Sequence[float], of: Sequence[float]) -> float:
+    """Return the median of the ratios of each pair, which a load that comes and goes hardly moves."""
+    return statistics.median(one / other for one, other in zip(samples, of, strict=True))
+
+
+def interleave(rounds: int, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Sample every side once a round, starting with another one each time."""
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            samples[name].append(sides[name]())
+    return samples
+
+
+def seconds_each(work: Callable[[], object], times: int) -> float:
+    """Return the seconds that one `work()` takes, out of so many; the collector starts from nothing."""
+    gc.collect()
+    begun = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - begun) / times
+
+
+def printed(section: Section) -> str:
+    """Return a section as text of at most 80 columns."""
+    lines = [section.title, *textwrap.wrap(section.measured, WIDTH - 2, initial_indent="  ")]
+    lines[2:] = [f"  {line.strip()}" for line in lines[2:]]
+    for item in section.figures:
+        spread = f"{_number(item.low)} .. {_number(item.high)}"
+        lines.append(f"    {item.label:<42}{_number(item.median):>9} {item.unit:<6}{spread:>17}")
+    lines += [f"    {label:<42}{value:>9}" for label, value in section.facts.items()]
+    lines += [f"  {bar_line(bar)}" for bar in section.bars]
+    return "\n".join(lines)
+
+
+def bar_line(bar: Bar) -> str:
+    """Return a bar, what it came to, and the verdict in one line."""
+    verdict = "met" if bar.met else "MISSED"
+    bound = "at least" if bar.at_least else "at most"
+    unit = f" {bar.unit}" if bar.unit else ""
+    limit = f"{bound} {bar.limit:g}{unit}"
+    return f"{verdict:<7}{bar.label:<39}{_number(bar.value) + unit:>12}  {limit}"
+
+
+def stored(section: Section) -> dict[str, object]:
+    """Return a section as JSON values."""
+    return {
+        "name": section.name,
+        "title": section.title,
+        "figures": [item._asdict() for item in section.figures],
+        "bars": [{**bar._asdict(), "met": bar.met} for bar in section.bars],
+        "facts": dict(section.facts),
+    }
+
+
+def _number(value: float) -> str:
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

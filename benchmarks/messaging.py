@@ -1,0 +1,160 @@
+"""The runtime's own cost: an ask and its answer, and the record of an envelope."""
+
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from measuring import Bar, Effort, Section, figure, interleave, ratio, seconds_each
+
+from grue.messages import BatchId, CallId, ToolCallResult, ToolReturned
+from grue.runtime.actor import Actor, reply
+from grue.runtime.supervisor import Supervisor
+from grue.runtime.trace import Envelope, Recorder, TraceWriter
+
+BODY = ToolReturned(
+    batch=BatchId(1), call_id=CallId("call_1"), result=ToolCallResult("a brass lantern"), duration_s=0.01
+)
+
+
+class Echo(Actor[ToolReturned]):
+    """Answers each ask with what was asked."""
+
+    async def receive(self, envelope: Envelope[ToolReturned]) -> None:
+        """Answer."""
+        reply(envelope, envelope.body)
+
+
+Question: TypeAlias = tuple[ToolReturned, MemoryObjectSendStream[ToolReturned]]
+
+
+def ask_section(effort: Effort) -> Section:
+    """Compare an ask between two actors with anyio's streams (architecture: at most 2 x)."""
+    with tempfile.TemporaryDirectory() as folder:
+        recorder, writer = _recorder_to_file(Path(folder))
+        sides = {
+            "file": partial(anyio.run, asks_of_an_actor, recorder, effort.asks),
+            "none": partial(anyio.run, asks_of_an_actor, Recorder(), effort.asks),
+            "bare": partial(anyio.run, asks_over_streams, effort.asks),
+            "standing": partial(anyio.run, asks_over_standing_streams, effort.asks),
+        }
+        samples = interleave(effort.rounds, sides)
+        writer.close()
+    return Section(
+        "ask",
+        "Ask and answer between two actors",
+        "Measured: one question out and its answer back, one at a time, two tasks in one event loop. Over "
+        "bare streams, each question brings a stream for its answer, as an ask does; two standing streams, "
+        "which cannot tell one asker from another, are shown beside.",
+        [
+            figure("actors, trace in a file", "us", samples["file"]),
+            figure("actors, no trace", "us", samples["none"]),
+            figure("bare anyio streams", "us", samples["bare"]),
+            figure("bare, standing streams", "us", samples["standing"]),
+        ],
+        [Bar("an ask, trace in a file, ratio to bare", ratio(samples["file"], samples["bare"]), 2.0, "x")],
+    )
+
+
+def record_section(effort: Effort) -> Section:
+    """Measure the record of an envelope (architecture: at most 10 us)."""
+    with tempfile.TemporaryDirectory() as folder:
+        recorder, writer = _recorder_to_file(Path(folder))
+        samples = interleave(
+            effort.rounds,
+            {
+                "file": partial(_record_us, recorder, effort.asks),
+                "secrets": partial(_record_us, _recorder_with_secrets(writer), effort.asks),
+                "none": partial(_record_us, Recorder(), effort.asks),
+            },
+        )
+        writer.close()
+    shown = figure("into a file", "us", samples["file"])
+    return Section(
+        "record",
+        "Record an envelope",
+        "Measured: a tool's result of a few words, numbered, timed, encoded, and handed to the operating "
+        "system in one write. Not measured: the disk.",
+        [
+            shown,
+            figure("into a file, two secrets hidden", "us", samples["secrets"]),
+            figure("without an observer", "us", samples["none"]),
+        ],
+        [Bar("recording an envelope", shown.median, 10, "us")],
+    )
+
+
+async def asks_of_an_actor(recorder: Recorder, times: int) -> float:
+    """Return the microseconds of one ask."""
+    async with Supervisor(recorder) as supervisor:
+        mailbox = supervisor.mailbox("echo")
+        supervisor.start(Echo(mailbox))
+        begun = time.perf_counter()
+        for _ in range(times):
+            await mailbox.ask(BODY, sender="asker")
+        return (time.perf_counter() - begun) / times * 1e6
+
+
+async def asks_over_streams(times: int) -> float:
+    """Return the microseconds of one question with a stream for its answer."""
+    entrance, exit_ = anyio.create_memory_object_stream[Question](16)
+    async with anyio.create_task_group() as group, exit_, entrance:
+        group.start_soon(_answer_each, exit_)
+        begun = time.perf_counter()
+        for _ in range(times):
+            answer, answered = anyio.create_memory_object_stream[ToolReturned](1)
+            with answer, answered:
+                entrance.send_nowait((BODY, answer))
+                await answered.receive()
+        took = time.perf_counter() - begun
+        group.cancel_scope.cancel()
+    return took / times * 1e6
+
+
+async def asks_over_standing_streams(times: int) -> float:
+    """Return the microseconds of one question and its answer, each over a stream of its own."""
+    asked, questions = anyio.create_memory_object_stream[ToolReturned](16)
+    answer, answers = anyio.create_memory_object_stream[ToolReturned](16)
+    async with anyio.create_task_group() as group, asked, questions, answer, answers:
+        group.start_soon(_pass_on, questions, answer)
+        begun = time.perf_counter()
+        for _ in range(times):
+            asked.send_nowait(BODY)
+            await answers.receive()
+        took = time.perf_counter() - begun
+        group.cancel_scope.cancel()
+    return took / times * 1e6
+
+
+async def _answer_each(questions: MemoryObjectReceiveStream[Question]) -> None:
+    async for body, answer in questions:
+        answer.send_nowait(body)
+
+
+async def _pass_on(
+    questions: MemoryObjectReceiveStream[ToolReturned], answer: MemoryObjectSendStream[ToolReturned]
+) -> None:
+    async for body in questions:
+        answer.send_nowait(body)
+
+
+def _record_us(recorder: Recorder, times: int) -> float:
+    def record() -> None:
+        recorder.record(BODY, sender="plain", receiver="agent", cause=7, turn=1)
+
+    return seconds_each(record, times) * 1e6
+
+
+def _recorder_to_file(folder: Path) -> tuple[Recorder, TraceWriter]:
+    recorder, writer = Recorder(), TraceWriter(folder / "trace.jsonl", episode="benchmark")
+    recorder.add(writer)
+    return recorder, writer
+
+
+def _recorder_with_secrets(writer: TraceWriter) -> Recorder:
+    recorder = Recorder(secrets={"API_KEY": "sk-benchmark-0123456789", "TOKEN": "benchmark-9876543210"})
+    recorder.add(writer)
+    return recorder

@@ -1,0 +1,164 @@
+"""What grows with the work: long turns, and many agents at once."""
+
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+from children import Worker, chat_server
+from measuring import Bar, Effort, Section, figure, interleave, ratio
+from servers.chat_server import completion
+
+from grue import FunctionTools, LlmSettings, Recorder, Runner, TraceWriter, TurnLimits, TurnRequest
+from grue.actors.llm_endpoint import LlmEndpoint
+
+NEAR_LINEAR = 1.25
+"""How much more a further iteration may cost late in a turn than early."""
+
+
+class LongTurn(NamedTuple):
+    """What a turn of so many iterations took."""
+
+    cpu_ms: float
+    trace_bytes: int
+    sent_bytes: int
+
+
+class InProcessModel(httpx.AsyncBaseTransport):
+    """Answers requests where a network would be; its own work is taken out of the figures."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        self.cpu_s = 0.0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Return the script's next reply."""
+        begun = time.process_time()
+        body = await request.aread()
+        self.sent_bytes += len(body)
+        response = httpx.Response(200, json=completion(json.loads(body)))
+        self.cpu_s += time.process_time() - begun
+        return response
+
+
+async def echo(text: str) -> str:
+    """Return the text that was given."""
+    return text
+
+
+def long_turn_section(effort: Effort) -> Section:
+    """Show that encoding and trace grow with the iterations, not with their square (architecture)."""
+    counts = effort.iterations
+    turns: dict[int, list[LongTurn]] = {count: [] for count in counts}
+    long_turn(counts[0])
+    for _ in range(max(2, effort.rounds // 5)):
+        for count in counts:
+            turns[count].append(long_turn(count))
+    cpu = {count: [turn.cpu_ms for turn in turns[count]] for count in counts}
+    traced = {count: [turn.trace_bytes for turn in turns[count]] for count in counts}
+    early, late = (f"{start}-{end}" for start, end in pairwise(counts))
+    cost, size = further_iterations(cpu), further_iterations(traced)
+    return Section(
+        "long",
+        f"A turn of {', '.join(map(str, counts[:-1]))} and {counts[-1]} iterations",
+        "Measured: this process's CPU for whole turns with a function tool, trace in a file, the model in "
+        "the same process with its own work taken out: loop, encoding, httpx, trace. Bytes sent are shown "
+        "apart: the protocol sends the whole conversation each time, so they grow with the square.",
+        [
+            *(figure(f"CPU, {count} iterations", "ms", cpu[count]) for count in counts),
+            figure(f"CPU, one more iteration, {early}", "ms", cost[0]),
+            figure(f"CPU, one more iteration, {late}", "ms", cost[1]),
+        ],
+        [
+            Bar("CPU, one more iteration, late / early", ratio(cost[1], cost[0]), NEAR_LINEAR, "x"),
+            Bar("trace, one more iteration, late / early", ratio(size[1], size[0]), NEAR_LINEAR, "x"),
+        ],
+        {
+            **{f"trace, {count} iterations": _kb(turns[count][0].trace_bytes) for count in counts},
+            **{f"bytes sent, {count} iterations": _kb(turns[count][0].sent_bytes) for count in counts},
+        },
+    )
+
+
+def further_iterations(samples: Mapping[int, Sequence[float]]) -> list[list[float]]:
+    """Return what one more iteration costs, between each count and the next, for each round."""
+    return [
+        [(after - before) / (end - start) for before, after in zip(samples[start], samples[end], strict=True)]
+        for start, end in pairwise(samples)
+    ]
+
+
+def long_turn(iterations: int) -> LongTurn:
+    """Run one turn of so many tool calls, one after the other."""
+    model = InProcessModel()
+    settings = LlmSettings(base_url="http://127.0.0.1/v1", model=f"calls-{iterations}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.jsonl"
+        recorder, writer = Recorder(), TraceWriter(path, episode="benchmark")
+        recorder.add(writer)
+        runner = Runner(
+            llm=LlmEndpoint(settings, transport=model),
+            servers={"tools": FunctionTools({"echo": echo})},
+            limits=TurnLimits(max_tool_iterations=iterations + 1),
+            recorder=recorder,
+        )
+        begun = time.process_time()
+        outcome = runner.run_turn(TurnRequest(system="You play.", user="You are in a room."))
+        cpu_s = time.process_time() - begun - model.cpu_s
+        writer.close()
+        if outcome.iterations != iterations:
+            raise RuntimeError(f"{outcome.iterations} iterations instead of {iterations}: {outcome.reason}")
+        return LongTurn(cpu_s * 1e3, path.stat().st_size, model.sent_bytes)
+
+
+def agents_section(effort: Effort) -> Section:
+    """Compare many agents in one event loop with bare httpx and anyio (architecture: as information)."""
+    with chat_server() as chat, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        workers = {
+            side: stack.enter_context(
+                Worker("agents_worker.py", side, chat.base_url, "calls-1", str(Path(folder) / side))
+            )
+            for side in ("grue", "bare")
+        }
+        alone = {side: float(worker.ask("1")["peak_mb"]) for side, worker in workers.items()}
+        for worker in workers.values():
+            _all_done(worker, effort.agents)
+        walls = interleave(
+            max(2, effort.rounds // 3),
+            {side: lambda side=side: _all_done(workers[side], effort.agents) for side in workers},
+        )
+        peaks = {side: float(worker.ask(str(effort.agents))["peak_mb"]) for side, worker in workers.items()}
+    each = {side: (peaks[side] - alone[side]) / (effort.agents - 1) for side in workers}
+    return Section(
+        "agents",
+        f"{effort.agents} agents at once in one process, a function tool each",
+        "Measured: wall time until all turns of one tool call are done, HTTP connections shared, and the "
+        "peak memory above that of one agent. For information: each agent has a Runner and "
+        "run_turn_async here; there is no bar before there is runner.map.",
+        [
+            figure(f"grue, {effort.agents} turns", "ms", walls["grue"]),
+            figure("bare httpx and anyio", "ms", walls["bare"]),
+        ],
+        (),
+        {
+            "throughput, ratio to bare": f"{ratio(walls['bare'], walls['grue']):.2f} x",
+            "grue: memory an agent": f"{each['grue']:.2f} MB",
+            "bare: memory an agent": f"{each['bare']:.2f} MB",
+        },
+    )
+
+
+def _all_done(worker: Worker, count: int) -> float:
+    reported = worker.ask(str(count))
+    if reported["answers"] != count:
+        raise RuntimeError(f"{reported['answers']} of {count} agents came to an answer")
+    return float(reported["wall_s"]) * 1e3
+
+
+def _kb(count: int) -> str:
+    return f"{count / 1000:.0f} kB"

@@ -1,0 +1,98 @@
+"""The turn: grue, the hand-written script, and the limit, each a long-lived process, driven alike."""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from children import MCP_SERVER, ChatServer, Worker, chat_server
+from floor_script import Pipes
+from measuring import Bar, Effort, Section, figure, ratio
+
+SIDES = {"grue": "grue", "script": "hand-written script", "floor": "blocking pipes and sockets"}
+MODEL = "calls-1"
+
+
+def turn_section(effort: Effort) -> Section:
+    """Compare a turn with one tool call (architecture: at most 1.0 x the script, at most 80 MB)."""
+    with chat_server() as chat, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        workers = {side: stack.enter_context(_worker(side, chat, Path(folder))) for side in SIDES}
+        for side, worker in workers.items():
+            _warm_up(side, worker, chat)
+        rounds = [_round(workers, number) for number in range(effort.turns)]
+        boots = [_boot_ms() for _ in range(effort.turns)]
+    wall = {side: [turn[side]["wall_s"] * 1e3 for turn in rounds] for side in SIDES}
+    cpu = {side: [turn[side]["cpu_s"] * 1e3 for turn in rounds] for side in SIDES}
+    peak = {side: float(rounds[-1][side]["peak_mb"]) for side in SIDES}
+    return Section(
+        "turn",
+        "A turn with one tool call: spawn, list, two completions, a call, close",
+        "Measured: wall time from the call to its return, in long-lived processes that take turns, after a "
+        "warm-up turn. grue has its default settings and its trace in a file; the script keeps no trace. A "
+        "fresh MCP server each turn that boots in about 30 ms; the LLM is a process on loopback. Not "
+        "measured: imports, network, a model's thinking.",
+        [
+            *(figure(name, "ms", wall[side]) for side, name in SIDES.items()),
+            *(figure(f"{name}: own CPU", "ms", cpu[side]) for side, name in SIDES.items()),
+            figure("the MCP server: spawn to first answer", "ms", boots),
+        ],
+        [
+            Bar("a turn, ratio to the script", ratio(wall["grue"], wall["script"]), 1.0, "x"),
+            Bar("a turn, peak memory", peak["grue"], 80, "MB"),
+        ],
+        {
+            "script: peak memory": f"{peak['script']:.1f} MB",
+            "ratio to blocking pipes": f"{ratio(wall['grue'], wall['floor']):.2f} x",
+        },
+    )
+
+
+def cold_section(effort: Effort) -> Section:
+    """Compare the first turn of a new process; there is no bar for it."""
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
+        for number in range(effort.cold_starts):
+            for side in SIDES:
+                begun = time.perf_counter()
+                with _worker(side, chat, Path(folder), number) as worker:
+                    worker.ask()
+                    seconds[side].append((time.perf_counter() - begun) * 1e3)
+    return Section(
+        "cold",
+        "The first turn of a new process",
+        "Measured: wall time from the start of the interpreter to the answer of the first turn, imports "
+        "included. grue imports the MCP SDK while its server boots.",
+        [figure(name, "ms", seconds[side]) for side, name in SIDES.items()],
+        (),
+        {"ratio to the script": f"{ratio(seconds['grue'], seconds['script']):.2f} x"},
+    )
+
+
+def _boot_ms() -> float:
+    begun = time.perf_counter()
+    pipes = Pipes(MCP_SERVER)
+    pipes.request("initialize", {"protocolVersion": "2025-11-25"})
+    took = time.perf_counter() - begun
+    pipes.close()
+    return took * 1e3
+
+
+def _worker(side: str, chat: ChatServer, folder: Path, number: int = 0) -> Worker:
+    trace = str(folder / f"{side}-{number}.jsonl")
+    return Worker("turn_worker.py", side, chat.base_url, MODEL, trace, *MCP_SERVER)
+
+
+def _warm_up(side: str, worker: Worker, chat: ChatServer) -> None:
+    chat.received()
+    answer = worker.ask()["answer"]
+    requests = chat.received()["requests"]
+    if (answer, requests) != ("done", 2):
+        raise RuntimeError(f"{side} did not do the work: {requests} requests, answer {answer!r}")
+
+
+def _round(workers: Mapping[str, Worker], number: int) -> dict[str, dict[str, Any]]:
+    names = list(workers)
+    shift = number % len(names)
+    return {side: workers[side].ask() for side in names[shift:] + names[:shift]}

@@ -1,0 +1,278 @@
+"""Python functions as a tool server: schemas from annotations, checked arguments, time limits."""
+
+import dataclasses
+import datetime as dt
+import enum
+import functools
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import anyio
+import msgspec
+import pytest
+
+from grue.actors.function_tools import FunctionTools
+from grue.errors import MCPConfigError
+from grue.mcp_transport.failures import ToolRefusedError, ToolTimedOutError
+from grue.messages import ToolCallResult, ToolDefinition
+
+pytestmark = pytest.mark.anyio
+
+TEST_LIMIT_S = 10.0
+
+
+class Direction(enum.Enum):
+    NORTH = "north"
+    SOUTH = "south"
+
+
+@dataclasses.dataclass
+class Place:
+    name: str
+    exits: list[Direction] = dataclasses.field(default_factory=list)
+
+
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers.
+
+    And nothing else.
+    """
+    return a + b
+
+
+async def listing(function: Callable[..., Any]) -> ToolDefinition:
+    async with FunctionTools({"tool": function}).connect("mine") as connection:
+        (tool,) = (await connection.open(1.0)).tools
+    return tool
+
+
+async def call(
+    function: Callable[..., Any], timeout_s: float = TEST_LIMIT_S, /, **arguments: Any
+) -> ToolCallResult:
+    async with FunctionTools({"tool": function}).connect("mine") as connection:
+        await connection.open(1.0)
+        return await connection.call("tool", arguments, timeout_s)
+
+
+# --- Schemas ---
+
+
+async def test_a_function_becomes_a_definition() -> None:
+    assert await listing(add) == ToolDefinition(
+        server="mine",
+        tool="tool",
+        description="Add two numbers.",
+        input_schema={
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "default": 2}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    )
+
+
+async def test_annotations_of_all_kinds_become_json_schema() -> None:
+    def go(
+        way: Direction,
+        *,
+        place: Place | None = None,
+        mood: Literal["calm", "mad"] = "calm",
+        steps: Annotated[int, msgspec.Meta(ge=1, description="How far.")] = 1,
+        anything=None,  # type: ignore[no-untyped-def]
+    ) -> None:
+        pass
+
+    schema: Any = (await listing(go)).input_schema
+    assert schema["required"] == ["way"]
+    properties = schema["properties"]
+    assert properties["way"] == {"$ref": "#/$defs/Direction"}
+    assert schema["$defs"]["Direction"]["enum"] == ["north", "south"]
+    assert schema["$defs"]["Place"]["required"] == ["name"]
+    assert properties["mood"]["enum"] == ["calm", "mad"]
+    assert properties["steps"] == {"type": "integer", "minimum": 1, "description": "How far.", "default": 1}
+    assert properties["anything"] == {"default": None}
+
+
+async def test_annotations_given_as_text_are_read() -> None:
+    def later(number: "int") -> "int":
+        return number
+
+    assert (await listing(later)).input_schema["properties"] == {"number": {"type": "integer"}}
+
+
+async def test_tools_are_listed_in_order_and_their_names_are_free() -> None:
+    tools = FunctionTools({"b/c": add, "a.b": add, "ü": add})
+    async with tools.connect("mine") as connection:
+        found = await connection.open(1.0)
+        assert [tool.name for tool in found.tools] == ["mine.b/c", "mine.a.b", "mine.ü"]
+        assert (await connection.call("b/c", {"a": 1}, 1.0)).content == 3
+    assert (connection.pid, connection.exit, connection.ending) == (None, None, None)
+
+
+class Opaque:
+    pass
+
+
+def star(*numbers: int) -> None:
+    pass
+
+
+def stars(**numbers: int) -> None:
+    pass
+
+
+def positional(number: int, /) -> None:
+    pass
+
+
+def opaque(thing: Opaque) -> None:
+    pass
+
+
+def unknown(thing: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F821
+    pass
+
+
+@pytest.mark.parametrize("function", [star, stars, positional, opaque, unknown, dict.__init__])
+def test_what_cannot_be_offered_to_a_model_is_refused_at_once_and_named(function: Callable[..., Any]) -> None:
+    with pytest.raises(MCPConfigError, match="'odd'"):
+        FunctionTools({"odd": function})
+
+
+# --- Calls ---
+
+
+@pytest.mark.parametrize(("arguments", "sum_"), [({"a": 1}, 3), ({"a": 1, "b": 5}, 6)])
+async def test_a_call_passes_its_arguments_by_name(arguments: dict[str, int], sum_: int) -> None:
+    assert await call(add, **arguments) == ToolCallResult(sum_)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "missing required field `a`"),
+        ({"a": "1"}, "Expected `int`, got `str` - at `$.a`"),
+        ({"a": 1, "c": 2}, "unknown field `c`"),
+        ({"a": 1.5}, "Expected `int`"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_refused_in_words_for_the_model(
+    arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ToolRefusedError, match=r"^invalid arguments: ") as error:
+        await call(add, **arguments)
+    assert words in str(error.value)
+    assert error.value.code == -32602
+
+
+async def test_arguments_arrive_as_what_they_are_annotated() -> None:
+    def where(place: Place, since: dt.date) -> str:
+        return f"{type(place).__name__} {place.exits[0].name} {since.year}"
+
+    place = {"name": "hall", "exits": ["north"]}
+    assert (await call(where, place=place, since="2024-02-29")).content == "Place NORTH 2024"
+
+
+@pytest.mark.parametrize(
+    ("value", "content"),
+    [
+        (None, None),
+        ("text", "text"),
+        ({"a": [1]}, {"a": [1]}),
+        (Place("hall", [Direction.NORTH]), {"name": "hall", "exits": ["north"]}),
+        (dt.date(2024, 2, 29), "2024-02-29"),
+        (float("nan"), None),
+        ("\ud800", "\ufffd"),
+        (b"hi", "aGk="),
+        (ToolCallResult(1, True, "no"), None),
+    ],
+)
+async def test_what_a_function_returns_becomes_json(value: Any, content: object) -> None:
+    result = await call(lambda: value)
+    if isinstance(value, ToolCallResult):
+        assert result is value
+    else:
+        assert result == ToolCallResult(content)
+
+
+async def test_a_result_that_cannot_be_written_is_an_error_result() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    result = await call(lambda: circle)
+    assert result.is_error
+    assert "RecursionError" in str(result.error_message)
+
+
+@pytest.mark.parametrize("raised", [ValueError("no"), TimeoutError("no"), KeyError("no")])
+async def test_what_a_function_raises_is_its_result(raised: Exception) -> None:
+    def fail() -> None:
+        raise raised
+
+    async def fail_later() -> None:
+        raise raised
+
+    expected = f"Tool call failed: {type(raised).__name__}: {raised}"
+    assert (await call(fail)).error_message == expected
+    assert (await call(fail_later)).error_message == expected
+
+
+async def test_a_plain_function_runs_in_a_thread_of_its_own() -> None:
+    def where() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert (await call(where)).content is False
+
+
+async def test_a_coroutine_function_runs_in_the_loop_however_it_is_wrapped() -> None:
+    async def where(word: str = "") -> str:
+        await anyio.lowlevel.checkpoint()
+        return f"{word}{threading.current_thread() is threading.main_thread()}"
+
+    class Caller:
+        async def __call__(self) -> str:
+            return await where()
+
+    assert (await call(where)).content == "True"
+    assert (await call(functools.partial(where, word="so: "))).content == "so: True"
+    assert (await call(lambda: where())).content == "True"
+    assert (await call(Caller())).content == "True"
+
+
+async def test_a_plain_function_that_takes_too_long_is_left_to_itself() -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        release.wait(TEST_LIMIT_S)
+        ended.set()
+
+    with pytest.raises(ToolTimedOutError, match=r"timed out after 0\.02s"):
+        await call(slow, 0.02)
+    assert not ended.is_set()
+    release.set()
+    assert await anyio.to_thread.run_sync(ended.wait, TEST_LIMIT_S)
+
+
+async def test_a_coroutine_function_that_takes_too_long_is_cancelled() -> None:
+    log: list[str] = []
+
+    async def slow() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            log.append("cancelled")
+
+    with pytest.raises(ToolTimedOutError):
+        await call(slow, 0.02)
+    assert log == ["cancelled"]
+
+
+async def test_a_function_that_changes_its_mutable_default_finds_it_fresh_each_time() -> None:
+    def collect(word: str, into: list[str] = ["first"]) -> list[str]:  # noqa: B006 - what the test is about
+        into.append(word)
+        return into
+
+    async with FunctionTools({"tool": collect}).connect("mine") as connection:
+        for _ in range(2):
+            assert (await connection.call("tool", {"word": "x"}, 1.0)).content == ["first", "x"]
+    assert collect.__defaults__ == (["first"],)

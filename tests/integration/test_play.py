@@ -1,0 +1,197 @@
+"""Whole episodes from the command line: what a new user runs first."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands import bodies, faulty, group_is_gone, grue, server_pids, trace_of, write_servers
+
+from grue.messages import SessionClosed, SessionOpened
+from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+
+def result(folder: Path) -> dict[str, object]:
+    parsed: dict[str, object] = json.loads((folder / "result.json").read_text())
+    return parsed
+
+
+def test_the_house_is_won_offline_with_a_fresh_process_every_turn(tmp_path: Path) -> None:
+    played = grue("play", "--offline", "--seed", "7", "--run-dir", "run", cwd=tmp_path)
+    assert played.returncode == 0, played.stderr
+    assert "won: 100 of 100 points" in played.stdout
+    assert "scripted, no LLM" in played.stdout
+    assert "\x1b" not in played.stdout, "a pipe gets plain text"
+    ended = result(tmp_path / "run")
+    pids = server_pids(tmp_path / "run")
+    assert len(pids) == len(set(pids)) == ended["turns"]
+    assert ended["tool_calls"] == len(bodies(tmp_path / "run", "ToolReturned")) > 0
+    assert all(group_is_gone(pid, 0) for pid in pids)
+
+
+def test_p6_p9_every_session_of_an_episode_is_opened_once_and_closed_once(tmp_path: Path) -> None:
+    grue("play", "--offline", "--turns", "3", "--run-dir", "run", "--quiet", cwd=tmp_path)
+    said = [e.body for e in trace_of(tmp_path / "run").envelopes]
+    order = [type(body) for body in said if isinstance(body, SessionOpened | SessionClosed)]
+    assert order == [SessionOpened, SessionClosed] * 3
+    assert {body.ending for body in said if isinstance(body, SessionClosed)} == {"polite"}
+
+
+def test_the_same_seed_gives_the_same_commands_and_another_seed_another_puzzle(tmp_path: Path) -> None:
+    for folder, seed in (("one", "7"), ("two", "7"), ("three", "8")):
+        grue("play", "--offline", "--seed", seed, "--run-dir", folder, "--quiet", cwd=tmp_path)
+    one, two, three = (result(tmp_path / folder) for folder in ("one", "two", "three"))
+    assert (one["commands"], one["score"]) == (two["commands"], two["score"])
+    assert one["score"] == three["score"] == 100
+    assert one["commands"] != three["commands"]
+
+
+@pytest.mark.skipif(
+    not (shutil.which("dfrotz") or Path("/usr/games/dfrotz").exists()), reason="dfrotz is not installed"
+)
+def test_real_zork_is_played_twice_alike(tmp_path: Path, zork1: Path) -> None:
+    for folder in ("one", "two"):
+        played = grue(
+            *("play", "--game", str(zork1), "--offline", "--seed", "7", "--run-dir", folder), cwd=tmp_path
+        )
+        assert played.returncode == 0, played.stderr
+    one, two = (result(tmp_path / folder) for folder in ("one", "two"))
+    score = one["score"]
+    assert isinstance(score, int)
+    assert score >= 55
+    assert one["tool_calls"]
+    assert (one["commands"], score) == (two["commands"], two["score"])
+    assert bodies(tmp_path / "one", "EpisodeStarted")[0]["game_hash"] != ""
+
+
+def test_an_npm_server_is_called_for_real(tmp_path: Path) -> None:
+    servers = os.environ.get("GRUE_NPM_SERVERS")
+    package = "@modelcontextprotocol/server-sequential-thinking"
+    if not servers or not shutil.which("node"):
+        pytest.skip(f"set GRUE_NPM_SERVERS to a folder with {package} installed, and have node")
+    entry = Path(servers) / "node_modules" / package / "dist" / "index.js"
+    config = write_servers(tmp_path / "mcp_config.json", thinking={"command": "node", "args": [str(entry)]})
+    played = grue(
+        *("play", "--offline", "--seed", "7", "--turns", "12", "--mcp-config", str(config)),
+        *("--run-dir", "run"),
+        cwd=tmp_path,
+    )
+    assert played.returncode == 0, played.stderr
+    called = bodies(tmp_path / "run", "ToolCalled")
+    assert {body["tool"] for body in called} == {"sequentialthinking"}
+    returned = bodies(tmp_path / "run", "ToolReturned")
+    assert len(returned) == len(called)
+    assert not any(body["result"]["is_error"] for body in returned)
+
+
+def test_any_compatible_endpoint_plays_the_same_turn(tmp_path: Path) -> None:
+    thought = {"thought": "A gate.", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
+    answer = text_reply(json.dumps({"thinking": "why not", "action": "north", "new_objective": None}))
+    with ScriptedLlmServer([tool_calls_reply(("mind.think", thought)), answer, answer]) as server:
+        played = grue(
+            *("play", "--base-url", server.base_url, "--model", "any", "--turns", "2"),
+            *("--run-dir", "run"),
+            cwd=tmp_path,
+        )
+        asked = [request.body for request in server.requests]
+    assert played.returncode == 0, played.stderr
+    assert "scripted" not in played.stdout
+    assert [len(body["messages"]) for body in asked] == [2, 4, 2]
+    assert all(body["tools"] and "response_format" not in body for body in asked)
+    assert result(tmp_path / "run")["commands"] == ["north", "north"]
+
+
+def test_without_tools_the_request_requires_the_answers_shape(tmp_path: Path) -> None:
+    """P48: MCP off: no tools, `response_format`, no configuration read, no `mcp` imported."""
+    answer = text_reply(json.dumps({"thinking": "why not", "action": "north", "new_objective": None}))
+    (tmp_path / "mcp_config.json").write_text("this is not JSON")
+    with ScriptedLlmServer([answer]) as server:
+        played = grue(
+            *("play", "--base-url", server.base_url, "--model", "any", "--turns", "1", "--no-mcp"),
+            *("--run-dir", "run"),
+            cwd=tmp_path,
+            before="import atexit, sys; atexit.register(lambda: print('mcp' in sys.modules))",
+        )
+        (asked,) = [request.body for request in server.requests]
+    assert played.returncode == 0, played.stderr
+    assert "tools" not in asked
+    assert asked["response_format"]["type"] == "json_schema"
+    assert played.stdout.splitlines()[-1] == "False"
+
+
+def test_json_is_one_object_a_line(tmp_path: Path) -> None:
+    played = grue("play", "--offline", "--seed", "7", "--turns", "12", "--json", cwd=tmp_path)
+    entries = [json.loads(line) for line in played.stdout.splitlines()]
+    assert [entry["type"] for entry in entries] == ["episode", *["turn"] * 12, "end"]
+    assert entries[0]["scripted"] is True
+    thinking = next(entry for entry in entries if entry.get("tool_calls"))
+    assert thinking["tool_calls"][0]["name"] == "mind.think"
+    assert entries[-1]["reason"] == "turn_limit"
+
+
+def test_quiet_says_only_how_it_ended(tmp_path: Path) -> None:
+    played = grue("play", "--offline", "--turns", "2", "--quiet", cwd=tmp_path)
+    lines = played.stdout.split("\n")
+    assert lines[0] == ""
+    assert lines[1].startswith("turn_limit: ")
+    assert len(lines) == 4
+
+
+def test_a_run_folder_is_its_owners_and_complete(tmp_path: Path) -> None:
+    grue("play", "--offline", "--turns", "2", "--quiet", cwd=tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {path.name for path in folder.iterdir()} == {
+        "trace.jsonl",
+        "events.jsonl",
+        "episode.log",
+        "result.json",
+    }
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    shown = grue("trace", "show", str(folder), "--width", "100", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "SessionOpened" in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    from commands import command, environment
+
+    program = subprocess.Popen(
+        command("play", "--offline", "--turns", "5"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    assert program.stderr is not None
+    program.stdout.close()
+    complaint = program.stderr.read()
+    program.stderr.close()
+    assert program.wait(30) == 1
+    assert "Traceback" not in complaint
+
+
+def test_a_secret_in_the_servers_environment_is_nowhere_in_the_run_folder(tmp_path: Path) -> None:
+    secret = 'planted-7c1d9e-/"quoted"-value'
+    entry = {**faulty(), "env": {"DEMO_TOKEN": secret}}
+    config = write_servers(tmp_path / "mcp_config.json", faulty=entry)
+    call = tool_calls_reply(("faulty.environ", {"name": "DEMO_TOKEN"}))
+    answer = text_reply(json.dumps({"thinking": f"it is {secret}", "action": "north", "new_objective": None}))
+    with ScriptedLlmServer([call, answer]) as server:
+        played = grue(
+            *("play", "--base-url", server.base_url, "--model", "any", "--turns", "1"),
+            *("--mcp-config", str(config), "--run-dir", "run"),
+            cwd=tmp_path,
+            GRUE_API_KEY="planted-key-4711-0815",
+        )
+    assert played.returncode == 0, played.stderr
+    everything = "".join(path.read_text() for path in (tmp_path / "run").iterdir()) + played.stdout
+    assert "[redacted:DEMO_TOKEN]" in everything
+    for form in (secret, json.dumps(secret)[1:-1], "planted-key-4711-0815", "planted-7c1d9e"):
+        assert form not in everything

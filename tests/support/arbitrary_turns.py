@@ -1,0 +1,209 @@
+"""Turns against an environment that answers with whatever could arrive, in any order that could happen."""
+
+from collections import deque
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+from turns import (
+    ACCEPTED,
+    ANSWER,
+    DEADLINE,
+    FALLBACK,
+    INTERRUPT,
+    REFUSED,
+    closed,
+    disabled,
+    failure,
+    llm_failed,
+    startup_failed,
+    tool,
+)
+
+from grue.messages import (
+    CallTools,
+    CheckAnswer,
+    CloseSession,
+    CompletionReceived,
+    FailurePolicy,
+    OpenSession,
+    RequestCompletion,
+    RunTurn,
+    ServerDied,
+    SessionOpened,
+    ToolCall,
+    ToolCallResult,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnLimits,
+)
+from grue.protocol.tool_loop import step
+from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.protocol.turn_states import Finished, Idle, TurnState
+
+TOOLS = ("look", "think", "ns.sit")
+RUNS = st.builds(
+    RunTurn,
+    turn=st.integers(1, 9),
+    system=st.just("system"),
+    user=st.just("user"),
+    servers=st.sampled_from([(), ("a",), ("b", "a"), ("a", "b", "c")]),
+    answer=st.sampled_from([ANSWER, None]),
+    fallback=st.sampled_from([FALLBACK, None]),
+    limits=st.builds(TurnLimits, max_tool_iterations=st.integers(0, 4)),
+    policy=st.builds(
+        FailurePolicy,
+        after_timeout=st.sampled_from(["skip", "continue", "force"]),
+        after_death=st.sampled_from(["force", "reconnect"]),
+    ),
+)
+
+
+class Entry:
+    """One message of a turn: `in` to the machine, or `out` of it."""
+
+    def __init__(self, way: Literal["in", "out"], body: Any) -> None:
+        self.way = way
+        self.body = body
+
+    def __repr__(self) -> str:
+        return f"{self.way} {self.body}"
+
+
+class Session:
+    """A tool server's session as the machine may meet it."""
+
+    def __init__(self, draw: Any, log: list[Entry]) -> None:
+        self._draw = draw
+        self.events: deque[Any] = deque()
+
+    def perform(self, command: Any) -> None:
+        match command:
+            case OpenSession(server=server):
+                names = self._draw(st.lists(st.sampled_from(TOOLS), unique=True, max_size=3))
+                listing = tuple(tool(f"{server}.{name}") for name in names)
+                opened = SessionOpened(server=server, tools=listing)
+                outcomes = [opened, opened, opened, disabled(server), startup_failed(server)]
+                self.events.append(self._draw(st.sampled_from(outcomes)))
+            case CallTools():
+                self.events.extend(self._settlements(command))
+            case CloseSession(server=server):
+                self.events.append(closed(server))
+
+    def _settlements(self, batch: CallTools) -> list[Any]:
+        settled: list[Any] = []
+        skipping = ""
+        for item in batch.calls:
+            ids: dict[str, Any] = {"batch": batch.batch, "call_id": item.call_id}
+            if skipping:
+                settled.append(ToolSkipped(**ids, reason=skipping))
+                continue
+            match self._draw(st.sampled_from(["ok", "ok", "ok", "error", "timeout", "death"])):
+                case "ok":
+                    settled.append(ToolReturned(**ids, result=ToolCallResult(item.tool)))
+                case "error":
+                    settled.append(ToolReturned(**ids, result=ToolCallResult(None, True, "no")))
+                case "timeout":
+                    settled.append(ToolTimedOut(**ids, timeout_s=batch.timeout_s))
+                    skipping = SKIPPED_AFTER_TIMEOUT if batch.after_timeout == "skip" else ""
+                case _:
+                    settled.append(
+                        ServerDied(**ids, server=batch.server, failure=failure(batch.server, "call"))
+                    )
+                    skipping = SKIPPED_AFTER_DEATH
+        return settled
+
+
+class ArbitraryTurn:
+    """A whole turn: `log` is everything that went into the machine and came out of it, in order."""
+
+    def __init__(self, draw: Any) -> None:
+        self._draw = draw
+        self.run: RunTurn = draw(RUNS)
+        self.log: list[Entry] = []
+        self._calls = 0
+        self._model: deque[Any] = deque()
+        self._sessions = {server: Session(draw, self.log) for server in self.run.servers}
+        self._interrupted_at = draw(st.one_of(st.none(), st.integers(0, 40)))
+        self.steps = 0
+        state: TurnState = self._step(Idle(), self.run)
+        while not isinstance(state, Finished):
+            state = self._step(state, self._next())
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.log))
+
+    def _next(self) -> Any:
+        if self.steps == self._interrupted_at:
+            return self._draw(st.sampled_from([DEADLINE, INTERRUPT]))
+        queues = [self._model, *(session.events for session in self._sessions.values())]
+        waiting = [queue for queue in queues if queue]
+        assert waiting, f"the machine waits for something that nobody was asked for:\n{self}"
+        return self._draw(st.sampled_from(waiting)).popleft()
+
+    def _step(self, state: TurnState, event: Any) -> TurnState:
+        self.steps += 1
+        self.log.append(Entry("in", event))
+        state, commands = step(state, event)
+        for command in commands:
+            self.log.append(Entry("out", command))
+            self._perform(command)
+        return state
+
+    def _perform(self, command: Any) -> None:
+        match command:
+            case OpenSession(server=server) | CallTools(server=server) | CloseSession(server=server):
+                self._sessions[server].perform(command)
+            case RequestCompletion():
+                self._model.append(self._reply(command))
+            case CheckAnswer():
+                self._model.append(self._draw(st.sampled_from([ACCEPTED, REFUSED])))
+
+    def _reply(self, request: RequestCompletion) -> Any:
+        kind = self._draw(st.sampled_from(["calls", "calls", "calls", "text", "nothing", "failed"]))
+        content = self._draw(st.sampled_from([None, "", "hm"]))
+        if kind == "failed":
+            return llm_failed()
+        if kind != "calls":
+            return CompletionReceived(request=request.request, content="text" if kind == "text" else None)
+        calls = self._draw(st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=4))
+        return CompletionReceived(
+            request=request.request, content=content, tool_calls=tuple(self._call(*item) for item in calls)
+        )
+
+    def _call(self, name: str, arguments: str) -> ToolCall:
+        self._calls += 1
+        return ToolCall(call_id=f"c{self._calls}", name=name, arguments=arguments)
+
+    # --- What the properties look at ---
+
+    def came(self, *kinds: type) -> list[Any]:
+        return [entry.body for entry in self.log if entry.way == "in" and isinstance(entry.body, kinds)]
+
+    def went(self, *kinds: type) -> list[Any]:
+        return [entry.body for entry in self.log if entry.way == "out" and isinstance(entry.body, kinds)]
+
+    @property
+    def end(self) -> Any:
+        return self.log[-1].body
+
+    def rounds(self) -> list[tuple[CompletionReceived, list[Entry], RequestCompletion | None]]:
+        """Each reply with tool calls: the reply, what followed, and the next request if there was one."""
+        found = []
+        for start, entry in enumerate(self.log):
+            if isinstance(entry.body, CompletionReceived) and entry.body.tool_calls:
+                rest = self.log[start + 1 :]
+                ends = (n for n, item in enumerate(rest) if isinstance(item.body, RequestCompletion))
+                stop = next(ends, None)
+                following = rest[stop].body if stop is not None else None
+                found.append((entry.body, rest[:stop], following))
+        return found
+
+
+NAMES = st.sampled_from(["a.look", "a.think", "b.look", "b.ns.sit", "c.think", "a.dance", "nobody"])
+ARGUMENTS = st.sampled_from(["{}", "{}", '{"x": 1}', "", "[1]", "{broken"])
+
+
+@st.composite
+def arbitrary_turns(draw: Any) -> ArbitraryTurn:
+    return ArbitraryTurn(draw)

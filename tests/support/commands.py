@@ -1,0 +1,119 @@
+"""Running the command line as a user does: a process of its own, its output, its leftovers."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from grue.testing import faulty_server
+from grue.tracing.reading import EpisodeTrace, read_episode
+
+DEADLINE_S = 60.0
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment without keys, so that no test depends on or reaches an account."""
+    plain = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
+    return {**plain, "COLUMNS": "80", **extra}
+
+
+def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
+    """Run `grue ARGS` to its end; `before` is Python that runs first in that process."""
+    return subprocess.run(
+        command(*args, before=before),
+        cwd=cwd,
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def command(*args: str, before: str = "") -> Sequence[str]:
+    """The command line of `grue ARGS`, with `before` run first."""
+    code = f"{before}\nimport sys; sys.argv[0] = 'grue'\nfrom grue.cli.main import main; main()"
+    return (sys.executable, "-c", code, *args)
+
+
+def start(*args: str, cwd: Path, **extra: str) -> "subprocess.Popen[str]":
+    """Start `grue ARGS` in a session of its own, so that a signal can be sent to it alone."""
+    return subprocess.Popen(
+        command(*args),
+        cwd=cwd,
+        env=environment(**extra),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def write_servers(path: Path, **servers: Mapping[str, Any]) -> Path:
+    """Write an `mcp_config.json`."""
+    path.write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
+    return path
+
+
+def faulty(*flags: str) -> dict[str, Any]:
+    """The entry of a server that fails as told."""
+    program, *args = faulty_server.argv(*flags)
+    return {"command": program, "args": args}
+
+
+def wait_for_body(folder: Path, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    """Wait until a message of this kind is in the run folder's trace, and return its body."""
+    deadline = time.monotonic() + timeout_s
+    trace = folder / "trace.jsonl"
+    while time.monotonic() < deadline:
+        if trace.exists():
+            for line in trace.read_bytes().splitlines(keepends=True)[1:]:
+                if line.endswith(b"\n") and json.loads(line)["body"]["type"] == kind:
+                    body: dict[str, Any] = json.loads(line)["body"]
+                    return body
+        time.sleep(0.01)
+    raise AssertionError(f"no {kind} in {trace} within {timeout_s} s")
+
+
+def server_pids(folder: Path) -> list[int]:
+    """The processes of every session that was opened."""
+    return [body["pid"] for body in bodies(folder, "SessionOpened")]
+
+
+def bodies(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Every message of a kind, in order."""
+    lines = (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    return [body for line in lines if (body := json.loads(line)["body"])["type"] == kind]
+
+
+def group_is_gone(pgid: int, timeout_s: float = 3.0) -> bool:
+    """Whether no process of the group is alive, or none is within `timeout_s`.
+
+    A zombie is not alive: a killed grandchild stays one until the machine's first process reaps it.
+    """
+    deadline = time.monotonic() + timeout_s
+    while any(_alive_in(pgid)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _alive_in(pgid: int) -> Iterator[int]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == pgid and process.status() != psutil.STATUS_ZOMBIE:
+                yield process.pid
+
+
+def trace_of(folder: Path) -> EpisodeTrace:
+    """The run folder's trace, which has to be readable."""
+    return read_episode(folder / "trace.jsonl")

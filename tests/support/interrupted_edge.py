@@ -1,0 +1,55 @@
+"""A program that makes a blocking call and is interrupted in the middle of it; says what it got to do.
+
+python interrupted_edge.py plain | thread | loop | stubborn
+"""
+
+import asyncio
+import sys
+import threading
+import warnings
+
+import anyio
+
+from grue.runtime.sync_edge import run_blocking
+
+
+async def work() -> None:
+    print("working", flush=True)
+    try:
+        await anyio.sleep(60)
+    finally:
+        print("cleaned up", flush=True)
+
+
+def call(function: object = work) -> None:
+    run_blocking(function, last_word=lambda: print("last word", flush=True), twin="twin")  # type: ignore[arg-type]
+
+
+async def inside() -> None:
+    call()
+
+
+def main(where: str) -> None:
+    warnings.simplefilter("ignore")
+    if where == "plain":
+        call()
+    elif where == "loop":
+        asyncio.run(inside())
+    elif where == "bare loop":
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(inside())
+        finally:
+            loop.close()
+    else:
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except KeyboardInterrupt:
+        print("KeyboardInterrupt", flush=True)
+        sys.exit(130)

@@ -1,0 +1,99 @@
+"""A game played by the scripted model as the Zork host has it: one context a turn, tool results faked."""
+
+import json
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from grue.games.game import Game
+from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.memories import Memories
+from grue.hosts.zork.prompts import SYSTEM_PROMPT
+from grue.hosts.zork.response import AgentResponse, playable
+from grue.offline.chat_request import read_request
+from grue.offline.playbook import Playbook
+from grue.offline.script import Reply, reply
+from grue.servers import think
+
+THINK = {
+    "type": "function",
+    "function": {"name": "think__think", "description": think.DESCRIPTION, "parameters": think.INPUT_SCHEMA},
+}
+
+
+class Played(NamedTuple):
+    """An episode: the last observation, the moves, deaths, and each turn's replies with tool calls."""
+
+    seen: Any
+    moves: list[Move]
+    deaths: int
+    thinking: list[list[Reply]]
+
+
+def ask(request: dict[str, Any], playbook: Playbook | None = None) -> Reply:
+    """Return the reply to a request, which has to be the same twice."""
+    body = json.dumps(request).encode()
+    first = reply(read_request(body), playbook)
+    assert reply(read_request(body), playbook) == first
+    return first
+
+
+def history(said: Reply, results: list[Any]) -> list[dict[str, Any]]:
+    """Return the messages that a host adds after a reply with tool calls."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in said.calls
+    ]
+    answers = [
+        {"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)}
+        for call, result in zip(said.calls, results, strict=True)
+    ]
+    return [{"role": "assistant", "content": None, "tool_calls": calls}, *answers]
+
+
+def decide(user: str, playbook: Playbook | None, tools: bool) -> tuple[dict[str, Any], list[Reply]]:
+    """Play one turn's conversation to its end; return the decision, and the replies with tool calls."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": user},
+    ]
+    request = {"model": "any", "messages": messages} | ({"tools": [THINK]} if tools else {})
+    session, thinking = think.Session(), []
+    while (said := ask(request, playbook)).calls:
+        thinking.append(said)
+        results = [think.record_thought(session, json.loads(call.arguments)) for call in said.calls]
+        messages += history(said, [{"content": result} for result in results])
+    assert said.content is not None
+    return json.loads(said.content), thinking
+
+
+def play(
+    game: Game,
+    seed: int,
+    turns: int,
+    playbook: Playbook | None,
+    *,
+    tools: bool = True,
+    fallbacks: Collection[int] = (),
+) -> Played:
+    """Play up to so many turns; each decision must be playable as it stands.
+
+    In the turns named by `fallbacks` the host gets no answer, and plays `look`.
+    """
+    seen, moves, memories, deaths, thinking = game.reset(seed), [], Memories(), 0, []
+    for turn in range(1, turns + 1):
+        if seen.done:
+            break
+        notes = memories.text(seen.location)
+        user = context_text(game.name, turn, seen, moves, ["Win."]) + (f"\n\n{notes}" if notes else "")
+        decision, rounds = decide(user, playbook, tools)
+        response = AgentResponse.model_validate(decision)
+        assert playable(response) == response
+        thinking.append(rounds)
+        command = "look" if turn in fallbacks else response.action
+        after = game.step(command)
+        gained = None if after.score is None or seen.score is None else after.score - seen.score
+        moves.append(Move(command, after.text, seen.location, gained))
+        memories.learn(moves[-1], after)
+        deaths += after.died
+        seen = after
+    return Played(seen, moves, deaths, thinking)

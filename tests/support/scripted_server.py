@@ -1,0 +1,119 @@
+"""A tool server whose connections follow a script; what is done to them is noted in one list."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.lowlevel
+from turns import failure, tool
+
+from grue.mcp_transport.client import Listing
+from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.mcp_transport.process_group import ServerExit
+from grue.messages import JsonObject, ToolCallResult
+
+LISTED = (tool("a.look"), tool("a.think"))
+
+
+class ScriptedServer:
+    """Makes connections; `log` says what was done to all of them, in order.
+
+    Args:
+        connects: What each connection does: `ok`, `fail on entering`, `fail`, `hang`, `slow to enter`,
+            `fail on leaving`.
+        tools: What a call of each tool does: `refuse`, `time out`, `die`, `bug`, `hang`, or else its result.
+    """
+
+    def __init__(self, *connects: str, tools: Mapping[str, Any] | None = None) -> None:
+        self.log: list[str] = []
+        self.limits_s: list[float] = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self._connects = iter(connects or ("ok",))
+        self.tools = dict(tools or {})
+
+    def connect(self, _note: object) -> "ScriptedConnection":
+        return ScriptedConnection(self, next(self._connects))
+
+    def did(self, word: str) -> Sequence[str]:
+        return [entry for entry in self.log if entry.startswith(word)]
+
+
+class ScriptedConnection:
+    """One connection; a `ToolConnection`."""
+
+    def __init__(self, server: ScriptedServer, way: str) -> None:
+        self._server = server
+        self._way = way
+        self._left = False
+
+    @property
+    def pid(self) -> int:
+        return 4711
+
+    @property
+    def exit(self) -> ServerExit | None:
+        return ServerExit(status=3, signal=None) if self._left else None
+
+    @property
+    def ending(self) -> Any:
+        return "polite" if self._left else None
+
+    async def __aenter__(self) -> Self:
+        self._server.log.append("enter")
+        if self._way == "fail on entering":
+            raise ServerFailed(failure())
+        if self._way == "slow to enter":
+            await anyio.sleep(0.02)
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.005)
+        self._server.log.append("leave")
+        self._left = True
+        if self._way == "fail on leaving":
+            raise LookupError("while leaving")
+
+    async def open(self, timeout_s: float) -> Listing:
+        self._server.limits_s.append(timeout_s)
+        self._server.log.append("open")
+        if self._way == "fail":
+            raise ServerFailed(failure(phase="list"))
+        if self._way == "hang":
+            with anyio.move_on_after(timeout_s):
+                await anyio.sleep_forever()
+            raise ServerFailed(failure(phase="initialize"))
+        return Listing(tools=LISTED, protocol_version="2025-11-25")
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        server = self._server
+        server.limits_s.append(timeout_s)
+        server.log.append(f"call {tool}")
+        server.at_once += 1
+        server.most_at_once = max(server.most_at_once, server.at_once)
+        try:
+            await anyio.lowlevel.checkpoint()
+            return await self._outcome(tool, arguments, timeout_s)
+        finally:
+            server.at_once -= 1
+
+    async def _outcome(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        match self._server.tools.get(tool, "ok"):
+            case "refuse":
+                raise ToolRefusedError("no such thing", code=-32602)
+            case "time out":
+                raise ToolTimedOutError(tool, timeout_s)
+            case "die":
+                raise ServerFailed(failure(phase="call"))
+            case "bug":
+                raise LookupError("a bug")
+            case "hang":
+                with anyio.move_on_after(timeout_s):
+                    await anyio.sleep_forever()
+                raise ToolTimedOutError(tool, timeout_s)
+            case outcome:
+                return ToolCallResult(outcome)

@@ -1,0 +1,21 @@
+"""Server specifications that the transport's tests share."""
+
+from grue.mcp_transport.stdio import ProcessLimits, StdioServer
+from grue.testing import faulty_server
+
+QUICK = ProcessLimits(exit_grace_s=0.2, term_grace_s=0.2)
+"""Grace for servers that are known not to leave by themselves."""
+
+STUBBORN = ("--ignore-eof", "--ignore-term")
+
+
+def faulty(*flags: str) -> StdioServer:
+    command, *args = faulty_server.argv(*flags)
+    return StdioServer(name="faulty", command=command, args=tuple(args))
+
+
+def shell(script: str, **env: str) -> StdioServer:
+    return StdioServer(name="shell", command="sh", args=("-c", script), env=env)
+
+
+CAT = StdioServer(name="cat", command="cat")

@@ -1,0 +1,352 @@
+"""`LLMClient`: the seeds' call on the core's wire format."""
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.config.settings import GameConfiguration, RetrySettings
+from grue.errors import LLMError, MCPConfigError, MCPError
+from grue.hosts.zork.client import CompletionError, LLMClient
+from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
+from grue.testing.llm_rules import ProviderRules
+from grue.testing.llm_server import ScriptedLlmServer, error_reply, hang_up, text_reply, tool_calls_reply
+
+KEY = "sk-a-very-secret-key"
+HELLO = [{"role": "user", "content": "Hello."}]
+SYSTEM = {"role": "system", "content": "You play.", "cache_control": {"type": "ephemeral"}}
+THINK = {
+    "type": "function",
+    "function": {
+        "name": "mind.think",
+        "description": "Think.",
+        "parameters": {"type": "object", "properties": {"thought": {"type": "string"}}},
+    },
+}
+CALL = {"id": "a", "type": "function", "function": {"name": "mind.think", "arguments": "{}"}}
+HISTORY = [
+    SYSTEM,
+    *HELLO,
+    {"role": "assistant", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "a", "content": '{"content": 1}'},
+]
+
+
+def client(server: ScriptedLlmServer, **settings: Any) -> LLMClient:
+    return LLMClient(
+        GameConfiguration(**settings), base_url=server.base_url, api_key=KEY, sleep=lambda _: None
+    )
+
+
+def mocked(
+    reply: str = "hello", base_url: str = "https://openrouter.ai/api/v1"
+) -> tuple[LLMClient, list[Any]]:
+    """Return a client of an endpoint of that address, and the bodies that it gets to see."""
+    bodies: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json={"choices": [{"message": {"content": reply}}]})
+
+    transport = httpx.MockTransport(answer)
+    return LLMClient(base_url=base_url, api_key=KEY, transport=transport), bodies
+
+
+# --- Replies ---
+
+
+def test_r4_2_a_text_is_returned() -> None:
+    with ScriptedLlmServer([text_reply("north")]) as server, client(server) as llm:
+        reply = llm.chat_completions_create(model="gpt-4o", messages=HELLO)
+    assert reply == LLMResponse(
+        content="north",
+        model="scripted",
+        usage={"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+        finish_reason="stop",
+    )
+    assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+def test_p12_tool_calls_leave_no_content() -> None:
+    script = [tool_calls_reply(("mind.think", {"thought": "hm"}), content="I think.", ids=["a"])]
+    with ScriptedLlmServer(script) as server, client(server) as llm:
+        reply = llm.chat.completions.create(model="gpt-4o", messages=HELLO, tools=[THINK], tool_choice="auto")
+    assert reply.content is None
+    assert reply.tool_calls == [ToolCall("a", "function", FunctionCall("mind.think", '{"thought": "hm"}'))]
+    assert server.requests[0].tool_names == ["mind.think"]
+
+
+def test_p11_an_id_that_the_history_has_is_replaced() -> None:
+    script = [tool_calls_reply(("mind.think", {}), ids=["a"])]
+    with ScriptedLlmServer(script) as server, client(server) as llm:
+        reply = llm.chat_completions_create("gpt-4o", HISTORY, tools=[THINK])
+    assert reply.tool_calls is not None
+    assert reply.tool_calls[0].id == "call_2_1"
+
+
+# --- Requests ---
+
+
+def test_the_seeds_history_is_sent_as_strict_providers_want_it() -> None:
+    rules = ProviderRules(cache_markers=0)
+    with ScriptedLlmServer([text_reply("done")], rules=rules) as server, client(server) as llm:
+        llm.chat_completions_create("gpt-4o", HISTORY, tools=[THINK])
+    assert server.requests[0].messages == [
+        {"role": "system", "content": "You play."},
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "a", "content": '{"content": 1}'},
+    ]
+
+
+def test_p15_markers_and_names_go_out_as_the_endpoint_takes_them() -> None:
+    llm, bodies = mocked()
+    llm.chat_completions_create("gpt-4o", HISTORY, tools=[THINK])
+    texts = [message["content"] for message in bodies[0]["messages"][:2]]
+    assert all(text[0]["cache_control"] == {"type": "ephemeral"} for text in texts)
+    assert all("cache_control" not in message for message in bodies[0]["messages"])
+    assert bodies[0]["tools"][0]["function"]["name"] == "mind__think"
+    assert bodies[0]["messages"][2]["tool_calls"][0]["function"]["name"] == "mind__think"
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        (None, "auto"),
+        ("auto", "auto"),
+        ("required", "required"),
+        (
+            {"type": "function", "function": {"name": "mind.think"}},
+            {"type": "function", "function": {"name": "mind__think"}},
+        ),
+        ("none", None),
+    ],
+)
+def test_the_choice_of_a_tool(choice: Any, sent: Any) -> None:
+    llm, bodies = mocked()
+    llm.chat_completions_create("gpt-4o", HELLO, tools=[THINK], tool_choice=choice, seed=7, nothing=None)
+    assert bodies[0].get("tool_choice") == sent
+    assert ("tools" in bodies[0]) == (sent is not None)
+    assert bodies[0]["seed"] == 7
+    assert "nothing" not in bodies[0]
+
+
+def test_a_tool_without_a_dot_keeps_its_name() -> None:
+    llm, bodies = mocked()
+    lookup = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+    llm.chat_completions_create("gpt-4o", HELLO, tools=[lookup])
+    assert bodies[0]["tools"][0]["function"]["name"] == "lookup"
+
+
+def test_p14_a_response_format_never_goes_with_tools() -> None:
+    schema = {"type": "object", "properties": {"action": {"type": "string"}}}
+    shape = {"type": "json_schema", "json_schema": {"name": "AgentResponse", "schema": schema}}
+    llm, bodies = mocked()
+    llm.chat_completions_create("gpt-4o", HELLO, tools=[THINK], response_format=shape)
+    llm.chat_completions_create("gpt-4o", HELLO, response_format=shape)
+    llm.chat_completions_create("gpt-4o", HELLO, response_format={"type": "json_object"})
+    assert "response_format" not in bodies[0]
+    assert bodies[1]["response_format"]["json_schema"]["name"] == "AgentResponse"
+    assert bodies[1]["response_format"]["json_schema"]["strict"] is True
+    assert bodies[2]["response_format"] == {"type": "json_object"}
+
+
+def test_sampling_and_headers_go_along() -> None:
+    with ScriptedLlmServer([text_reply("done")]) as server, client(server) as llm:
+        llm.chat_completions_create(
+            "m",
+            HELLO,
+            0.5,
+            top_k=3,
+            max_tokens=9,
+            stop="END",
+            extra_headers={"X-Title": "test"},
+            name="Agent",
+        )
+    body = server.requests[0].body
+    assert (body["temperature"], body["top_k"], body["max_tokens"], body["stop"]) == (0.5, 3, 9, ["END"])
+    assert not {"top_p", "min_p", "name"} & body.keys()
+    assert server.requests[0].headers["x-title"] == "test"
+
+
+def test_what_an_endpoint_teaches_is_learned_once() -> None:
+    rules = ProviderRules(strict_names=True, tools_with_history=True, cache_markers=0)
+    with ScriptedLlmServer([text_reply("a"), text_reply("b")], rules=rules) as server, client(server) as llm:
+        assert llm.chat_completions_create("gpt-4o", HISTORY).content == "a"
+        refused = len(server.requests)
+        assert llm.chat_completions_create("gpt-4o", HISTORY).content == "b"
+    assert (refused, len(server.requests)) == (3, 4)
+    assert server.requests[-1].tool_names == ["mind__think"]
+    assert server.requests[-1].body["tool_choice"] == "none"
+
+
+ROLES = st.sampled_from(["system", "user", "assistant"])
+
+
+@given(st.lists(st.tuples(ROLES, st.text()), min_size=1))
+def test_every_text_is_sent_in_its_order(said: list[tuple[str, str]]) -> None:
+    llm, bodies = mocked(base_url="http://127.0.0.1:1/v1")
+    llm.chat_completions_create("m", [{"role": role, "content": text} for role, text in said])
+    shown = [(message["role"], message["content"]) for message in bodies[0]["messages"]]
+    expected = [
+        (role, text if text.strip() else "(empty)")
+        for role, text in said
+        if (role != "system" or text) and not (role == "assistant" and not text.strip())
+    ]
+    assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "text only"),
+        ({"role": "wizard", "content": "Hello."}, "role 'wizard'"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(message: dict[str, Any], complaint: str) -> None:
+    llm, bodies = mocked()
+    with pytest.raises(MCPError, match=complaint):
+        llm.chat_completions_create("m", [message])
+    assert bodies == []
+
+
+def test_text_parts_are_joined() -> None:
+    llm, bodies = mocked(base_url="http://127.0.0.1:1/v1")
+    parts = [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "sailor."}]
+    llm.chat_completions_create("m", [{"role": "user", "content": parts}])
+    assert bodies[0]["messages"] == [{"role": "user", "content": "Hello, sailor."}]
+
+
+# --- Failures ---
+
+
+def test_it_tries_again_and_waits_as_it_is_asked_to() -> None:
+    waits: list[float] = []
+    script = [
+        error_reply(503, "busy"),
+        error_reply(429, "slow down", {"Retry-After": "7"}),
+        text_reply("done"),
+    ]
+    retry = RetrySettings(initial_delay=2.0, jitter_factor=0.0)
+    with ScriptedLlmServer(script) as server:
+        llm = LLMClient(GameConfiguration(retry=retry), base_url=server.base_url, sleep=waits.append)
+        assert llm.chat_completions_create("m", HELLO).content == "done"
+        llm.close()
+    assert waits == [2.0, 7.0]
+
+
+def test_a_refusal_is_final_and_tells_no_key() -> None:
+    with (
+        ScriptedLlmServer([error_reply(401, f"bad key {KEY}")]) as server,
+        client(server) as llm,
+        pytest.raises(LLMError) as raised,
+    ):
+        llm.chat_completions_create("gpt-4o", HELLO)
+    error = raised.value
+    assert (error.kind, error.status, error.model) == ("refused", 401, "gpt-4o")
+    assert str(error).startswith(f"The model 'gpt-4o' at {server.base_url} failed with status 401: bad key")
+    assert KEY not in str(error)
+    assert KEY not in repr(llm.llm_settings())
+    assert isinstance(error, CompletionError)
+    assert error.failure.attempts == 1
+
+
+def test_half_a_reply_is_no_reply() -> None:
+    half = hang_up(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
+    with (
+        ScriptedLlmServer([half, text_reply("whole")]) as server,
+        client(server) as llm,
+    ):
+        assert llm.chat_completions_create("m", HELLO).content == "whole"
+
+
+def test_nobody_there_is_told() -> None:
+    with ScriptedLlmServer([]) as server:
+        gone = server.base_url
+    retry = RetrySettings(max_retries=1)
+    llm = LLMClient(GameConfiguration(retry=retry), base_url=gone, sleep=lambda _: None)
+    with pytest.raises(LLMError, match=r"failed after 2 attempts: cannot connect") as raised:
+        llm.chat_completions_create("m", HELLO)
+    llm.close()
+    assert raised.value.kind == "unreachable"
+
+
+class Drip(httpx.SyncByteStream):
+    def __iter__(self) -> Any:
+        yield from itertools.repeat(b" ")
+
+
+def test_a_reply_that_drips_for_ever_times_out() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Drip()))
+    retry = RetrySettings(max_retries=0, timeout_seconds=0.2)
+    llm = LLMClient(GameConfiguration(retry=retry), transport=transport)
+    with pytest.raises(LLMError) as raised:
+        llm.chat_completions_create("m", HELLO)
+    assert raised.value.kind == "timed_out"
+
+
+def test_p13_tools_for_a_model_that_cannot_call_any_are_refused_before_a_request() -> None:
+    llm, bodies = mocked()
+    with pytest.raises(MCPError, match=r"Model 'o1-mini' does not support tool calling\.\nPlease either:"):
+        llm.chat_completions_create("o1-mini", HELLO, tools=[THINK])
+    assert bodies == []
+    forced = GameConfiguration(mcp_force_tool_support=True)
+    assert (llm._supports_tool_calling("o1-mini"), llm._supports_tool_calling("o1-mini", forced)) == (
+        False,
+        True,
+    )
+
+
+# --- The client itself ---
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRUE_API_KEY", KEY)
+    assert LLMClient().llm_settings("m", temperature=0.5, stop=["a", "b"]).api_key == KEY
+    assert LLMClient().llm_settings().model == GameConfiguration().agent_model
+    assert LLMClient().llm_settings("m", temperature=0.5).temperature == 0.5
+
+
+def test_its_endpoint_shares_address_key_and_transport() -> None:
+    llm, _ = mocked(base_url="http://127.0.0.1:9/v1")
+    endpoint = llm.endpoint("m", top_p=0.5)
+    assert (endpoint.settings.base_url, endpoint.settings.api_key) == ("http://127.0.0.1:9/v1", KEY)
+    assert (endpoint.settings.model, endpoint.settings.top_p) == ("m", 0.5)
+    assert endpoint._transport is llm._transport
+
+
+class OnlySync(httpx.BaseTransport):
+    pass
+
+
+class OnlyAsync(httpx.AsyncBaseTransport):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("transport", "use"),
+    [
+        (OnlySync(), lambda llm: llm.endpoint("m")),
+        (OnlyAsync(), lambda llm: llm.chat_completions_create("m", HELLO)),
+    ],
+)
+def test_a_transport_of_the_wrong_kind_is_told(transport: Any, use: Callable[[LLMClient], Any]) -> None:
+    with pytest.raises(MCPConfigError, match="transport"):
+        use(LLMClient(transport=transport))
+
+
+def test_a_base_url_that_cannot_be_used_is_refused_at_once() -> None:
+    with pytest.raises(MCPConfigError):
+        LLMClient(base_url="localhost:8080")
+
+
+def test_a_closed_client_can_be_used_again() -> None:
+    with ScriptedLlmServer([text_reply("one"), text_reply("two")]) as server, client(server) as llm:
+        assert llm.chat_completions_create("m", HELLO).content == "one"
+        llm.close()
+        assert llm.chat_completions_create("m", HELLO).content == "two"

@@ -1,0 +1,77 @@
+import pydantic
+import pytest
+
+from grue.errors import MCPError
+from grue.mcp_transport.failures import (
+    Phase,
+    ServerFailed,
+    ToolTimedOutError,
+    failure_text,
+    first_fault,
+    remedy_for,
+)
+from grue.messages import ServerFailure, ServerName
+
+FAILURE = ServerFailure(
+    server=ServerName("thoughts"),
+    phase="initialize",
+    command="npx -y thoughts",
+    cause="the server ended during initialize (exit status 3)",
+    exit_status=3,
+    stderr_tail="first\nlast",
+    remedy="Check that Node.js is installed and the package is available.",
+)
+
+
+def test_r6_1_text_names_server_cause_command_last_words_and_remedy() -> None:
+    assert failure_text(FAILURE).splitlines() == [
+        "Failed to start MCP server 'thoughts': the server ended during initialize (exit status 3)",
+        "Command: npx -y thoughts",
+        "Its last lines on stderr:",
+        "  first",
+        "  last",
+        "Check that Node.js is installed and the package is available.",
+    ]
+    assert str(ServerFailed(FAILURE)) == failure_text(FAILURE)
+
+
+def test_a_failure_in_a_call_does_not_claim_that_the_start_failed() -> None:
+    failure = ServerFailure(server=ServerName("s"), phase="call", command="c", cause="it broke")
+    assert failure_text(failure).splitlines() == ["MCP server 's' failed in call: it broke", "Command: c"]
+
+
+@pytest.mark.parametrize("command", ["node", "npx", "/usr/bin/npx"])
+@pytest.mark.parametrize("phase", ["spawn", "initialize", "list"])
+def test_r14_5_node_commands_get_the_words_of_the_requirement(command: str, phase: Phase) -> None:
+    for missing in (True, False):
+        assert remedy_for(command, phase, missing=missing) == (
+            "Check that Node.js is installed and the package is available."
+        )
+
+
+def test_r14_1_a_missing_command_says_what_to_install() -> None:
+    assert "astral.sh" in remedy_for("uvx", "spawn", missing=True)
+    assert "Install foo" in remedy_for("foo", "spawn", missing=True)
+
+
+def test_timed_out_start_mentions_the_time_limit_and_a_death_does_not() -> None:
+    assert "timeout" in remedy_for("foo", "initialize", timed_out=True)
+    assert "timeout" not in remedy_for("foo", "initialize")
+
+
+def test_p25_a_timeout_is_both_ours_and_a_timeout_error() -> None:
+    error = ToolTimedOutError("echo", 30.0)
+    assert isinstance(error, TimeoutError)
+    assert isinstance(error, MCPError)
+    assert str(error) == "Tool call timed out after 30s"
+
+
+def test_first_fault_is_one_line() -> None:
+    class Answer(pydantic.BaseModel):
+        version: str
+
+    with pytest.raises(pydantic.ValidationError) as caught:
+        Answer.model_validate({})
+    assert first_fault(caught.value) == "version: Field required"
+    assert first_fault(ValueError("one\ntwo")) == "one"
+    assert first_fault(ValueError()) == "ValueError"

@@ -1,0 +1,106 @@
+"""The scripted model over httpx: status codes, OpenAI's shapes, and our own decoding of them."""
+
+import json
+
+import httpx
+import pytest
+
+from grue.offline import MODEL, ScriptedModelTransport
+from grue.protocol.chat_wire.chat_completions import Reply, decode_reply
+from grue.protocol.chat_wire.failures import fault_of_status
+from grue.protocol.tool_names import WireNames
+
+URL = "http://offline.invalid/v1"
+HELLO = {"model": "any/model", "messages": [{"role": "user", "content": "Hello?"}]}
+DOTTED = {"type": "function", "function": {"name": "a.b", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def client():
+    with httpx.Client(transport=ScriptedModelTransport()) as client:
+        yield client
+
+
+def test_a_completion_has_everything_that_a_real_one_has(client):
+    response = client.post(f"{URL}/chat/completions", json=HELLO)
+    answer = response.json()
+
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+    assert answer["id"].startswith("offline-")
+    assert (answer["object"], answer["model"], answer["created"]) == ("chat.completion", MODEL, 0)
+    (choice,) = answer["choices"]
+    assert (choice["finish_reason"], choice["message"]["role"]) == ("stop", "assistant")
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 2
+
+
+def test_the_same_request_gets_the_same_bytes_and_a_longer_one_costs_more(client):
+    longer = {**HELLO, "messages": [{"role": "user", "content": "Hello? " * 100}]}
+    first, second, third = (
+        client.post(f"{URL}/chat/completions", json=body) for body in (HELLO, HELLO, longer)
+    )
+
+    assert first.content == second.content
+    assert first.json()["id"] != third.json()["id"]
+    assert third.json()["usage"]["prompt_tokens"] > first.json()["usage"]["prompt_tokens"] + 100
+
+
+def test_our_own_decoding_reads_it(client):
+    response = client.post(f"{URL}/chat/completions", json=HELLO)
+    reply = decode_reply(response.content, WireNames("canonical"), request=1)
+
+    assert isinstance(reply, Reply)
+    assert (reply.model, reply.finish_reason) == (MODEL, "stop")
+    assert reply.usage.input_tokens > 0
+    assert reply.content is not None
+
+
+def test_the_model_lists_itself(client):
+    listed = client.get(f"{URL}/models").json()
+
+    assert [each["id"] for each in listed["data"]] == [MODEL]
+    assert "tools" in listed["data"][0]["supported_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/embeddings", 404),
+        ("POST", "/responses", 404),
+        ("GET", "/chat/completions", 405),
+        ("POST", "/models", 405),
+    ],
+)
+def test_other_requests_get_an_error_in_json(client, method, path, status):
+    response = client.request(method, f"{URL}{path}")
+
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("body", [b"{", json.dumps({"model": "any", "messages": []}).encode()])
+def test_a_malformed_request_is_refused_for_good_in_openais_shape(client, body):
+    response = client.post(f"{URL}/chat/completions", content=body)
+    fault = fault_of_status(response.status_code, response.content)
+
+    assert response.status_code == 400
+    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert (fault.kind, fault.message) == ("refused", response.json()["error"]["message"])
+
+
+def test_names_with_dots_are_refused_on_demand(client):
+    request = {**HELLO, "tools": [DOTTED]}
+    assert client.post(f"{URL}/chat/completions", json=request).status_code == 200
+
+    with httpx.Client(transport=ScriptedModelTransport(strict_names=True)) as strict:
+        response = strict.post(f"{URL}/chat/completions", json=request)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[0].function.name"
+
+
+@pytest.mark.anyio
+async def test_one_transport_serves_client_after_client():
+    transport = ScriptedModelTransport()
+    for _ in range(2):
+        async with httpx.AsyncClient(transport=transport) as client:
+            assert (await client.post(f"{URL}/chat/completions", json=HELLO)).status_code == 200

@@ -1,0 +1,90 @@
+"""The JSON in a final answer: alone, fenced, within prose, and what only looks like it."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.protocol.answers import json_objects
+
+LOOK = {"action": "look"}
+NORTH = {"action": "north"}
+OBJECTS: Any = st.dictionaries(
+    st.text(max_size=5), st.integers() | st.text(max_size=5) | st.lists(st.booleans(), max_size=3), max_size=4
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"action": "look"}', [LOOK]),
+        ('  {"action": "look"}\n', [LOOK]),
+        ('```json\n{"action": "look"}\n```', [LOOK]),
+        ('```\n{"action": "look"}```', [LOOK]),
+        ('```json \r\n{"action": "look"}\r\n```', [LOOK]),
+        ('Here:\n```json\n{"action": "look"}\n```\nor\n```json\n{"action": "north"}\n```', [LOOK, NORTH]),
+        ('I could {"action": "look"} but I will {"action": "north"}.', [NORTH, LOOK]),
+        ('{"action": "north"}\n```json\n{"action": "look"}\n```', [LOOK, NORTH]),
+        ('{"a": {"action": "look"}}', [{"a": LOOK}]),
+        ('Go {north}, {"action": "look"}', [LOOK]),
+        ('{"broken": {"action": "look"}', [LOOK]),
+        ('{"action": "look"} {"action": "look"}', [LOOK]),
+        ("", []),
+        ("look", []),
+        ('["action", "look"]', []),
+        ('[{"action": "look"}]', [LOOK]),
+        ("```json\n{not json}\n```", []),
+        ('```json {"action": "look"}```', [LOOK]),
+    ],
+)
+def test_r15_1_objects_are_found_the_likeliest_first(text: str, found: list[object]) -> None:
+    assert list(json_objects(text)) == found
+
+
+@given(OBJECTS, st.text(st.characters(exclude_characters="{}`"), max_size=20))
+def test_an_object_at_the_end_of_any_prose_comes_first(value: dict[str, object], prose: str) -> None:
+    assert next(json_objects(prose + json.dumps(value))) == value
+
+
+@given(st.text(max_size=200))
+def test_arbitrary_text_is_read_without_complaint(text: str) -> None:
+    assert all(isinstance(value, dict) for value in json_objects(text))
+
+
+def test_the_answer_after_many_stray_braces_is_found() -> None:
+    assert next(json_objects("f{x} " * 5_000 + json.dumps(NORTH))) == NORTH
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":' * 100_000,
+        "{" * 500_000,
+        "[" * 500_000,
+        '{"a": ' + "9" * 5_000 + "}",
+        '{"a": "' + "x" * 500_000,
+        '{"a": "b", ' * 50_000,
+        "```json\n" * 50_000,
+        "".join(f'{{"n": {number}}} ' for number in range(50_000)),
+        "".join(f'```\n{{"n": {number}}}\n```\n' for number in range(20_000)),
+    ],
+    ids=[
+        "deep",
+        "braces",
+        "brackets",
+        "digits",
+        "open text",
+        "broken",
+        "fences",
+        "objects",
+        "fenced objects",
+    ],
+)
+def test_huge_texts_take_no_more_than_moments(text: str) -> None:
+    started = time.process_time()
+    found = list(json_objects(text))
+    assert time.process_time() - started < 2.0
+    assert len(found) <= 101

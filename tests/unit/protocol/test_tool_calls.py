@@ -1,0 +1,121 @@
+"""Which calls of a reply go to which server, and what the model is told of the others."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from turns import call, died, returned, skipped, timed_out, tool
+
+from grue.messages import ToolCall, ToolCallResult
+from grue.protocol.tool_calls import record_settlement, sort_calls, tool_messages
+
+TOOLS = (tool("a.look"), tool("a.read.file"), tool("b.look"))
+
+
+def rejection(arguments: str) -> str:
+    ((rejected,), runs) = sort_calls((call(1, "a.look", arguments),), TOOLS)[::-1]
+    assert runs == ()
+    return rejected.error
+
+
+def arguments(text: str) -> object:
+    ((run,), _) = sort_calls((call(1, "a.look", text),), TOOLS)
+    return run.calls[0].arguments
+
+
+def test_consecutive_calls_to_one_server_are_one_run() -> None:
+    runs, rejected = sort_calls(
+        (call(1, "a.look"), call(2, "a.read.file"), call(3, "b.look"), call(4, "a.look")), TOOLS
+    )
+    assert [(run.server, [(item.call_id, item.tool) for item in run.calls]) for run in runs] == [
+        ("a", [("c1", "look"), ("c2", "read.file")]),
+        ("b", [("c3", "look")]),
+        ("a", [("c4", "look")]),
+    ]
+    assert rejected == ()
+
+
+def test_a_rejected_call_does_not_split_a_run() -> None:
+    runs, rejected = sort_calls((call(1, "a.look"), call(2, "a.dance"), call(3, "a.look")), TOOLS)
+    assert [len(run.calls) for run in runs] == [2]
+    assert [item.call.call_id for item in rejected] == ["c2"]
+
+
+@pytest.mark.parametrize("name", ["dance", "a.dance", "x.look", "a", "", "."])
+def test_p35_a_name_that_no_server_listed_is_an_error_that_names_what_there_is(name: str) -> None:
+    runs, (rejected,) = sort_calls((call(1, name),), TOOLS)
+    assert runs == ()
+    assert rejected.error == f"Unknown MCP tool: {name}. Available tools: a.look, a.read.file, b.look"
+
+
+@given(st.text(st.characters(exclude_characters="."), min_size=1), st.text())
+def test_p35_any_tool_of_a_dot_free_server_reaches_it_by_its_bare_name(server: str, bare: str) -> None:
+    runs, rejected = sort_calls((call(1, f"{server}.{bare}"),), (tool(f"{server}.{bare}"),))
+    assert rejected == ()
+    assert [(run.server, run.calls[0].tool) for run in runs] == [(server, bare)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", {}),
+        (" \n", {}),
+        ("{}", {}),
+        ('{"a": [1, null]}', {"a": [1, None]}),
+        ('{"n": 1e3}', {"n": 1000.0}),
+    ],
+)
+def test_arguments_are_read(text: str, value: object) -> None:
+    assert arguments(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "x", "{'a': 1}", '{"n": NaN}', '{"n": -Infinity}', '{"n": 1e999}', "[" * 100_000]
+)
+def test_r6_4_text_that_is_not_json_is_rejected(text: str) -> None:
+    assert rejection(text).startswith("Tool call failed: the arguments are not valid JSON: ")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"text"', "1", "true"])
+def test_r6_4_json_that_is_no_object_is_rejected(text: str) -> None:
+    assert rejection(text).startswith("Tool call failed: the arguments must be a JSON object, not ")
+
+
+@given(st.dictionaries(st.text(st.characters(codec=None)), st.text(st.characters(codec=None))))
+def test_arguments_that_go_out_can_always_be_written(value: dict[str, str]) -> None:
+    assert msgspec.json.encode(arguments(json.dumps(value)))
+
+
+def test_deep_arguments_are_cut_off_before_they_exhaust_a_stack() -> None:
+    text = '{"a":' * 900 + "1" + "}" * 900
+    assert len(msgspec.json.encode(arguments(text))) < 1000
+
+
+@pytest.mark.parametrize(
+    ("event", "settlement", "result", "duration_s"),
+    [
+        (returned(1), "returned", ToolCallResult("ok"), 0.1),
+        (timed_out(1), "timed_out", ToolCallResult(None, True, "Tool call timed out after 30s"), 30.0),
+        (died(1), "died", ToolCallResult(None, True, "Tool call failed: it ended"), 0.0),
+        (skipped(1, reason="why"), "skipped", ToolCallResult(None, True, "why"), None),
+    ],
+)
+def test_p18_each_settlement_becomes_the_record_of_its_call(
+    event: object, settlement: str, result: ToolCallResult, duration_s: float | None
+) -> None:
+    asked = (call(2, "b.look"), call(1, "a.look", '{"x": 1}'))
+    record = record_settlement(asked, 3, event)  # type: ignore[arg-type]
+    assert (record.call_id, record.name, record.arguments) == ("c1", "a.look", '{"x": 1}')
+    assert (record.iteration, record.settlement, record.duration_s) == (3, settlement, duration_s)
+    assert record.result == result
+
+
+def test_p18_the_conversation_is_told_the_same_in_the_same_order() -> None:
+    asked: tuple[ToolCall, ...] = (call(1), call(2))
+    records = tuple(record_settlement(asked, 1, event) for event in (returned(1), timed_out(2)))
+    assert [(item.call_id, json.loads(item.content)) for item in tool_messages(records, 20_000)] == [
+        ("c1", {"content": "ok"}),
+        ("c2", {"error": "Tool call timed out after 30s", "content": None}),
+    ]

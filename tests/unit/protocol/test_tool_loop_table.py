@@ -1,0 +1,266 @@
+"""Every state x event pair of the turn machine: what is listed follows, what is not is illegal."""
+
+from typing import Any, get_args
+
+import pytest
+from turns import (
+    ACCEPTED,
+    DEADLINE,
+    INTERRUPT,
+    REFUSED,
+    Walk,
+    calls,
+    closed,
+    died,
+    disabled,
+    llm_failed,
+    names,
+    opened,
+    returned,
+    run,
+    skipped,
+    startup_failed,
+    text,
+    timed_out,
+)
+
+from grue.messages import TurnEvent, TurnLimits
+from grue.protocol.tool_loop import IllegalEvent, step
+from grue.protocol.turn_states import TurnState
+
+BEGIN = run("a", "b", after_death="reconnect")
+ASKED = (BEGIN, opened("a"), opened("b"))
+CALLED = (*ASKED, calls("a.think", "a.look", "b.think"))
+ONE_LEFT = (*CALLED, returned(1))
+LAST_RUN = (*ONE_LEFT, returned(2))
+ONE_ROUND = run("a", limits=TurnLimits(max_tool_iterations=1))
+
+STATES: dict[str, TurnState] = {
+    name: Walk(*events).state
+    for name, events in {
+        "Idle": (),
+        "AwaitingSessions": (BEGIN,),
+        "AwaitingSessions, one left": (BEGIN, opened("a")),
+        "AwaitingCompletion, loop": ASKED,
+        "AwaitingCompletion, only": (run(),),
+        "AwaitingCompletion, forced": (*ASKED, text(None)),
+        "AwaitingCompletion, repair": (*ASKED, text("north"), REFUSED),
+        "AwaitingTools": CALLED,
+        "AwaitingTools, last of a run": ONE_LEFT,
+        "AwaitingTools, last of all": LAST_RUN,
+        "AwaitingTools, last round": (ONE_ROUND, opened("a"), calls("a.think")),
+        "AwaitingReconnect": (*ASKED, calls("a.think"), died(1)),
+        "AwaitingVerdict, loop": (*ASKED, text("north")),
+        "AwaitingVerdict, repair": (*ASKED, text("north"), REFUSED, text("south")),
+        "AwaitingClose": (*ASKED, text("north"), ACCEPTED),
+        "AwaitingClose, one left": (*ASKED, text("north"), ACCEPTED, closed("a")),
+        "Finished": (*ASKED, text("north"), ACCEPTED, closed("a"), closed("b")),
+    }.items()
+}
+
+EVENTS: dict[str, Any] = {
+    "RunTurn": run("a"),
+    "SessionOpened a": opened("a"),
+    "SessionOpened b": opened("b"),
+    "SessionOpened stranger": opened("x"),
+    "McpDisabled a": disabled("a"),
+    "McpDisabled b": disabled("b"),
+    "McpDisabled stranger": disabled("x"),
+    "StartupFailed a": startup_failed("a"),
+    "StartupFailed b": startup_failed("b"),
+    "StartupFailed stranger": startup_failed("x"),
+    "CompletionReceived calls": calls("a.think", first=11),
+    "CompletionReceived text": text("north"),
+    "CompletionReceived nothing": text(" "),
+    "CompletionFailed": llm_failed(),
+    "ToolReturned c1": returned(1),
+    "ToolReturned c2": returned(2),
+    "ToolReturned c3, batch 2": returned(3, batch=2),
+    "ToolReturned wrong batch": returned(1, batch=9),
+    "ToolReturned unknown call": returned(99),
+    "ToolTimedOut c1": timed_out(1),
+    "ToolTimedOut c2": timed_out(2),
+    "ToolTimedOut c3, batch 2": timed_out(3, batch=2),
+    "ToolTimedOut wrong batch": timed_out(1, batch=9),
+    "ToolTimedOut unknown call": timed_out(99),
+    "ToolSkipped c1": skipped(1),
+    "ToolSkipped c2": skipped(2),
+    "ToolSkipped c3, batch 2": skipped(3, batch=2),
+    "ToolSkipped wrong batch": skipped(1, batch=9),
+    "ToolSkipped unknown call": skipped(99),
+    "ServerDied c1": died(1),
+    "ServerDied c2": died(2),
+    "ServerDied c3, batch 2": died(3, batch=2, server="b"),
+    "ServerDied wrong batch": died(1, batch=9),
+    "ServerDied unknown call": died(99),
+    "AnswerAccepted": ACCEPTED,
+    "AnswerRefused": REFUSED,
+    "SessionClosed a": closed("a"),
+    "SessionClosed b": closed("b"),
+    "SessionClosed stranger": closed("x"),
+    "DeadlinePassed": DEADLINE,
+    "TurnInterrupted": INTERRUPT,
+}
+
+LOOP_REQUEST = "IterationStarted RequestCompletion"
+FORCED = "FinalForced RequestCompletion"
+CLOSE_BOTH = "CloseSession CloseSession"
+DEATH = "AwaitingReconnect: CloseSession"
+
+# What follows, as "NextState: commands in order". A pair that stands nowhere here is illegal.
+LISTED: dict[str, dict[str, str]] = {
+    "Idle": {"RunTurn": "AwaitingSessions: OpenSession"},
+    "AwaitingSessions": {
+        "SessionOpened a": "AwaitingSessions:",
+        "SessionOpened b": "AwaitingSessions:",
+        "McpDisabled a": "AwaitingSessions:",
+        "McpDisabled b": "AwaitingSessions:",
+        "StartupFailed a": "AwaitingClose: CloseSession",
+        "StartupFailed b": "AwaitingClose: CloseSession",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingSessions, one left": {
+        "SessionOpened b": f"AwaitingCompletion: {LOOP_REQUEST}",
+        "McpDisabled b": f"AwaitingCompletion: {LOOP_REQUEST}",
+        "StartupFailed b": "AwaitingClose: CloseSession",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingCompletion, loop": {
+        "CompletionReceived calls": "AwaitingTools: CallTools",
+        "CompletionReceived text": "AwaitingVerdict: CheckAnswer",
+        "CompletionReceived nothing": f"AwaitingCompletion: ReplyUnusable {FORCED}",
+        "CompletionFailed": f"AwaitingClose: {CLOSE_BOTH}",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingCompletion, only": {
+        "CompletionReceived calls": "AwaitingCompletion: ToolSkipped RepairRequested RequestCompletion",
+        "CompletionReceived text": "AwaitingVerdict: CheckAnswer",
+        "CompletionReceived nothing": "AwaitingCompletion: RepairRequested RequestCompletion",
+        "CompletionFailed": "Finished: TurnFailed",
+        "DeadlinePassed": "Finished: TurnFailed",
+        "TurnInterrupted": "Finished: TurnFailed",
+    },
+    "AwaitingCompletion, forced": {
+        "CompletionReceived calls": "AwaitingCompletion: ToolSkipped RepairRequested RequestCompletion",
+        "CompletionReceived text": "AwaitingVerdict: CheckAnswer",
+        "CompletionReceived nothing": "AwaitingCompletion: RepairRequested RequestCompletion",
+        "CompletionFailed": f"AwaitingClose: {CLOSE_BOTH}",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingCompletion, repair": {
+        "CompletionReceived calls": f"AwaitingClose: ToolSkipped FellBack {CLOSE_BOTH}",
+        "CompletionReceived text": "AwaitingVerdict: CheckAnswer",
+        "CompletionReceived nothing": f"AwaitingClose: FellBack {CLOSE_BOTH}",
+        "CompletionFailed": f"AwaitingClose: {CLOSE_BOTH}",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingTools": {
+        "ToolReturned c1": "AwaitingTools:",
+        "ToolReturned c2": "AwaitingTools:",
+        "ToolTimedOut c1": "AwaitingTools: ToolSkipped",
+        "ToolTimedOut c2": "AwaitingTools: ToolSkipped",
+        "ToolSkipped c1": "AwaitingTools:",
+        "ToolSkipped c2": "AwaitingTools:",
+        "ServerDied c1": "AwaitingTools: ToolSkipped",
+        "ServerDied c2": "AwaitingTools: ToolSkipped",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingTools, last of a run": {
+        "ToolReturned c2": "AwaitingTools: CallTools",
+        "ToolTimedOut c2": f"AwaitingCompletion: ToolSkipped {LOOP_REQUEST}",
+        "ToolSkipped c2": "AwaitingTools: CallTools",
+        "ServerDied c2": "AwaitingReconnect: ToolSkipped CloseSession",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingTools, last of all": {
+        "ToolReturned c3, batch 2": f"AwaitingCompletion: {LOOP_REQUEST}",
+        "ToolTimedOut c3, batch 2": f"AwaitingCompletion: {LOOP_REQUEST}",
+        "ToolSkipped c3, batch 2": f"AwaitingCompletion: {LOOP_REQUEST}",
+        "ServerDied c3, batch 2": DEATH,
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingTools, last round": {
+        "ToolReturned c1": f"AwaitingCompletion: {FORCED}",
+        "ToolTimedOut c1": f"AwaitingCompletion: {FORCED}",
+        "ToolSkipped c1": f"AwaitingCompletion: {FORCED}",
+        "ServerDied c1": f"AwaitingCompletion: {FORCED}",
+        "DeadlinePassed": "AwaitingClose: CloseSession",
+        "TurnInterrupted": "AwaitingClose: CloseSession",
+    },
+    "AwaitingReconnect": {
+        "SessionClosed a": "AwaitingSessions: OpenSession",
+        "DeadlinePassed": "AwaitingClose: CloseSession",
+        "TurnInterrupted": "AwaitingClose: CloseSession",
+    },
+    "AwaitingVerdict, loop": {
+        "AnswerAccepted": f"AwaitingClose: {CLOSE_BOTH}",
+        "AnswerRefused": "AwaitingCompletion: RepairRequested RequestCompletion",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingVerdict, repair": {
+        "AnswerAccepted": f"AwaitingClose: {CLOSE_BOTH}",
+        "AnswerRefused": f"AwaitingClose: FellBack {CLOSE_BOTH}",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingClose": {"SessionClosed a": "AwaitingClose:", "SessionClosed b": "AwaitingClose:"},
+    "AwaitingClose, one left": {
+        "SessionClosed a": "AwaitingClose:",
+        "SessionClosed b": "Finished: TurnCompleted",
+    },
+    "Finished": {},
+}
+# Whatever else arrives once the end is decided is late, and changes nothing.
+for _name, _row in LISTED.items():
+    if _name.startswith(("AwaitingClose", "Finished")):
+        _late = (event for event in EVENTS if not event.startswith(("RunTurn", "SessionClosed")))
+        _row.update({event: f"{_name.split(',')[0]}:" for event in _late})
+
+PAIRS = [(state, event) for state in STATES for event in EVENTS]
+LEGAL = [(state, event) for state, event in PAIRS if event in LISTED[state]]
+ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
+
+
+def test_the_table_is_complete() -> None:
+    assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
+    assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
+    assert len(get_args(TurnState)) == 8
+    assert len(get_args(TurnEvent)) == 15
+    assert STATES.keys() == LISTED.keys()
+    assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
+    for name, state in STATES.items():
+        assert type(state).__name__ == name.split(",")[0]
+    for name, event in EVENTS.items():
+        assert type(event).__name__ == name.split(" ")[0]
+
+
+@pytest.mark.parametrize(("state", "event"), LEGAL)
+def test_a_listed_pair_leads_on(state: str, event: str) -> None:
+    following, commands = step(STATES[state], EVENTS[event])
+    shown = f"{type(following).__name__}: {' '.join(names(commands))}".strip()
+    assert shown == LISTED[state][event]
+
+
+@pytest.mark.parametrize(("state", "event"), ILLEGAL)
+def test_every_other_pair_is_illegal_and_names_both(state: str, event: str) -> None:
+    with pytest.raises(IllegalEvent) as error:
+        step(STATES[state], EVENTS[event])
+    assert type(STATES[state]).__name__ in str(error.value)
+    assert type(EVENTS[event]).__name__ in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), [pair for pair in LEGAL if pair[0].startswith(("AwaitingClose", "Fin"))]
+)
+def test_what_is_late_changes_nothing(state: str, event: str) -> None:
+    if not event.startswith("SessionClosed"):
+        assert step(STATES[state], EVENTS[event]) == (STATES[state], ())

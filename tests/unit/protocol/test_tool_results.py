@@ -1,0 +1,212 @@
+"""From what a tool gave back to what the model reads: always JSON, never too long, nothing lost unsaid."""
+
+import collections
+import datetime as dt
+import enum
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.messages import ToolCallResult
+from grue.protocol import tool_results
+from grue.protocol.tool_results import failure, from_mcp, history_text, json_value, success
+
+ANY_TEXT = st.text(st.characters(codec=None), max_size=30)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | ANY_TEXT
+    | st.binary(max_size=20)
+    | st.dates()
+    | st.complex_numbers()
+)
+KEYS = ANY_TEXT | st.integers() | st.none() | st.floats(allow_nan=False)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.frozensets(st.integers(), max_size=3)
+    ),
+    max_leaves=20,
+)
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Celsius(float):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (math.nan, None),
+        (-math.inf, None),
+        (Celsius(1.5), 1.5),
+        (Colour.RED, 1),
+        (True, True),
+        (2**200, 2**200),
+        ("a\ud800b", "a\ufffdb"),
+        ("\ud83d\ude00", "😀"),
+        (b"\xff\x00", "/wA="),
+        (memoryview(b"hi"), "aGk="),
+        ((1, [2, {3}]), [1, [2, [3]]]),
+        (collections.deque([1]), [1]),
+        ({1: "a", None: "b", "\udfff": "c"}, {"1": "a", "None": "b", "\ufffd": "c"}),
+        (dt.date(2024, 2, 29), "2024-02-29"),
+    ],
+)
+def test_what_json_cannot_say_is_replaced(value: object, written: object) -> None:
+    assert json_value(value) == written
+    assert type(json_value(value)) is type(written)
+    msgspec.json.encode(json_value(value))
+
+
+def test_an_integer_that_python_does_not_write_is_written_in_hexadecimal() -> None:
+    assert json_value(-(16**20_000)) == "-0x1" + "0" * 20_000
+    assert json_value(10**4_200) == 10**4_200
+    msgspec.json.encode(json_value(10**4_200))
+
+
+def test_what_is_nested_too_deeply_is_cut_off() -> None:
+    value: Any = "bottom"
+    for _ in range(5_000):
+        value = [value]
+    written = json_value(value)
+    assert msgspec.json.encode(written) == b"[" * 100 + b'"[nested too deeply]"' + b"]" * 100
+
+
+@given(VALUES)
+def test_p41_a_success_is_a_json_value_without_an_error(value: object) -> None:
+    result = success(value)
+    assert (result.is_error, result.error_message) == (False, None)
+    assert result.to_dict() == {"content": result.content}
+    assert json.loads(msgspec.json.encode(result.to_dict())) == result.to_dict()
+
+
+@given(ANY_TEXT, VALUES)
+def test_p42_a_failure_has_its_message(message: str, value: object) -> None:
+    result = failure(message, value)
+    assert result.is_error
+    assert isinstance(result.error_message, str)
+    assert list(result.to_dict()) == ["error", "content"]
+
+
+@given(ANY_TEXT, VALUES, st.booleans())
+def test_p43_to_dict_survives_json_unchanged(message: str, value: object, failed: bool) -> None:
+    result = failure(message, value) if failed else success(value)
+    assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
+    assert msgspec.json.decode(msgspec.json.encode(result), type=ToolCallResult) == result
+
+
+@given(ANY_TEXT, VALUES | st.text(max_size=2000), st.booleans(), st.integers(0, 200))
+def test_p44_history_text_is_json_and_bounded(message: str, value: object, failed: bool, most: int) -> None:
+    result = failure(message, value) if failed else success(value)
+    text = history_text(result, most)
+    shown = json.loads(text)
+    assert list(shown) == list(result.to_dict())
+    assert len(text) <= most + 140, "two markers and the braces around them"
+    if len(msgspec.json.encode(result.to_dict()).decode()) <= most:
+        assert shown == result.to_dict()
+
+
+@pytest.mark.parametrize("char", ["x", '"', "\x00", "漢", "😀"])
+def test_p44_a_long_result_keeps_its_beginning_and_says_how_much_was_cut(char: str) -> None:
+    whole = char * 50_000
+    text = history_text(success(whole), 20_000)
+    content = json.loads(text)["content"]
+    kept, _, marker = content.partition("… [cut: ")
+    assert whole.startswith(kept)
+    assert marker == f"{50_000 - len(kept)} of 50000 characters]"
+    assert 19_990 <= len(json.dumps(kept, ensure_ascii=False)) <= 20_000
+
+
+def test_p44_a_long_structure_is_shown_as_the_beginning_of_its_json() -> None:
+    content = json.loads(history_text(success({"rooms": ["hall"] * 1000}), 200))["content"]
+    assert content.startswith('{"rooms":["hall","hall"')
+
+
+def test_p44_only_what_is_too_long_is_cut() -> None:
+    long_error = json.loads(history_text(failure("e" * 500, None), 100))
+    assert long_error["error"].startswith("eeee")
+    assert "[cut: " in long_error["error"]
+    both = json.loads(history_text(failure("short", "c" * 500), 100))
+    assert both["error"] == "short"
+    assert both["content"].startswith("ccc")
+
+
+def test_a_huge_result_is_cut_without_reading_it_again_and_again() -> None:
+    assert len(history_text(success('"' * 5_000_000), 20_000)) < 20_200
+
+
+BLOCK = {"type": "text", "text": "hello"}
+IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ({"content": [BLOCK]}, "hello"),
+        ({"content": [BLOCK, BLOCK]}, "hello\nhello"),
+        ({"content": [BLOCK, IMAGE]}, [BLOCK, IMAGE]),
+        ({"content": [IMAGE]}, [IMAGE]),
+        ({"content": []}, ""),
+        ({}, ""),
+        ({"content": "hello"}, ""),
+        ({"content": [BLOCK, 7]}, "hello"),
+        ({"content": [{"type": "text"}]}, [{"type": "text"}]),
+        ({"content": [BLOCK], "structuredContent": {"n": 1}}, {"n": 1}),
+        ({"content": [BLOCK], "structuredContent": {}}, {}),
+        ({"content": [BLOCK], "structuredContent": None}, "hello"),
+        ({"content": [{"type": "text", "text": ' {"a": [1]}'}]}, {"a": [1]}),
+        ({"content": [{"type": "text", "text": "[1, NaN]"}]}, [1, None]),
+        ({"content": [{"type": "text", "text": "12"}]}, "12"),
+        ({"content": [{"type": "text", "text": "[draft] hello"}]}, "[draft] hello"),
+        ({"content": [{"type": "text", "text": "{" * 100_000}]}, "{" * 100_000),
+        ({"content": [{"type": "text", "text": '[1, "\\ud800"]'}]}, [1, "\ufffd"]),
+    ],
+)
+def test_content_is_structured_else_json_else_text_else_blocks(answer: Any, content: object) -> None:
+    assert from_mcp(answer) == ToolCallResult(content)
+
+
+def test_json_text_of_any_depth_can_be_written() -> None:
+    result = from_mcp({"content": [{"type": "text", "text": "[" * 500 + "]" * 500}]})
+    assert json.loads(history_text(result, 20_000))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"content": [BLOCK], "isError": True}, "hello"),
+        ({"content": [BLOCK, IMAGE, BLOCK], "isError": True}, "hello\nhello"),
+        ({"content": [], "isError": True}, "The tool reported an error"),
+        ({"content": [{"type": "text", "text": ""}], "isError": True}, "The tool reported an error"),
+        ({"content": [{"type": "text", "text": 7}], "isError": True}, "7"),
+    ],
+)
+def test_r11_4_an_error_result_says_what_the_tool_said(answer: Any, message: str) -> None:
+    result = from_mcp(answer)
+    assert (result.is_error, result.error_message) == (True, message)
+
+
+@pytest.mark.parametrize("flag", [False, None, "true", 1])
+def test_only_true_is_an_error(flag: object) -> None:
+    assert not from_mcp({"content": [BLOCK], "isError": flag}).is_error
+
+
+def test_p25_the_words_for_a_timeout_and_a_failure() -> None:
+    assert tool_results.timed_out(30.0).error_message == "Tool call timed out after 30s"
+    assert tool_results.timed_out(0.25).error_message == "Tool call timed out after 0.25s"
+    assert tool_results.call_failed("no").error_message == "Tool call failed: no"

@@ -1,0 +1,218 @@
+"""From plain code into the event loop and back, wherever the caller stands."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self, TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from grue.runtime import sync_edge
+from grue.runtime.sync_edge import BlockingInsideEventLoopWarning, run_blocking
+
+T = TypeVar("T")
+
+
+class LoopCount:
+    """Counts the calls of `anyio.run`, in every thread that starts while it looks."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __enter__(self) -> Self:
+        threading.setprofile(self._look)
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+    def _look(self, frame: FrameType, event: str, _arg: object) -> None:
+        if event == "call" and frame.f_code is anyio.run.__code__:
+            self.runs += 1
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_warned() -> Iterator[None]:
+    before = set(sync_edge._warned)
+    sync_edge._warned.clear()
+    yield
+    sync_edge._warned.clear()
+    sync_edge._warned.update(before)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before, "a thread is left"
+
+
+def call(function: Callable[[], Awaitable[T]], last_word: Callable[[], None] = lambda: None) -> T:
+    return run_blocking(function, last_word=last_word, twin="Edge.twin")
+
+
+async def answer() -> int:
+    await anyio.lowlevel.checkpoint()
+    return 42
+
+
+async def fail() -> None:
+    raise LookupError("no such thing")
+
+
+def plainly(function: Callable[[], T]) -> T:
+    return function()
+
+
+def in_a_thread(function: Callable[[], T]) -> T:
+    results: list[Any] = []
+
+    def target() -> None:
+        try:
+            results.append(function())
+        except Exception as error:  # noqa: BLE001 - handed over
+            results.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(10)
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]  # type: ignore[no-any-return]
+
+
+def inside_a_loop(function: Callable[[], T]) -> T:
+    async def main() -> T:
+        return function()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BlockingInsideEventLoopWarning)
+        return asyncio.run(main())
+
+
+everywhere = pytest.mark.parametrize("stand", [plainly, in_a_thread, inside_a_loop])
+Stand = Callable[[Callable[[], Any]], Any]
+
+
+@everywhere
+@pytest.mark.usefixtures("threads")
+def test_the_result_comes_back_and_then_the_last_word(stand: Stand) -> None:
+    said: list[str] = []
+    assert stand(lambda: call(answer, lambda: said.append("last"))) == 42
+    assert said == ["last"]
+
+
+@everywhere
+@pytest.mark.usefixtures("threads")
+def test_an_exception_comes_back_as_it_is_and_then_the_last_word(stand: Stand) -> None:
+    said: list[str] = []
+    with pytest.raises(LookupError, match="no such thing"):
+        stand(lambda: call(fail, lambda: said.append("last")))
+    assert said == ["last"]
+
+
+@everywhere
+@pytest.mark.usefixtures("threads")
+def test_p39_there_is_exactly_one_anyio_run(stand: Stand) -> None:
+    with LoopCount() as count:
+        stand(lambda: call(answer))
+    assert count.runs == 1
+
+
+@everywhere
+def test_p40_the_loop_is_a_new_one_and_the_caller_has_none_afterwards(stand: Stand) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def note_loop() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    def twice() -> None:
+        before = _running_loop()
+        call(note_loop)
+        call(note_loop)
+        assert _running_loop() is before
+
+    stand(twice)
+    assert loops[0] is not loops[1]
+    assert all(loop.is_closed() for loop in loops)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def test_p40_inside_a_loop_it_runs_in_a_thread_of_its_own() -> None:
+    async def where() -> threading.Thread:
+        return threading.current_thread()
+
+    assert plainly(lambda: call(where)) is threading.current_thread()
+    assert inside_a_loop(lambda: call(where)) is not threading.current_thread()
+
+
+def test_p40_a_warning_names_the_twin_once() -> None:
+    async def main() -> None:
+        with pytest.warns(BlockingInsideEventLoopWarning, match=r"Use Edge\.twin instead") as caught:
+            call(answer)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(answer)
+
+    asyncio.run(main())
+
+
+def test_several_threads_may_call_at_once() -> None:
+    barrier = threading.Barrier(4)
+
+    def together() -> int:
+        barrier.wait(10)
+        return call(answer)
+
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(together())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert found == [42] * 4
+
+
+def test_it_works_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert inside_a_loop(lambda: call(answer)) == 42
+
+
+PROGRAM = Path(__file__).resolve().parents[2] / "support" / "interrupted_edge.py"
+
+
+@pytest.mark.parametrize("where", ["plain", "loop", "bare loop", "thread"])
+def test_ctrl_c_ends_the_call_within_seconds_wherever_it_was_made(where: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=10)
+        took_s = time.monotonic() - started
+    assert process.returncode == 130, errors
+    assert took_s < 3
+    # Nobody but the interpreter's end can reach a call that another thread of the user's made.
+    cleaned = [] if where == "thread" else ["cleaned up", "last word"]
+    assert rest.splitlines() == [*cleaned, "KeyboardInterrupt"]
+    assert errors == ""

@@ -1,0 +1,69 @@
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from grue.mcp_transport.process_table import live_members
+from grue.testing.leftovers import assert_nothing_left
+
+
+def test_nothing_is_nothing() -> None:
+    with assert_nothing_left(within_s=0):
+        subprocess.run(["true"], check=True)
+        os.close(os.open(os.devnull, os.O_RDONLY))
+
+
+def test_a_child_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"process \d+ .*sleep 600"), assert_nothing_left(within_s=0):
+        child = subprocess.Popen(["sleep", "600"])
+    child.kill()
+    child.wait()
+
+
+def test_an_unreaped_child_is_found() -> None:
+    with pytest.raises(AssertionError, match="process"), assert_nothing_left(within_s=0.1):
+        child = subprocess.Popen(["true"])
+    child.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found by their environment in /proc")
+def test_an_orphan_in_a_session_of_its_own_is_found() -> None:
+    script = "setsid sleep 600 >/dev/null 2>&1 & echo $!"
+    with pytest.raises(AssertionError, match="process"), assert_nothing_left(within_s=0):
+        orphan = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+    os.kill(int(orphan.stdout), 9)
+
+
+def test_a_descriptor_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"descriptor .*null"), assert_nothing_left(within_s=0):
+        left = os.open(os.devnull, os.O_RDONLY)
+    os.close(left)
+
+
+def test_a_thread_is_found_unless_it_ends_in_time() -> None:
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="lingering")
+    with pytest.raises(AssertionError, match="thread lingering"), assert_nothing_left(within_s=0):
+        thread.start()
+    with assert_nothing_left():
+        threading.Timer(0.05, end.set).start()
+    thread.join()
+
+
+def test_an_exception_passes_through_and_the_environment_is_as_before() -> None:
+    before = dict(os.environ)
+    with pytest.raises(ZeroDivisionError), assert_nothing_left():
+        raise ZeroDivisionError
+    assert dict(os.environ) == before
+
+
+def test_live_members_leaves_out_zombies() -> None:
+    child = subprocess.Popen(["sh", "-c", "sleep 600 & exec sleep 600"], start_new_session=True)
+    while len(members := live_members(child.pid)) < 2:
+        assert child.pid in members
+    os.killpg(child.pid, 9)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert child.pid not in live_members(child.pid)
+    child.wait()

@@ -1,0 +1,196 @@
+"""The scripted endpoint: what it refuses, what it serves, how it ends."""
+
+import copy
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from grue.testing.llm_rules import ProviderRules, refusal_of
+from grue.testing.llm_server import (
+    LlmReply,
+    ScriptedLlmServer,
+    completion,
+    error_reply,
+    hang_up,
+    silence,
+    text_reply,
+    tool_calls_reply,
+)
+
+CALL = {"id": "a", "type": "function", "function": {"name": "s.t", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "s.t", "parameters": {"type": "object", "properties": {}}}}
+MARKED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+GOOD: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": [MARKED]},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "user", "content": "go on"},
+    ],
+    "tools": [TOOL],
+    "tool_choice": "auto",
+}
+STRICT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": {}}}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """Return the good request with one field set, or taken out where the value is `...`."""
+    body = copy.deepcopy(GOOD)
+    *steps, last = [int(step) if step.isdigit() else step for step in path.split("/")]
+    target: Any = body
+    for step in steps:
+        target = target[step]
+    if value is ...:
+        del target[last]
+    else:
+        target[last] = value
+    return body
+
+
+def with_schema(schema: object) -> dict[str, Any]:
+    shape = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+    return {**{key: GOOD[key] for key in ("model", "messages")}, "response_format": shape}
+
+
+def test_a_good_request_is_accepted() -> None:
+    assert refusal_of(GOOD, ProviderRules()) is None
+    closed = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    assert refusal_of(with_schema({**closed, "additionalProperties": False}), ProviderRules()) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("model", ..., "model parameter"),
+        ("messages", [], "non-empty array"),
+        ("messages/0", "hi", "non-empty array"),
+        ("messages/1/role", "narrator", "Invalid value: 'narrator'"),
+        ("messages/1/content", None, "got null"),
+        ("messages/1/content", "", "must be non-empty"),
+        ("messages/1/content", [], "must be non-empty"),
+        ("messages/0/content/0/text", " ", "must be non-empty"),
+        ("messages/1/cache_control", {}, "Unknown parameter"),
+        ("messages/0/content", [MARKED] * 5, "maximum of 4"),
+        ("messages/2", {"role": "assistant", "content": "x", "tool_calls": []}, "empty array"),
+        ("messages/2/tool_calls/0/id", "", "Missing required parameter"),
+        ("messages/2/tool_calls/0/function/name", "", "empty string"),
+        ("messages/2/tool_calls/0/function/arguments", "{", "expected a JSON object"),
+        ("messages/2/tool_calls/0/function/arguments", "[]", "expected a JSON object"),
+        ("messages/2/tool_calls/0/function/arguments", {}, "expected a JSON object"),
+        ("messages/2/tool_calls", [CALL, CALL], "duplicate"),
+        ("messages/3", ..., "did not have response messages: a"),
+        ("messages/4", {"role": "assistant", "content": None, "tool_calls": [CALL]}, "duplicate"),
+        ("messages/2", ..., "must be a response to a preceding message"),
+        ("messages/3/tool_call_id", "b", "must be a response to a preceding message"),
+        ("messages/3/content", [{"type": "text", "text": "1"}], "expected a string"),
+        ("tools", [], "Invalid 'tools': empty array"),
+        ("tools", None, "Invalid 'tools': empty array"),
+        ("tools", [TOOL, TOOL], "must be unique"),
+        ("tools", ..., "'tool_choice' is only allowed"),
+        ("tools/0/function/parameters", {"type": "object"}, "missing properties"),
+        ("tools/0/function", None, "wrong type"),
+        ("response_format", STRICT, "cannot be combined with tools"),
+    ],
+)
+def test_what_some_provider_refuses(path: str, value: object, said: str) -> None:
+    refused = refusal_of(changed(path, value), ProviderRules())
+    assert refused is not None
+    assert said in refused
+
+
+def test_rules_that_not_every_provider_has() -> None:
+    assert "does not match pattern" in str(refusal_of(GOOD, ProviderRules(strict_names=True)))
+    assert "cache_control" in str(refusal_of(GOOD, ProviderRules(cache_markers=0)))
+    without = {key: GOOD[key] for key in ("model", "messages")}
+    assert refusal_of(without, ProviderRules()) is None
+    assert "must define tools" in str(refusal_of(without, ProviderRules(tools_with_history=True)))
+    long = changed("tools/0/function/description", "x" * 11)
+    assert "maximum length 10" in str(refusal_of(long, ProviderRules(max_description_chars=10)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+        {"type": "object", "properties": {"a": {}}, "required": [], "additionalProperties": False},
+        {"type": "string", "default": "x"},
+        {"anyOf": [{"type": "array", "items": {"properties": {}}}]},
+        {"$defs": {"X": {"properties": {}}}},
+    ],
+)
+def test_a_strict_schema_has_to_be_strict(schema: object) -> None:
+    assert "Invalid schema for response_format" in str(refusal_of(with_schema(schema), ProviderRules()))
+
+
+def post(server: ScriptedLlmServer, body: object = GOOD, path: str = "/chat/completions") -> httpx.Response:
+    return httpx.post(server.base_url + path, json=body, trust_env=False, timeout=5)
+
+
+def post_in_vain(server: ScriptedLlmServer) -> None:
+    with pytest.raises(httpx.HTTPError):
+        post(server)
+
+
+def test_the_script_is_served_in_order_and_a_mistake_uses_up_nothing() -> None:
+    with ScriptedLlmServer([text_reply("one"), tool_calls_reply(("s.t", {"a": 1}))]) as server:
+        assert post(server).json()["choices"][0]["message"]["content"] == "one"
+        assert post(server, {}).json()["error"]["message"] == "you must provide a model parameter"
+        (call,) = post(server).json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "s.t", "arguments": '{"a": 1}'}
+        assert "no reply number 3" in post(server).text
+    assert [request.refused is None for request in server.requests] == [True, False, True, True]
+    assert server.requests[0].body == GOOD
+    assert json.loads(server.requests[0].raw) == GOOD
+    assert server.requests[0].tool_names == ["s.t"]
+
+
+def test_a_function_as_script_and_its_failure() -> None:
+    def script(request: Any) -> LlmReply:
+        return text_reply(request.messages[5]["content"])
+
+    with ScriptedLlmServer(script) as server:
+        reply = post(server)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (
+            400,
+            "The script failed: IndexError: list index out of range",
+        )
+
+
+def test_other_paths_and_other_bodies() -> None:
+    with ScriptedLlmServer([]) as server:
+        assert post(server, path="/completions").status_code == 404
+        broken = httpx.post(f"{server.base_url}/chat/completions", content=b'{"a": NaN}', trust_env=False)
+        assert "NaN is not JSON" in broken.text
+        assert "is an object" in post(server, [1]).text
+
+
+def test_replies_of_every_kind() -> None:
+    failing = error_reply(429, "Slow down", {"Retry-After": "3"}, code="rate_limit")
+    script = [failing, completion({"content": 5}, finish_reason="odd"), hang_up(b"half")]
+    with ScriptedLlmServer(script) as server:
+        refused = post(server)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        assert refused.json() == {"error": {"message": "Slow down", "code": "rate_limit"}}
+        assert post(server).json()["choices"][0]["finish_reason"] == "odd"
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(server)
+
+
+def test_closing_ends_idle_connections_and_silent_ones() -> None:
+    before = threading.active_count()
+    with ScriptedLlmServer([text_reply("hi"), silence()]) as server:
+        client = httpx.Client(trust_env=False, timeout=5)
+        client.post(f"{server.base_url}/chat/completions", json=GOOD)
+        asking = threading.Thread(target=post_in_vain, args=(server,))
+        asking.start()
+        while len(server.requests) < 2:
+            threading.Event().wait(0.005)
+    asking.join(5)
+    assert not asking.is_alive()
+    client.close()
+    assert threading.active_count() == before
