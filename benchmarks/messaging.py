@@ -46,14 +46,14 @@ def ask_section(effort: Effort) -> Section:
     return Section(
         "ask",
         "Ask and answer between two actors",
-        "Measured: one question out and its answer back, one at a time, two tasks in one event loop. Over "
-        "bare streams, each question brings a stream for its answer, as an ask does; two standing streams, "
-        "which cannot tell one asker from another, are shown beside.",
+        "Measured: one question out and its answer back, one at a time, two tasks in one event loop. Bare "
+        "streams do what an ask does: wait for room, and bring a stream for the answer. Beside them, the "
+        "least that anyio can do: standing streams, no waiting for room, one asker.",
         [
             figure("actors, trace in a file", "us", samples["file"]),
             figure("actors, no trace", "us", samples["none"]),
             figure("bare anyio streams", "us", samples["bare"]),
-            figure("bare, standing streams", "us", samples["standing"]),
+            figure("bare, no waiting, one asker", "us", samples["standing"]),
         ],
         [Bar("an ask, trace in a file, ratio to bare", ratio(samples["file"], samples["bare"]), 2.0, "x")],
     )
@@ -107,7 +107,7 @@ async def asks_over_streams(times: int) -> float:
         for _ in range(times):
             answer, answered = anyio.create_memory_object_stream[ToolReturned](1)
             with answer, answered:
-                entrance.send_nowait((BODY, answer))
+                await entrance.send((BODY, answer))
                 await answered.receive()
         took = time.perf_counter() - begun
         group.cancel_scope.cancel()

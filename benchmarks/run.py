@@ -1,11 +1,12 @@
 """Measure what grue costs, beside what it takes the place of, and say which bars it meets.
 
-    make bench                                 all of it, about two minutes
+    make bench                                 all of it, about a minute
     python benchmarks/run.py --only turn,ask   some of it
     python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
 
 The bars are those of docs/architecture.md. Everything is measured in this one run, sides in turn, so that
-what else the machine does strikes all of them. A missed bar does not fail the run: a loaded machine misses some.
+what else the machine does strikes all of them. A missed bar does not fail the run: a loaded machine misses
+some.
 """
 
 import argparse

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -107,8 +108,9 @@ def long_turn(iterations: int) -> LongTurn:
             limits=TurnLimits(max_tool_iterations=iterations + 1),
             recorder=recorder,
         )
+        request: TurnRequest[str] = TurnRequest(system="You play.", user="You are in a room.")
         begun = time.process_time()
-        outcome = runner.run_turn(TurnRequest(system="You play.", user="You are in a room."))
+        outcome = runner.run_turn(request)
         cpu_s = time.process_time() - begun - model.cpu_s
         writer.close()
         if outcome.iterations != iterations:
@@ -130,7 +132,7 @@ def agents_section(effort: Effort) -> Section:
             _all_done(worker, effort.agents)
         walls = interleave(
             max(2, effort.rounds // 3),
-            {side: lambda side=side: _all_done(workers[side], effort.agents) for side in workers},
+            {side: partial(_all_done, worker, effort.agents) for side, worker in workers.items()},
         )
         peaks = {side: float(worker.ask(str(effort.agents))["peak_mb"]) for side, worker in workers.items()}
     each = {side: (peaks[side] - alone[side]) / (effort.agents - 1) for side in workers}

@@ -473,8 +473,8 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     """session -> agent: closed; no process of the server's group is alive (P9).
 
     Attributes:
-        ending: How the process went: by itself when its input ended, on request (SIGTERM), by force (SIGKILL),
-            before it was asked to (`died`); `none`: there was no process.
+        ending: How the process went: by itself when its input ended, on request (SIGTERM), by force
+            (SIGKILL), before it was asked to (`died`); `none`: there was no process.
     """
 
     server: ServerName

@@ -296,7 +296,9 @@ async def test_a_cancelled_turn_still_sees_its_sessions_closed(at: type) -> None
 async def test_a_cancelled_turn_waits_for_its_sessions_no_longer_than_the_teardown_may_take() -> None:
     limits = TurnLimits(teardown_s=0.05)
     stage = Stage(run("a", limits=limits), HANG, hangs=CloseSession)
+    started = anyio.current_time()
     await cancelled(stage, lambda: bool(stage.of(RequestCompletion)))
+    assert anyio.current_time() - started < 1.5
     assert [type(item.body) for item in stage.envelopes[-2:]] == [TurnInterrupted, CloseSession]
 
 

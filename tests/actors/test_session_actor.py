@@ -293,6 +293,7 @@ async def cancelled(bench: Bench, *commands: Any, when: Callable[[], bool]) -> N
 CANCELLED: dict[str, tuple[ScriptedServer, tuple[Any, ...], str]] = {
     "in a call": (ScriptedServer(tools={"look": "hang"}), (open_session(), call_tools("look")), "call look"),
     "while it connects": (ScriptedServer("hang"), (open_session(),), "open"),
+    "after it closed": (ScriptedServer(), (open_session(), CLOSE), "leave"),
     "between two commands": (ScriptedServer(), (open_session(),), "open"),
 }
 

@@ -25,6 +25,7 @@ from grue.messages import (
     CloseSession,
     CompletionReceived,
     FailurePolicy,
+    OfferTools,
     OpenSession,
     RequestCompletion,
     RunTurn,
@@ -47,10 +48,10 @@ RUNS = st.builds(
     turn=st.integers(1, 9),
     system=st.just("system"),
     user=st.just("user"),
-    servers=st.sampled_from([(), ("a",), ("b", "a"), ("a", "b", "c")]),
+    servers=st.sampled_from([("a", "b"), ("b", "a"), ("a", "b", "c"), ("a",), ("a", "b"), ()]),
     answer=st.sampled_from([ANSWER, None]),
     fallback=st.sampled_from([FALLBACK, None]),
-    limits=st.builds(TurnLimits, max_tool_iterations=st.integers(0, 4)),
+    limits=st.builds(TurnLimits, max_tool_iterations=st.sampled_from([3, 4, 2, 3, 1, 0])),
     policy=st.builds(
         FailurePolicy,
         after_timeout=st.sampled_from(["skip", "continue", "force"]),
@@ -80,10 +81,10 @@ class Session:
     def perform(self, command: Any) -> None:
         match command:
             case OpenSession(server=server):
-                names = self._draw(st.lists(st.sampled_from(TOOLS), unique=True, max_size=3))
+                names = self._draw(st.sampled_from([*[TOOLS] * 6, TOOLS[:2], TOOLS[1:], TOOLS[2:], ()]))
                 listing = tuple(tool(f"{server}.{name}") for name in names)
                 opened = SessionOpened(server=server, tools=listing)
-                outcomes = [opened, opened, opened, disabled(server), startup_failed(server)]
+                outcomes = [*[opened] * 12, disabled(server), startup_failed(server)]
                 self.events.append(self._draw(st.sampled_from(outcomes)))
             case CallTools():
                 self.events.extend(self._settlements(command))
@@ -98,7 +99,7 @@ class Session:
             if skipping:
                 settled.append(ToolSkipped(**ids, reason=skipping))
                 continue
-            match self._draw(st.sampled_from(["ok", "ok", "ok", "error", "timeout", "death"])):
+            match self._draw(st.sampled_from(["ok", "timeout", "ok", "error", "timeout", "death"])):
                 case "ok":
                     settled.append(ToolReturned(**ids, result=ToolCallResult(item.tool)))
                 case "error":
@@ -122,9 +123,10 @@ class ArbitraryTurn:
         self.run: RunTurn = draw(RUNS)
         self.log: list[Entry] = []
         self._calls = 0
+        self._listed: list[str] = []
         self._model: deque[Any] = deque()
         self._sessions = {server: Session(draw, self.log) for server in self.run.servers}
-        self._interrupted_at = draw(st.one_of(st.none(), st.integers(0, 40)))
+        self._interrupted_at = draw(st.sampled_from([None] * 12 + list(range(12))))
         self.steps = 0
         state: TurnState = self._step(Idle(), self.run)
         while not isinstance(state, Finished):
@@ -160,13 +162,18 @@ class ArbitraryTurn:
                 self._model.append(self._draw(st.sampled_from([ACCEPTED, REFUSED])))
 
     def _reply(self, request: RequestCompletion) -> Any:
-        kind = self._draw(st.sampled_from(["calls", "calls", "calls", "text", "nothing", "failed"]))
+        likely = "calls" if isinstance(request.mode, OfferTools) else "text"
+        kind = self._draw(st.sampled_from([*[likely] * 8, "calls", "text", "nothing", "failed"]))
         content = self._draw(st.sampled_from([None, "", "hm"]))
         if kind == "failed":
             return llm_failed()
         if kind != "calls":
             return CompletionReceived(request=request.request, content="text" if kind == "text" else None)
-        calls = self._draw(st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=4))
+        if isinstance(request.mode, OfferTools) and request.mode.tools is not None:
+            self._listed = [item.name for item in request.mode.tools]
+        names = st.sampled_from([*self._listed * 3, "a.dance", "nobody"])
+        amount = self._draw(st.sampled_from([3, 1, 4, 2, 5]))
+        calls = [self._draw(st.tuples(names, ARGUMENTS)) for _ in range(amount)]
         return CompletionReceived(
             request=request.request, content=content, tool_calls=tuple(self._call(*item) for item in calls)
         )
@@ -200,8 +207,7 @@ class ArbitraryTurn:
         return found
 
 
-NAMES = st.sampled_from(["a.look", "a.think", "b.look", "b.ns.sit", "c.think", "a.dance", "nobody"])
-ARGUMENTS = st.sampled_from(["{}", "{}", '{"x": 1}', "", "[1]", "{broken"])
+ARGUMENTS = st.sampled_from(["{}", "", '{"x": 1}', "{}", "{}", "{}", "[1]", "{broken"])
 
 
 @st.composite

@@ -92,8 +92,10 @@ class FunctionConnection:
         Raises:
             ToolTimedOutError: It took longer than `timeout_s`; a plain function goes on in its thread, and
                 what it returns is dropped.
-            ToolRefusedError: The arguments do not fit its annotations.
+            ToolRefusedError: There is no such function, or the arguments do not fit its annotations.
         """
+        if tool not in self._arguments:
+            raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
         try:
             given = msgspec.convert(arguments, self._arguments[tool])
         except msgspec.ValidationError as error:

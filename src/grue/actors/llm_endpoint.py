@@ -106,9 +106,9 @@ class LlmEndpoint:
         jitter: Callable[[], float] = random,
     ) -> None:
         self.settings = settings
-        self._url = _completions_url(settings.base_url)
+        self.url = _completions_url(settings.base_url)
         self.profile = settings.profile or profile_for(settings.base_url)
-        self._headers = _headers(settings)
+        self.headers = _headers(settings)
         self._transport = transport
         self._jitter = jitter
         # One client for each event loop: turns may run in several threads at once.
@@ -152,14 +152,8 @@ class LlmEndpoint:
             # The limits of httpx are for each read and write: a reply that drips could last for ever.
             with anyio.fail_after(timeout_s):
                 return await self._exchange(connections.client, body)
-        except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout):
-            return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
-            return Fault(kind="unreachable", message=f"cannot connect: {_cause(error)}")
-        except httpx.DecodingError as error:
-            return Fault(kind="invalid_reply", message=f"the reply cannot be decompressed: {error}")
-        except httpx.HTTPError as error:
-            return Fault(kind="unavailable", message=f"the connection broke: {_cause(error)}")
+        except (TimeoutError, httpx.HTTPError) as error:
+            return fault_of_exchange(error, timeout_s)
 
     def learn(self, fault: Fault) -> bool:
         """Adjust the profile where the endpoint's refusal teaches something; return whether it did."""
@@ -172,7 +166,7 @@ class LlmEndpoint:
     def describe(self, fault: Fault) -> LlmFailure:
         """Return what is told of `fault`, without a secret."""
         settings = self.settings
-        secrets = [settings.api_key or "", self._url.password, *settings.extra_headers.values()]
+        secrets = [settings.api_key or "", self.url.password, *settings.extra_headers.values()]
         return describe(
             fault,
             base_url=settings.base_url,
@@ -188,7 +182,7 @@ class LlmEndpoint:
         )
 
     async def _exchange(self, client: httpx.AsyncClient, body: bytes) -> Answered | Fault:
-        async with client.stream("POST", self._url, content=body, headers=self._headers) as response:
+        async with client.stream("POST", self.url, content=body, headers=self.headers) as response:
             received = bytearray()
             async for chunk in response.aiter_bytes():
                 received += chunk
@@ -207,11 +201,24 @@ class LlmEndpoint:
         timeout_s = self.settings.retry.timeout_s
         return httpx.AsyncClient(
             transport=self._transport,
-            verify=_tls() if self._url.scheme == "https" else _no_tls(),
+            verify=_tls() if self.url.scheme == "https" else _no_tls(),
             # Proxies are the environment's to name, but never stand before this machine itself.
             trust_env=not is_loopback(self.settings.base_url),
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s)),
         )
+
+
+def fault_of_exchange(error: TimeoutError | httpx.HTTPError, timeout_s: float) -> Fault:
+    """Return what an exchange that ended in `error` means; `timeout_s` is what it was given."""
+    match error:
+        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
+            return Fault(kind="unreachable", message=f"cannot connect: {_cause(error)}")
+        case TimeoutError() | httpx.TimeoutException():
+            return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")
+        case httpx.DecodingError():
+            return Fault(kind="invalid_reply", message=f"the reply cannot be decompressed: {error}")
+        case _:
+            return Fault(kind="unavailable", message=f"the connection broke: {_cause(error)}")
 
 
 @functools.cache

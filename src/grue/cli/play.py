@@ -121,8 +121,9 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
         return LLMClient(config, base_url=OFFLINE_URL, transport=transport)
     key = api_key(config.client_base_url, os.environ)
     if key is None and needs_key(config.client_base_url):
+        names = " or ".join(key_names(config.client_base_url))
         raise MCPConfigError(
-            f"There is no key for {config.client_base_url}: set {' or '.join(key_names(config.client_base_url))}"
+            f"There is no key for {config.client_base_url}: set {names}"
             " in the environment, name another endpoint with --base-url, or play with --offline."
         )
     return LLMClient(config, api_key=key)

@@ -26,11 +26,11 @@ from grue.mcp_transport.failures import (
 )
 from grue.mcp_transport.listing import read_tools
 from grue.mcp_transport.notices import NoticeKind, ServerNotice
-from grue.mcp_transport.plain_text import plain_text
 from grue.mcp_transport.process_group import ProcessRegistry, ServerExit, SpawnError
 from grue.mcp_transport.redaction import Redactor
 from grue.mcp_transport.stdio import Ending, ProcessLimits, ServerProcess, StdioServer, leaves_no_time
 from grue.messages import JsonObject, ServerFailure, ServerName, ToolCallResult, ToolDefinition
+from grue.protocol.safe_text import plain_text
 from grue.protocol.tool_results import from_mcp
 
 if TYPE_CHECKING:

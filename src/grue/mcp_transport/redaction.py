@@ -4,23 +4,17 @@ A secret is a value of 12 characters or more in an environment variable whose na
 that follows such a name.
 """
 
-import re
 import shlex
 from collections.abc import Mapping
 
-_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|bearer", re.IGNORECASE)
-_MIN_CHARS = 12
+from grue.protocol.secret_names import looks_secret, secrets_in
 
 
 class Redactor:
     """Replaces the secrets of one environment, each by a placeholder with its name."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        found = {
-            value: name
-            for name, value in environment.items()
-            if len(value) >= _MIN_CHARS and _SECRET_NAME.search(name)
-        }
+        found = {value: name for name, value in secrets_in(environment).items()}
         # The longest first: one that contains another must not leave its remainder behind.
         self._secrets = sorted(found.items(), key=lambda pair: -len(pair[0]))
 
@@ -35,9 +29,9 @@ class Redactor:
         shown = [command]
         for before, arg in zip((command, *args), args, strict=False):
             flag, equals, _ = arg.partition("=")
-            if before.startswith("-") and "=" not in before and _SECRET_NAME.search(before):
+            if before.startswith("-") and "=" not in before and looks_secret(before):
                 shown.append(_placeholder(before.lstrip("-")))
-            elif equals and _SECRET_NAME.search(flag):
+            elif equals and looks_secret(flag):
                 shown.append(f"{flag}={_placeholder(flag.lstrip('-'))}")
             else:
                 shown.append(self.text(arg))

@@ -18,8 +18,8 @@ import anyio.abc
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from grue.mcp_transport.plain_text import plain_text
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
+from grue.protocol.safe_text import plain_text
 
 __all__ = [
     "Ending",

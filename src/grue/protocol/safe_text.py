@@ -8,9 +8,16 @@ Backslashes stay as they are. The functions can therefore be applied twice witho
 a value stays that JSON text.
 """
 
+import re
 import unicodedata
 
 ELLIPSIS = "…"
+
+_ESCAPE_SEQUENCE = re.compile(
+    r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system command: titles, links, clipboard
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequence: colours, cursor
+    r"|\x1b[ -/]*[0-~]"  # the short ones
+)
 
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -30,6 +37,18 @@ def printable(text: str, limit: int | None = None) -> str:
     if limit is not None and len(text) > limit:
         return text[: limit - 1] + ELLIPSIS
     return text
+
+
+def plain_text(text: str) -> str:
+    r"""Return `text` in its lines, without terminal escape sequences, control characters written out.
+
+    Newlines and tabs stay; `\r\n` becomes `\n`. For what a program wrote to a terminal: its colours mean
+    nothing here, and are dropped rather than shown.
+    """
+    text = _ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n"))
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else _visible(char) for char in text)
 
 
 def _visible(char: str) -> str:

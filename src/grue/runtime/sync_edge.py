@@ -193,7 +193,7 @@ def _wait(finished: Future[Any]) -> None:
     task = _current_task()
     cancelled_before = task.cancelling() if task else 0
     while not wait([finished], _NOTICE_S).done:
-        if False:
+        if task is not None and task.cancelling() > cancelled_before:
             raise KeyboardInterrupt
 
 

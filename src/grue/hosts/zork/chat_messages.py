@@ -61,17 +61,8 @@ def model_settings(model: str, sampling: Sampling) -> ModelSettings:
 _ECHOED = ("reasoning_details", "reasoning_content")
 
 
-class GivenTool(ToolDefinition, frozen=True, kw_only=True):
-    """A tool that was given in OpenAI's format: its name is whatever its giver calls it, dot or no dot."""
-
-    @property
-    def name(self) -> str:
-        """The name as given."""
-        return self.tool
-
-
-def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> GivenTool:
-    """Read a tool in OpenAI's format.
+def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> ToolDefinition:
+    """Read a tool in OpenAI's format; it keeps the name that its giver uses, dot or no dot.
 
     Args:
         schema: The tool.
@@ -85,9 +76,10 @@ def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> G
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         raise MCPError("A tool in OpenAI's format is an object with a 'function' that has a 'name'.")
     parameters = function.get("parameters")
-    return GivenTool(
+    return ToolDefinition(
         server=server or ServerName(""),
         tool=name,
+        full_name=name,
         description=str(function.get("description") or ""),
         input_schema=dict(parameters) if isinstance(parameters, Mapping) else {"type": "object"},
     )
@@ -153,7 +145,7 @@ def _tokens(usage: Usage) -> dict[str, int] | None:
     }
 
 
-def _named_in(messages: Iterable[ChatMessage]) -> list[GivenTool]:
+def _named_in(messages: Iterable[ChatMessage]) -> list[ToolDefinition]:
     names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
     return [given_tool({"function": {"name": name}}) for name in dict.fromkeys(names)]
 

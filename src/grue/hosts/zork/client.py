@@ -13,7 +13,13 @@ from typing import Any, Self, Unpack
 import httpx
 from msgspec.structs import asdict, replace
 
-from grue.actors.llm_endpoint import MAX_REPLY_BYTES, Answered, LlmEndpoint, LlmSettings
+from grue.actors.llm_endpoint import (
+    MAX_REPLY_BYTES,
+    Answered,
+    LlmEndpoint,
+    LlmSettings,
+    fault_of_exchange,
+)
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.errors import LLMError, MCPConfigError, MCPError
@@ -230,11 +236,12 @@ class LLMClient:
     def _exchange(self, endpoint: LlmEndpoint, body: bytes) -> Answered | Fault:
         timeout_s = endpoint.settings.retry.timeout_s
         try:
-            url, headers = endpoint._url, endpoint._headers  # noqa: SLF001 - the blocking twin of its `post`
-            with self._client(endpoint).stream("POST", url, content=body, headers=headers) as response:
+            with self._client(endpoint).stream(
+                "POST", endpoint.url, content=body, headers=endpoint.headers
+            ) as response:
                 return _received(response, timeout_s)
-        except httpx.HTTPError as error:
-            return _fault_of(error, timeout_s)
+        except (TimeoutError, httpx.HTTPError) as error:
+            return fault_of_exchange(error, timeout_s)
 
     def _client(self, endpoint: LlmEndpoint) -> httpx.Client:
         if self._http is None:
@@ -312,26 +319,10 @@ def _received(response: httpx.Response, timeout_s: float) -> Answered | Fault:
             words = f"the reply is longer than {MAX_REPLY_BYTES} bytes"
             return Fault(kind="invalid_reply", status=response.status_code, message=words)
         if time.monotonic() > deadline:
-            return _late(timeout_s)
+            raise TimeoutError
     return Answered(
         status=response.status_code,
         body=bytes(received),
         retry_after_s=retry_after(response.headers.get("retry-after"), time.time()),
         location=response.headers.get("location"),
     )
-
-
-def _fault_of(error: httpx.HTTPError, timeout_s: float) -> Fault:
-    match error:
-        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
-            return Fault(kind="unreachable", message=f"cannot connect: {error}")
-        case httpx.TimeoutException():
-            return _late(timeout_s)
-        case httpx.DecodingError():
-            return Fault(kind="invalid_reply", message=f"the reply cannot be decompressed: {error}")
-        case _:
-            return Fault(kind="unavailable", message=f"the connection broke: {error}")
-
-
-def _late(timeout_s: float) -> Fault:
-    return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")

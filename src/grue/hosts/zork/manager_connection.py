@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import anyio
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from grue.actors.mcp_session import Connect
 from grue.errors import MCPError
@@ -138,8 +138,9 @@ class ManagerConnection:
     async def _own(self, opened: "asyncio.Future[list[dict[str, Any]]]") -> None:
         try:
             await self._manager.connect_session()
-        except Exception as error:  # noqa: BLE001 - told to whoever opens the session
-            opened.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - told to whoever opens the session, if they still wait
+            if not self._leaving.is_set():
+                opened.set_exception(error)
             return
         except asyncio.CancelledError:
             await self._disconnect()
@@ -147,8 +148,9 @@ class ManagerConnection:
         try:
             opened.set_result(await self._manager.get_tool_schemas())
             await self._leaving.wait()
-        except Exception as error:  # noqa: BLE001 - told to whoever opens the session
-            opened.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - as above
+            if not self._leaving.is_set():
+                opened.set_exception(error)
         finally:
             await self._disconnect()
 
@@ -169,10 +171,9 @@ class ManagerConnection:
             prefix, _, bare = given.tool.partition(".")
             if prefix != self._server or not bare:
                 self._names[given.tool] = given.tool
-                tools.append(replace(given, full_name=given.tool))
-                continue
-            fields = asdict(given)
-            tools.append(ToolDefinition(**{**fields, "tool": bare}))
+                tools.append(given)
+            else:
+                tools.append(replace(given, tool=bare, full_name=""))
         return tuple(tools)
 
     def _is_disabled(self) -> bool:

@@ -93,6 +93,8 @@ class OwnedSession:
         self._opened: asyncio.Future[ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[Settlement | None] = self._loop.create_future()
         self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
+        # Not in a `finally` of its own: a task that is cancelled before it begins never gets to one.
+        self._owner.add_done_callback(self._ended)
 
     @property
     def alive(self) -> bool:
@@ -181,10 +183,12 @@ class OwnedSession:
             await self._run()
         except Exception as error:  # noqa: BLE001 - told to whoever uses the session
             self.fault = error
-        finally:
-            for waited_for in (self._opened, self._settled):
-                if not waited_for.done():
-                    waited_for.set_result(None)
+
+    def _ended(self, owner: "asyncio.Task[None]") -> None:
+        del owner
+        for waited_for in (self._opened, self._settled):
+            if not waited_for.done():
+                waited_for.set_result(None)
 
     async def _run(self) -> None:
         server, wiring = self._command.server, self._wiring

@@ -251,6 +251,28 @@ async def test_a_crashed_owner_gives_error_results(tmp_path: Path, monkeypatch: 
     assert results[1].is_error
 
 
+async def test_a_crash_while_connecting_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def crash(*args: object) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    monkeypatch.setattr(CancellableClient, "open", crash)
+    box = manager(tmp_path)
+    with assert_nothing_left(), pytest.raises(MCPError, match="nobody foresaw this"):
+        await box.connect_session()
+    assert not box.is_disabled
+
+
+async def test_disconnecting_ends_a_connect_that_is_under_way(tmp_path: Path) -> None:
+    box = manager(tmp_path, "--silent-at", "initialize")
+    with assert_nothing_left():
+        connecting = asyncio.create_task(box.connect_session())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await box.disconnect_session()
+        with pytest.raises(MCPError, match="ended"):
+            await connecting
+
+
 async def test_a_second_connect_is_refused_and_harmless(tmp_path: Path) -> None:
     box = manager(tmp_path)
     await box.disconnect_session()
@@ -376,6 +398,15 @@ async def test_p9_a_manager_that_is_lost_leaves_nothing(tmp_path: Path) -> None:
 
 
 # --- The logger ---
+
+
+async def test_p37_a_malformed_tool_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    box = manager(tmp_path, "--malformed-tool", logger=logging.getLogger("test_manager"))
+    await box.connect_session()
+    assert len(await box.get_tool_schemas()) == 3
+    await box.disconnect_session()
+    records: list[Any] = caplog.records
+    assert [record.event_type for record in records] == ["mcp_bad_tool"] * 3
 
 
 async def test_the_logger_gets_the_seeds_records_without_secrets(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.mcp_transport.plain_text import plain_text
+from grue.protocol.safe_text import plain_text
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from grue.mcp_transport.plain_text import plain_text
         ("\x1b]0;a title\x07shown", "shown"),
         ("\x1b]8;;http://example.org\x1b\\link\x1b]8;;\x1b\\", "link"),
         ("\x1b(Bcharset", "charset"),
-        ("bell\x07", "bell\\x07"),
+        ("bell\x07", "bell\\u0007"),
         ("over\rwritten", "over\\rwritten"),
         ("rever\u202esed", "rever\\u202esed"),
         ("half \ud800", "half \\ud800"),

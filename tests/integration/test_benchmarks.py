@@ -1,0 +1,54 @@
+"""The benchmarks run: every part once or twice, nothing said about time."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PLAIN_SERVER = (sys.executable, "-I", "-S", str(BENCHMARKS / "servers" / "plain_server.py"))
+
+pytest.importorskip("mcp")
+
+
+def python(*args: str | Path) -> str:
+    run = subprocess.run((sys.executable, *args), capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_the_hand_written_script_plays_a_turn() -> None:
+    pipe = subprocess.PIPE
+    command = (sys.executable, BENCHMARKS / "servers" / "chat_server.py")
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as chat:
+        assert chat.stdout is not None
+        url = f"http://127.0.0.1:{chat.stdout.readline().strip()}/v1"
+        try:
+            assert python(BENCHMARKS / "sdk_script.py", url, "calls-3", *PLAIN_SERVER) == "done\n"
+        finally:
+            chat.communicate()
+
+
+def test_every_part_runs_and_is_stored(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    printed = python(BENCHMARKS / "run.py", "--quick", "--out", out)
+
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    stored = out.read_text()
+    sections = {section["name"]: section for section in json.loads(stored)["sections"]}
+    assert set(sections) == {"turn", "cold", "import", "version", "ask", "record", "long", "agents"}
+    labels = [figure["label"] for figure in sections["turn"]["figures"]]
+    assert labels[:3] == ["grue", "hand-written script", "blocking pipes and sockets"]
+    assert all(figure["median"] > 0 for name in ("turn", "ask") for figure in sections[name]["figures"])
+    (_, loaded) = sections["import"]["bars"]
+    assert (loaded["value"], loaded["met"]) == (0, True)
+    assert str(BENCHMARKS.parent) not in stored, "results name no machine's folders"
+
+
+def test_an_unknown_part_is_refused() -> None:
+    command = (sys.executable, BENCHMARKS / "run.py", "--only", "nonsense")
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert "no such part: nonsense" in run.stderr
