@@ -7,7 +7,7 @@ each tool server whether it has ever been connected or is given up. `run_turn` i
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, assert_never
@@ -146,9 +146,7 @@ class Runner:
         self.policy = policy or FailurePolicy()
         self.turn = 0
         self._llm = llm if callable(llm) else _llm_actor(llm)
-        self._servers = {_server_name(name): server for name, server in (servers or {}).items()}
-        if any(isinstance(server, StdioServer) for server in self._servers.values()):
-            require_mcp()
+        self._servers = usable_servers(servers or {})
         self._process_limits = process_limits or ProcessLimits()
         self._hide_secrets(llm)
         self._connections: dict[ServerName, Settled] = {}
@@ -263,10 +261,19 @@ class Runner:
     async def _supervised(
         self, command: RunTurn, check: AnswerCheck[Any], registry: ProcessRegistry
     ) -> TurnCompleted | TurnFailed:
-        deadline = float("inf")
-        if command.limits.turn_timeout_s is not None:
-            work_s = command.limits.turn_timeout_s - command.limits.teardown_s
-            deadline = anyio.current_time() + work_s
+        """Run the turn's actors; whatever they do, it is over when its limit has passed."""
+        limit_s = command.limits.turn_timeout_s
+        if limit_s is None:
+            return await self._with_actors(command, check, registry, float("inf"))
+        end_at = anyio.current_time() + limit_s
+        with anyio.CancelScope(deadline=end_at):
+            return await self._with_actors(command, check, registry, end_at - command.limits.teardown_s)
+        failure = DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
+        return TurnFailed(turn=command.turn, failure=failure)
+
+    async def _with_actors(
+        self, command: RunTurn, check: AnswerCheck[Any], registry: ProcessRegistry, deadline: float
+    ) -> TurnCompleted | TurnFailed:
         sessions: dict[ServerName, SessionActor] = {}
         try:
             async with Supervisor(self.recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
@@ -276,7 +283,6 @@ class Runner:
                 for name in command.servers:
                     sessions[name] = SessionActor(
                         supervisor.mailbox(name),
-                        server=name,
                         agent=agent,
                         connect=self._connect(name, registry, command.limits),
                         note=supervisor.note,
@@ -302,9 +308,7 @@ class Runner:
 
     def _hide_secrets(self, llm: "LlmSettings | LlmEndpoint | LlmFactory") -> None:
         """Keep what must not be shown out of everything that is recorded."""
-        configured = [server.env for server in self._servers.values() if isinstance(server, StdioServer)]
-        for name, value in secrets_in(os.environ, *configured).items():
-            self.recorder.hide(name, value)
+        hide_secrets(self.recorder, self._servers.values())
         settings = getattr(llm, "settings", llm)
         key = getattr(settings, "api_key", None)
         if key and len(key) >= _SHORTEST_KEY:
@@ -316,15 +320,35 @@ class Runner:
             self._connections[name] = connection
 
     def _connect(self, name: ServerName, registry: ProcessRegistry, limits: TurnLimits) -> Connect:
-        server = self._servers[name]
-        match server:
-            case StdioServer():
-                process_limits = _process_limits(self._process_limits, limits)
-                return lambda note: _mcp_client(server, registry, process_limits, note)
-            case FunctionTools():
-                return lambda _note: server.connect(name)
-            case _:
-                return server
+        process_limits = _process_limits(self._process_limits, limits)
+        return connect_to(name, self._servers[name], registry, process_limits)
+
+
+def connect_to(
+    name: str, server: ToolServer, registry: ProcessRegistry, limits: ProcessLimits | None = None
+) -> Connect:
+    """Return what makes a connection to a tool server, whatever kind it is of.
+
+    Args:
+        name: Its name in the configuration.
+        server: What there is to connect to.
+        registry: Knows its process, if it has one, for whoever has the last word.
+        limits: How that process is ended.
+    """
+    match server:
+        case StdioServer():
+            return lambda note: _mcp_client(server, registry, limits or ProcessLimits(), note)
+        case FunctionTools():
+            return lambda _note: server.connect(ServerName(name))
+        case _:
+            return server
+
+
+def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
+    """Keep the environment's secrets and the servers' own out of everything that is recorded."""
+    configured = [server.env for server in servers if isinstance(server, StdioServer)]
+    for name, value in secrets_in(os.environ, *configured).items():
+        recorder.hide(name, value)
 
 
 _SHORTEST_KEY = 8
@@ -354,6 +378,19 @@ def _mcp_client(
         note(body, sender=server.name)
 
     return McpClient(server, registry, ClientOptions(limits=limits, on_notice=noted))
+
+
+def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolServer]:
+    """Return the servers by names that are known to be possible.
+
+    Raises:
+        MCPConfigError: A name is none.
+        MissingDependencyError: There is a server process to talk to, and `mcp` is absent or too old (R14.4).
+    """
+    named = {_server_name(name): server for name, server in servers.items()}
+    if any(isinstance(server, StdioServer) for server in named.values()):
+        require_mcp()
+    return named
 
 
 def _server_name(name: str) -> ServerName:

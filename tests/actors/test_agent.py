@@ -220,6 +220,17 @@ async def test_an_agent_that_nobody_asks_ends_with_its_group() -> None:
     assert stage.flow() == []
 
 
+async def test_an_agent_cancelled_before_it_was_asked_has_nothing_to_close() -> None:
+    stage = Stage(run("a"))
+    with anyio.CancelScope() as scope:
+        async with Supervisor(stage.recorder) as group:
+            stage.cast(group)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert stage.of(TurnInterrupted, CloseSession) == []
+
+
 async def test_a_group_that_ends_in_the_middle_of_a_turn_is_a_mistake() -> None:
     stage = Stage(run("a"), HANG)
 

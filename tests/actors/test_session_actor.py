@@ -80,7 +80,6 @@ class Bench:
         self.agent = group.mailbox("agent", bound=100)
         self.actor = SessionActor(
             group.mailbox("a"),
-            server="a",
             agent=self.agent,
             connect=self.server.connect,
             note=group.note,

@@ -135,9 +135,7 @@ class Session(NamedTuple):
 async def session(connect: Connect, recorder: Recorder | None = None) -> AsyncIterator[Session]:
     async with Supervisor(recorder or Recorder()) as supervisor:
         inbox = supervisor.mailbox("agent")
-        actor = SessionActor(
-            supervisor.mailbox(SERVER), server=SERVER, agent=inbox, connect=connect, note=supervisor.note
-        )
+        actor = SessionActor(supervisor.mailbox(SERVER), agent=inbox, connect=connect, note=supervisor.note)
         supervisor.start(actor)
         yield Session(actor, inbox)
 

@@ -1,7 +1,6 @@
 """Ctrl-C and SIGKILL in the middle of things: fast, with a readable trace, and nothing left alive."""
 
 import asyncio
-import os
 import signal
 import threading
 import time
@@ -12,7 +11,7 @@ import pytest
 from commands import faulty, group_is_gone, start, trace_of, wait_for_body, write_servers
 
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
-from grue.messages import CloseSession, SessionClosed, TurnFailed, TurnInterrupted
+from grue.messages import CloseSession, SessionClosed, ToolCalled, TurnFailed, TurnInterrupted
 from grue.runtime.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
@@ -142,21 +141,17 @@ def test_p40_a_turn_runs_inside_a_running_event_loop_and_says_so_once(llm: str) 
 
 def test_the_async_twin_shares_the_callers_loop_and_can_be_cancelled(llm: str) -> None:
     async def cancelled() -> None:
-        task = asyncio.create_task(runner(llm, "--silent-at", "call", tool_timeout_s=60).run_turn_async(ASK))
-        while not any(os.path.exists(f"/proc/{pid}") for pid in _children()):
-            await asyncio.sleep(0)
+        called = asyncio.Event()
+        one = runner(llm, "--silent-at", "call", tool_timeout_s=60)
+        one.recorder.add(lambda sent, _: called.set() if isinstance(sent.body, ToolCalled) else None)
+        task = asyncio.create_task(one.run_turn_async(ASK))
+        await called.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     with assert_nothing_left():
         asyncio.run(cancelled())
-
-
-def _children() -> list[int]:
-    import psutil
-
-    return [child.pid for child in psutil.Process().children()]
 
 
 def test_a_turn_limit_bounds_everything_teardown_included(llm: str) -> None:

@@ -135,7 +135,7 @@ async def test_a_flood_on_stderr_blocks_nothing_and_its_end_is_kept(registry: Pr
         with anyio.fail_after(5):
             assert await process.receive_line() == b"up"
             await process.wait_exit()
-        assert process.stderr_tail() == "last words\\x07"
+        assert process.stderr_tail() == "last words\\u0007"
 
 
 async def test_the_tail_holds_no_more_than_its_limit(registry: ProcessRegistry) -> None:

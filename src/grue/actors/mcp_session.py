@@ -111,8 +111,7 @@ class SessionActor(Actor[SessionCommand]):
     """Serve one tool server's sessions, one after the other.
 
     Args:
-        mailbox: Takes the commands; its name should say which server this is.
-        server: The server's name in the configuration.
+        mailbox: Takes the commands; its name is the server's in the configuration.
         agent: Takes the events.
         connect: Makes the connection for each attempt.
         note: Records what nobody has to act upon.
@@ -127,7 +126,6 @@ class SessionActor(Actor[SessionCommand]):
         self,
         mailbox: Mailbox[SessionCommand],
         *,
-        server: ServerName,
         agent: Mailbox[TurnEvent],
         connect: Connect,
         note: Note,
@@ -136,7 +134,7 @@ class SessionActor(Actor[SessionCommand]):
     ) -> None:
         super().__init__(mailbox)
         self.connection: ConnectionState = connection or Untried()
-        self._server = server
+        self._server = ServerName(mailbox.name)
         self._agent = agent
         self._connect = connect
         self._note = note

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from grue.observers.events import Event, EventFeed
-from grue.observers.line_file import LineFile
 from grue.protocol.safe_text import printable
+from grue.runtime.line_file import LineFile
 from grue.runtime.trace import Envelope
 
 ARGUMENTS_LIMIT = 2000

@@ -446,7 +446,7 @@ def _hosting(moment: _Moment, body: _Hosting) -> list[Event]:
             if ignored:
                 message = f"Only the first MCP server is used, '{server}'; ignored: {', '.join(ignored)}"
                 started.append(moment.warning("mcp_servers_ignored", message, servers=list(ignored)))
-            return started
+            return [*started, *(moment.warning("mcp_config_warning", text) for text in body.warnings)]
         case McpInitFailed(error=error):
             message = f"Failed to initialize MCP Manager: {error}"
             return [moment.error("mcp_init_error", message, error=error)]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from grue.observers.events import Event, EventFeed
-from grue.observers.line_file import LineFile
+from grue.runtime.line_file import LineFile
 from grue.runtime.trace import Envelope
 
 

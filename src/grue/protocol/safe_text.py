@@ -75,14 +75,11 @@ def cut(text: str, width: int) -> str:
     """Return the beginning of printable `text` that fits into `width` columns; an ellipsis marks a cut."""
     if cells(text) <= width:
         return text
-    room = width - 1
-    kept = []
-    for char in text:
-        room -= _char_cells(char)
-        if room < 0:
-            break
-        kept.append(char)
-    return "".join(kept) + ELLIPSIS if width > 0 else ""
+    end, room = 0, width - 1
+    # It is too long, so there is a character at which the room runs out.
+    while (room := room - _char_cells(text[end])) >= 0:
+        end += 1
+    return text[:end] + ELLIPSIS if width > 0 else ""
 
 
 def pad(text: str, width: int) -> str:

@@ -127,7 +127,7 @@ def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object])
         raise
     if pressed:
         raise KeyboardInterrupt
-    return cast(T, result)
+    return cast("T", result)
 
 
 class _Interruptible:

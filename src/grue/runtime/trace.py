@@ -9,18 +9,18 @@ Secrets never get past the recorder: observers see, and the file holds, a placeh
 marked. The actors themselves receive what was sent.
 """
 
-import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
+from grue.runtime.line_file import LineFile
 
 FORMAT = 1
 """Version of the trace file's format; readers accept this and every older one."""
@@ -107,22 +107,26 @@ class Recorder:
         self._lock = threading.Lock()
         self._observers: list[Observer] = []
         self._encoder = msgspec.json.Encoder()
-        self._forms: list[tuple[bytes, bytes]] = []
+        self._forms: list[_Form] = []
         for name, value in (secrets or {}).items():
             self.hide(name, value)
 
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is no secret. `name` stands in JSON as it is.
+        An empty value is no secret, and one that is not Unicode cannot be in a message.
         """
-        if not value:
+        if not value or not _is_unicode(value):
             return
-        placeholder = f"[redacted:{name}]".encode()
-        known = {form for form, _ in self._forms}
-        self._forms += [(form, placeholder) for form in _written_forms(value) if form not in known]
+        known = {form.text for form in self._forms}
+        placeholder = f"[redacted:{name}]"
+        self._forms += [
+            _Form(text, _in_json(text).encode(), placeholder)
+            for text in _forms_in_text(value)
+            if text not in known
+        ]
         # A secret that contains another one has to go first, or its remainder would stay.
-        self._forms.sort(key=lambda pair: -len(pair[0]))
+        self._forms.sort(key=lambda form: -len(form.text))
 
     def add(self, observer: Observer) -> None:
         """Show every further envelope to `observer`, in order, before `record` returns. It may not record."""
@@ -157,10 +161,10 @@ class Recorder:
         return envelope
 
     def _show(self, envelope: Envelope[Any]) -> None:
-        shown = self._encoder.encode(envelope.body)
-        if any(form in shown for form, _ in self._forms):
-            shown, body = self._redact(shown, type(envelope.body))
-            envelope = msgspec.structs.replace(envelope, body=body, redacted=True)
+        written = shown = self._encoder.encode(envelope.body)
+        if any(form.written in written for form in self._forms):
+            shown, body = self._redact(written, type(envelope.body))
+            envelope = msgspec.structs.replace(envelope, body=body, redacted=shown != written)
         line = self._encoder.encode(
             TraceLine(
                 seq=envelope.seq,
@@ -187,11 +191,19 @@ class Recorder:
             return shown, msgspec.json.decode(shown, type=body_type)
 
     def _redact_token(self, token: re.Match[bytes]) -> bytes:
-        text = token.group()
-        for form, placeholder in self._forms:
-            text = text.replace(form, placeholder)
-        changed_number = text != token.group() and not text.startswith(b'"')
-        return b'"' + text + b'"' if changed_number else text
+        written = token.group()
+        text = before = msgspec.json.decode(written) if written.startswith(b'"') else written.decode()
+        for form in self._forms:
+            text = text.replace(form.text, form.placeholder)
+        return written if text == before else self._encoder.encode(text)
+
+
+class _Form(NamedTuple):
+    """A way in which a secret can stand in a text, and how that is written in JSON."""
+
+    text: str
+    written: bytes
+    placeholder: str
 
 
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -199,20 +211,31 @@ _TEXT_OR_NUMBER = re.compile(_TEXT.pattern + rb"|-?[0-9][-+.eE0-9]*")
 """What of a JSON text can hold a secret; replaced token by token, so that what comes out is JSON again."""
 
 
-def _written_forms(secret: str) -> list[bytes]:
-    """Return how `secret` can stand in JSON, in JSON text within JSON, and so on three levels down."""
-    forms: list[bytes] = []
-    texts = {secret}
-    for _ in range(3):
-        texts = {form for text in texts for form in _escaped(text)}
-        forms += [text.encode() for text in texts]
+def _is_unicode(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _forms_in_text(secret: str) -> list[str]:
+    """Return how `secret` can stand in a text: as it is, in JSON, in JSON within JSON, two levels down."""
+    forms = level = [secret]
+    for _ in range(2):
+        level = [form for text in level for form in _escaped(text)]
+        forms = [*forms, *level]
     return list(dict.fromkeys(forms))
 
 
-def _escaped(text: str) -> set[str]:
-    plain = msgspec.json.encode(text).decode()[1:-1]
+def _escaped(text: str) -> tuple[str, ...]:
+    plain = _in_json(text)
     ascii_only = "".join(char if char.isascii() else _unicode_escape(char) for char in plain)
-    return {plain, ascii_only, plain.replace("/", "\\/")}
+    return plain, ascii_only, plain.replace("/", "\\/")
+
+
+def _in_json(text: str) -> str:
+    return msgspec.json.encode(text).decode()[1:-1]
 
 
 def _unicode_escape(char: str) -> str:
@@ -232,39 +255,23 @@ class TraceWriter:
 
     def __init__(self, path: Path, *, episode: str, started_at: float | None = None) -> None:
         self.path = path
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            os.fchmod(self._fd, 0o600)
-        except OSError as error:
-            raise TraceError(f"Cannot write the trace file {path}: {error.strerror}.") from error
-        if os.fstat(self._fd).st_size:
+        self._file = LineFile(path, "trace file")
+        if self._file.size:
             self.close()
             raise TraceError(f"The trace file {path} exists already: choose another name, or remove it.")
         header = TraceHeader(
             format=FORMAT, episode=episode, started_at=time.time() if started_at is None else started_at
         )
-        self._write(msgspec.json.encode(header))
+        self._file.write(msgspec.json.encode(header))
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
         """Append one envelope."""
         del envelope
-        self._write(line)
-
-    def _write(self, line: bytes) -> None:
-        rest = memoryview(line + b"\n")
-        try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-        except OSError as error:
-            # A line after one that was cut short would make the file unreadable from there on.
-            self.close()
-            raise TraceError(f"Cannot write the trace file {self.path}: {error.strerror}.") from error
+        self._file.write(line)
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 class Trace(Struct, Generic[B], frozen=True):

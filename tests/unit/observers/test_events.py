@@ -415,7 +415,7 @@ def test_a_failed_start_is_told_once() -> None:
 def test_what_the_host_and_the_runtime_tell_outside_turns() -> None:
     failure = LlmFailure(kind="unavailable", endpoint="e", model="m", message="busy")
     events = noted(
-        McpInitialized(server="a", ignored=("b", "c")),
+        McpInitialized(server="a", ignored=("b", "c"), warnings=("grue does not use the key 'x'.",)),
         McpInitFailed(error="no file"),
         ServerNoted(server="a", kind="bad_tool", text="no name"),
         ServerNoted(server="a", kind="noise", text="starting"),
@@ -427,6 +427,7 @@ def test_what_the_host_and_the_runtime_tell_outside_turns() -> None:
     assert [(event.level, event.turn, event.message) for event in events] == [
         ("info", 0, "MCP Manager initialized"),
         ("warning", 0, "Only the first MCP server is used, 'a'; ignored: b, c"),
+        ("warning", 0, "grue does not use the key 'x'."),
         ("error", 0, "Failed to initialize MCP Manager: no file"),
         ("warning", 0, "MCP server 'a' lists a tool that cannot be used: no name"),
         ("warning", 0, "LLM request failed, trying again in 1.2s: busy"),

@@ -170,7 +170,7 @@ def test_a_number_that_a_message_needs_stays_a_number() -> None:
 
 @given(st.text(min_size=4, max_size=20), st.text(max_size=20), st.text(max_size=20))
 def test_no_secret_is_shown_whatever_it_is_made_of(secret: str, before: str, after: str) -> None:
-    envelope, line = shown(Said(before + secret + after), K=secret)
+    envelope, line = shown(Said(before + secret + after, {secret: [before]}), K=secret)
     assert envelope.redacted
     assert all(secret not in part for part in envelope.body.text.split("[redacted:K]"))
     assert json.loads(line)["body"]["type"] == "Said"
@@ -181,6 +181,17 @@ def test_what_holds_no_secret_is_shown_as_it_is() -> None:
     envelope, line = shown(body, KEY=SECRET, EMPTY="")
     assert envelope.body is body
     assert b"redacted" not in line
+
+
+def test_an_escape_that_looks_like_a_secret_stays_whole() -> None:
+    envelope, line = shown(Said("\x01\x00"), ZEROS="0000", REST="00\x001x")
+    assert envelope.body == Said("\x01\x00")
+    assert not envelope.redacted
+    assert json.loads(line)["body"]["text"] == "\x01\x00"
+
+
+def test_a_value_that_is_not_unicode_hides_nothing_and_harms_nothing() -> None:
+    assert shown(Said("plain"), ODD="\udcff-not-unicode")[0].body == Said("plain")
 
 
 def test_a_secret_may_become_known_later() -> None:

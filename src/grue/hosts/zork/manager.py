@@ -5,27 +5,21 @@ sessions, so that the turn's machine sees everything. Both ways use the same ses
 for connecting.
 """
 
-import functools
 import logging
-import os
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from grue.actors.owned_session import OwnedSession, SessionWiring
 from grue.config.mcp_servers import MCPConfig, to_stdio_server
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPError, MCPServerStartupError
-from grue.hosts.zork.owned_session import CancellableClient, OwnedSession, SessionWiring
-from grue.mcp_transport.client import ClientOptions
-from grue.mcp_transport.notices import ServerNotice
 from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import StdioServer
 from grue.messages import (
     JsonObject,
     McpDisabled,
     OpenSession,
     ServerName,
-    ServerNoted,
     SessionOpened,
     StartupFailed,
     ToolCallResult,
@@ -35,11 +29,9 @@ from grue.messages import (
 from grue.observers.python_log import LoggerObserver
 from grue.protocol import tool_results
 from grue.protocol.connection import Disabled, Settled, Untried
-from grue.protocol.secret_names import secrets_in
 from grue.protocol.tool_names import split_name
 from grue.protocol.tool_schemas import openai_tool, openai_tools
-from grue.runner import error_for
-from grue.runtime.actor import Note
+from grue.runner import connect_to, error_for, hide_secrets
 from grue.runtime.trace import Recorder
 
 
@@ -59,6 +51,7 @@ class MCPManager:
         server_name: Name of the first server.
         server_config: Its configuration, expanded.
         ignored_servers: Names of the others (R2.6).
+        config_warnings: What else of the file has no effect, one sentence each.
         stdio_server: How its process is started.
         connection: What the episode knows of it: never connected, connected before, given up. Plain data,
             to be read, stored and set.
@@ -76,12 +69,12 @@ class MCPManager:
         self.config = config
         self.server_name = ServerName(name)
         self.ignored_servers = servers.ignored_servers
+        self.config_warnings = servers.warnings
         self.stdio_server = to_stdio_server(name, self.server_config)
         self.langfuse_client = langfuse_client
         self.connection: Settled = Untried()
         self.recorder = Recorder()
-        for variable, value in secrets_in(os.environ, self.stdio_server.env).items():
-            self.recorder.hide(variable, value)
+        hide_secrets(self.recorder, [self.stdio_server])
         if logger is not None:
             self.recorder.add(LoggerObserver(logger))
         self._registry = ProcessRegistry()
@@ -125,7 +118,7 @@ class MCPManager:
             timeout_s=self.config.mcp_server_startup_timeout_seconds,
         )
         # The session must not refer to the manager, or nobody could lose the manager while it is open.
-        connect = functools.partial(_client, self.stdio_server, self._registry)
+        connect = connect_to(self.server_name, self.stdio_server, self._registry)
         session = OwnedSession(command, SessionWiring(connect, self.recorder, self.connection))
         self._session = session
         outcome = await session.opened()
@@ -234,14 +227,6 @@ class MCPManager:
 
     def _not_connected(self) -> str:
         return f"no session with MCP server '{self.server_name}' is open"
-
-
-def _client(server: StdioServer, registry: ProcessRegistry, note: Note) -> CancellableClient:
-    def noted(notice: ServerNotice) -> None:
-        body = ServerNoted(server=ServerName(server.name), kind=notice.kind, text=notice.text)
-        note(body, sender=server.name)
-
-    return CancellableClient(server, registry, ClientOptions(on_notice=noted))
 
 
 def _member(tool: object, name: str) -> Any:

@@ -32,6 +32,7 @@ from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.response import FALLBACK_ACTION
 from grue.messages import FailurePolicy, Message, Usage
+from grue.observers.python_log import LoggerObserver
 from grue.runtime.trace import Recorder
 
 DEFAULT_MAX_TURNS = 60
@@ -148,13 +149,15 @@ class ZorkOrchestratorV2:
         self.config = config if config is not None else _default_configuration()
         self.setup = setup or EpisodeSetup()
         self.recorder: Recorder = self.setup.recorder or Recorder()
+        if self.setup.logger is not None:
+            # Before anything is recorded: what becomes of the MCP configuration belongs in it too.
+            self.recorder.add(LoggerObserver(self.setup.logger, episode_id=episode_id))
         self.game_state = GameState(episode_id=episode_id)
         self.memories = Memories()
         self.mcp_manager = self._initialize_mcp()
         self.agent = ZorkAgent(
             config=self.config,
             client=self.setup.client,
-            logger=self.setup.logger,
             episode_id=episode_id,
             mcp_manager=self.mcp_manager,
             recorder=self.recorder,
@@ -221,7 +224,13 @@ class ZorkOrchestratorV2:
         except MCPError as error:
             self._note(McpInitFailed(error=str(error)))
             raise MCPConfigError(f"MCP initialization failed: {error}") from error
-        self._note(McpInitialized(server=manager.server_name, ignored=tuple(manager.ignored_servers)))
+        self._note(
+            McpInitialized(
+                server=manager.server_name,
+                ignored=manager.ignored_servers,
+                warnings=manager.config_warnings,
+            )
+        )
         return manager
 
     def _start(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
-from grue.hosts.zork.owned_session import CancellableClient
+from grue.mcp_transport.client import McpClient
 from grue.mcp_transport.process_table import live_members
 from grue.messages import SessionOpened, ToolCalled, ToolCallResult
 from grue.protocol.connection import Disabled, Proven, Untried
@@ -240,7 +240,7 @@ async def test_a_crashed_owner_gives_error_results(tmp_path: Path, monkeypatch: 
     async def crash(*args: object) -> None:
         raise ZeroDivisionError("nobody foresaw this")
 
-    monkeypatch.setattr(CancellableClient, "call", crash)
+    monkeypatch.setattr(McpClient, "call", crash)
     box = manager(tmp_path)
     with assert_nothing_left():
         await box.connect_session()
@@ -255,7 +255,7 @@ async def test_a_crash_while_connecting_is_told(tmp_path: Path, monkeypatch: pyt
     async def crash(*args: object) -> None:
         raise ZeroDivisionError("nobody foresaw this")
 
-    monkeypatch.setattr(CancellableClient, "open", crash)
+    monkeypatch.setattr(McpClient, "open", crash)
     box = manager(tmp_path)
     with assert_nothing_left(), pytest.raises(MCPError, match="nobody foresaw this"):
         await box.connect_session()

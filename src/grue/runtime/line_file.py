@@ -1,4 +1,4 @@
-"""A file that logs are written to, a line at a time, readable by its owner only."""
+"""A file that is written a line at a time and readable by its owner only."""
 
 import os
 from pathlib import Path
@@ -22,8 +22,14 @@ class LineFile:
         self._what = what
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            os.fchmod(self._fd, 0o600)
         except OSError as error:
             raise self._refused(error) from error
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._fd).st_size
 
     def write(self, line: bytes) -> None:
         """Append `line` and a newline.
@@ -36,6 +42,8 @@ class LineFile:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
+            # A line after one that was cut short would make the file unreadable from there on.
+            self.close()
             raise self._refused(error) from error
 
     def close(self) -> None:

@@ -6,15 +6,18 @@ puts commands into the actor's mailbox and waits for what the owner reads from i
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 import anyio
 from msgspec import Struct
 
-from grue.actors.mcp_session import SessionActor
+from grue.actors.mcp_session import Connect, SessionActor, ToolConnection
 from grue.errors import MCPError
-from grue.mcp_transport.client import McpClient
+from grue.mcp_transport.client import Listing
 from grue.mcp_transport.failures import ToolRefusedError
+from grue.mcp_transport.process_group import ServerExit
+from grue.mcp_transport.stdio import Ending
 from grue.messages import (
     BatchId,
     CallId,
@@ -42,32 +45,62 @@ from grue.runtime.channel import MailboxClosed
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
 
-_ME = "manager"
+_ME = "host"
 _CANCELLED = -32800
 """The code that language servers use for a request that its client took back."""
 
 
-class CancellableClient(McpClient):
-    """A client whose call can be cancelled from another task, by the `calling` scope; the session goes on."""
+class CancellableConnection:
+    """A connection whose call can be cancelled from another task, by the `calling` scope; it stays usable."""
 
-    calling: anyio.CancelScope | None = None
+    def __init__(self, connection: ToolConnection) -> None:
+        self.calling: anyio.CancelScope | None = None
+        self._connection = connection
+
+    async def __aenter__(self) -> Self:
+        await self._connection.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._connection.__aexit__(exc_type, exc, tb)
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Open the connection, as it does by itself."""
+        return await self._connection.open(timeout_s)
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a tool, as `McpClient` does, until `calling` is cancelled."""
+        """Call a tool, as the connection does, until `calling` is cancelled."""
         with self.calling or anyio.CancelScope():
-            return await super().call(tool, arguments, timeout_s)
+            return await self._connection.call(tool, arguments, timeout_s)
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process."""
+        return self._connection.pid
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """How the process ended."""
+        return self._connection.exit
+
+    @property
+    def ending(self) -> Ending | None:
+        """What it took to end it."""
+        return self._connection.ending
 
 
 class SessionWiring(Struct, frozen=True):
     """What a session is made of.
 
     Attributes:
-        connect: Makes a client, not yet entered.
+        connect: Makes a connection, not yet entered.
         connection: What the episode remembers of the server.
     """
 
-    connect: Callable[[Note], CancellableClient]
+    connect: Connect
     recorder: Recorder
     connection: ConnectionState
 
@@ -78,14 +111,16 @@ class OwnedSession:
     Attributes:
         connection: What the episode remembers of the server afterwards.
         fault: What ended the session's actors, if anything unforeseen did.
+        closed: How the session was closed, once it is.
     """
 
     def __init__(self, command: OpenSession, wiring: SessionWiring) -> None:
         self.connection = wiring.connection
         self.fault: Exception | None = None
+        self.closed: SessionClosed | None = None
         self._command = command
         self._wiring = wiring
-        self._client: CancellableClient | None = None
+        self._client: CancellableConnection | None = None
         self._actor: SessionActor | None = None
         self._one_call_at_a_time = asyncio.Lock()
         self._calls = 0
@@ -136,15 +171,18 @@ class OwnedSession:
             case None:
                 raise MCPError(f"the session has ended: {self.fault or 'it was closed'}")
 
-    async def close(self) -> None:
+    async def close(self, *, hurried: bool = False) -> None:
         """Close the session, wherever it is, and wait until its process is gone.
 
         Cancelled, it no longer waits; the owner goes on to the end.
+
+        Args:
+            hurried: Give the server no more time than a cancellation would.
         """
         if not self.alive:
             return
         self._take_back_call()
-        if self._actor is None or not self._opened.done():
+        if hurried or self._actor is None or not self._opened.done():
             self._owner.cancel()
         else:
             close = CloseSession(server=self._command.server)
@@ -196,7 +234,6 @@ class OwnedSession:
             inbox = supervisor.mailbox(_ME)
             self._actor = SessionActor(
                 supervisor.mailbox(server),
-                server=server,
                 agent=inbox,
                 connect=self._connect,
                 note=supervisor.note,
@@ -208,8 +245,8 @@ class OwnedSession:
             while going_on:
                 going_on = self._take((await inbox.receive()).body)
 
-    def _connect(self, note: Note) -> CancellableClient:
-        self._client = self._wiring.connect(note)
+    def _connect(self, note: Note) -> CancellableConnection:
+        self._client = CancellableConnection(self._wiring.connect(note))
         return self._client
 
     def _take(self, event: TurnEvent) -> bool:
@@ -224,6 +261,7 @@ class OwnedSession:
                 self._settled.set_result(event)
                 return True
             case SessionClosed():
+                self.closed = event
                 return False
             case _:
                 raise RuntimeError(f"a session does not say {type(event).__name__}")
