@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         MCPToolCallError,
         TurnTimedOut,
     )
+    from grue.mcp_transport.http import HttpServer
+    from grue.mcp_transport.server_options import ServerOptions
     from grue.mcp_transport.stdio import ProcessLimits, StdioServer
     from grue.messages import FailurePolicy, ToolCallResult, TurnLimits, Usage
     from grue.runner import Runner, TurnOutcome, TurnRequest
@@ -51,6 +53,8 @@ _HOMES = {
     "MCPServerStartupError": "grue.errors",
     "MCPToolCallError": "grue.errors",
     "TurnTimedOut": "grue.errors",
+    "HttpServer": "grue.mcp_transport.http",
+    "ServerOptions": "grue.mcp_transport.server_options",
     "ProcessLimits": "grue.mcp_transport.stdio",
     "StdioServer": "grue.mcp_transport.stdio",
     "FailurePolicy": "grue.messages",
@@ -71,6 +75,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "AnswerSpec",
     "LlmSettings",
     "StdioServer",
+    "HttpServer",
+    "ServerOptions",
     "ProcessLimits",
     "FunctionTools",
     "TurnLimits",

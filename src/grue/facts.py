@@ -33,10 +33,16 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
 
 
 class McpInitialized(Message, frozen=True, kw_only=True):
-    """The MCP configuration was loaded and is valid (R9.1); `ignored` servers are not used (R2.6)."""
+    """The MCP configuration was loaded and is valid (R9.1).
+
+    Attributes:
+        ignored: Configured servers that are not used (R2.6).
+        warnings: What else of the configuration has no effect, one sentence each.
+    """
 
     server: str
     ignored: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class McpInitFailed(Message, frozen=True, kw_only=True):

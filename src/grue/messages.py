@@ -9,7 +9,7 @@ their name, so that the trace file's schema is this module.
 host ── RunTurn ──▶ agent ── OpenSession ─────────▶ session   ▶ SessionOpened | McpDisabled | StartupFailed
                     agent ── RequestCompletion ───▶ llm       ▶ CompletionReceived | CompletionFailed
                     agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
-                                                                     | ServerDied)
+                                                                     | ServerDied), ToolsChanged
                     agent ── CheckAnswer ─────────▶ agent     ▶ AnswerAccepted | AnswerRefused
                     agent ── CloseSession ────────▶ session   ▶ SessionClosed
 host ◀─ TurnCompleted | TurnFailed ── agent
@@ -127,7 +127,13 @@ class UserText(Struct, frozen=True, tag="user"):
     text: str
 
 
-ConversationItem: TypeAlias = SystemText | UserText | ToolMessage
+class AssistantText(Struct, frozen=True, tag="assistant"):
+    """What the model is taken to have said, in a conversation that a server made up for sampling."""
+
+    text: str
+
+
+ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
 
 
 class AnswerSchema(Struct, frozen=True):
@@ -186,6 +192,8 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
         tool_call_timeout_s: For each tool call (R13.2).
         server_startup_timeout_s: For spawn, handshake and listing together (R13.3).
         max_result_chars: Longest tool result that goes into the conversation; the trace keeps the whole.
+        max_samplings: Requests to the model that servers may make themselves, all of them together (MCP
+            sampling); 0: servers are not told that they may.
         turn_timeout_s: For the whole turn, teardown included; `None`: no limit.
         teardown_s: The part of it that is kept for closing sessions.
     """
@@ -194,6 +202,7 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     tool_call_timeout_s: float = 30.0
     server_startup_timeout_s: float = 10.0
     max_result_chars: int = 20_000
+    max_samplings: int = 0
     turn_timeout_s: float | None = None
     teardown_s: float = 5.0
 
@@ -427,6 +436,13 @@ class CallTools(Message, frozen=True, kw_only=True):
     after_timeout: Literal["skip", "continue"] = "skip"
 
 
+class ToolsChanged(Message, frozen=True, kw_only=True):
+    """session -> agent: the server lists other tools than before; said between two batches."""
+
+    server: ServerName
+    tools: tuple[ToolDefinition, ...]
+
+
 class ToolReturned(Message, frozen=True, kw_only=True):
     """session -> agent: the call was answered, with a result or an error."""
 
@@ -487,7 +503,7 @@ class SessionClosed(Message, frozen=True, kw_only=True):
 
 
 class RequestCompletion(Message, frozen=True, kw_only=True):
-    """agent -> llm: add what is new to the conversation and ask the model.
+    """agent -> llm, or a server's session by an ask: add what is new to the conversation and ask the model.
 
     The LLM actor keeps the assistant's own messages itself, so this never repeats history.
 
@@ -649,6 +665,7 @@ TurnEvent: TypeAlias = (
     | SessionOpened
     | McpDisabled
     | StartupFailed
+    | ToolsChanged
     | CompletionReceived
     | CompletionFailed
     | ToolReturned

@@ -5,9 +5,8 @@ each tool server whether it has ever been connected or is given up. `run_turn` i
 `run_turn_async` its twin; both run the same coroutine.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, assert_never
@@ -17,50 +16,40 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.actors.agent import AgentActor
-from grue.actors.function_tools import FunctionTools
-from grue.actors.mcp_session import Connect, SessionActor, ToolConnection
+from grue.actors.mcp_session import Connect, SessionActor
+from grue.actors.sampling import Sampler
 from grue.answers import AnswerCheck, AnswerSpec, as_json
-from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError, MCPServerStartupError, TurnTimedOut
-from grue.mcp_transport.client import ClientOptions, McpClient, require_mcp
-from grue.mcp_transport.failures import failure_text
-from grue.mcp_transport.notices import ServerNotice
+from grue.mcp_transport.client import ClientOptions
 from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
+from grue.mcp_transport.server_requests import Abilities, Elicit
+from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import (
     DeadlineMissed,
     FailurePolicy,
-    Interrupted,
     LlmCommand,
-    LlmFailure,
-    NoAnswer,
     OutcomeKind,
     RunTurn,
-    ServerFailure,
     ServerName,
-    ServerNoted,
     ToolCallRecord,
     TurnCompleted,
     TurnEvent,
     TurnFailed,
-    TurnFailure,
     TurnLimits,
     Usage,
 )
 from grue.protocol.connection import ConnectionState, Disabled, Settled, Untried
-from grue.protocol.secret_names import secrets_in
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
+from grue.tool_servers import ToolServer, connect_to, hide_secrets, usable_servers
+from grue.turn_errors import error_for
 
 if TYPE_CHECKING:
     from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
 
 T = TypeVar("T")
-
-ToolServer: TypeAlias = StdioServer | FunctionTools | Connect
-"""A server process, a dictionary of functions, or a factory of connections to anything else."""
 
 LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
 """Makes the actor that takes `RequestCompletion`: its mailbox, the agent's, and where its notes go."""
@@ -125,10 +114,11 @@ class Runner:
         policy: What failures lead to.
         recorder: Where everything is recorded; `None`: a new one without observers.
         process_limits: How server processes are ended.
+        elicit: Asks the person behind the host what a server wants to know; `None`: always declined.
 
     Raises:
         MCPConfigError: A server name cannot be used.
-        MissingDependencyError: There is a server process to talk to, and `mcp` is absent or too old (R14.4).
+        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old (R14.4).
     """
 
     def __init__(
@@ -140,6 +130,7 @@ class Runner:
         policy: FailurePolicy | None = None,
         recorder: Recorder | None = None,
         process_limits: ProcessLimits | None = None,
+        elicit: Elicit | None = None,
     ) -> None:
         self.recorder = recorder or Recorder()
         self.limits = limits or TurnLimits()
@@ -148,6 +139,7 @@ class Runner:
         self._llm = llm if callable(llm) else _llm_actor(llm)
         self._servers = usable_servers(servers or {})
         self._process_limits = process_limits or ProcessLimits()
+        self._elicit = elicit
         self._hide_secrets(llm)
         self._connections: dict[ServerName, Settled] = {}
 
@@ -280,11 +272,12 @@ class Runner:
                 agent = supervisor.mailbox("agent")
                 llm = supervisor.mailbox("llm")
                 supervisor.start(self._llm(llm, agent, supervisor.note))
+                sampler = self._sampler(command, supervisor, agent)
                 for name in command.servers:
                     sessions[name] = SessionActor(
                         supervisor.mailbox(name),
                         agent=agent,
-                        connect=self._connect(name, registry, command.limits),
+                        connect=self._connect(name, registry, command.limits, sampler),
                         note=supervisor.note,
                         connection=self._connections.get(name),
                         deadline=deadline,
@@ -319,36 +312,22 @@ class Runner:
         if isinstance(connection, Settled):
             self._connections[name] = connection
 
-    def _connect(self, name: ServerName, registry: ProcessRegistry, limits: TurnLimits) -> Connect:
-        process_limits = _process_limits(self._process_limits, limits)
-        return connect_to(name, self._servers[name], registry, process_limits)
+    def _connect(
+        self, name: ServerName, registry: ProcessRegistry, limits: TurnLimits, sampler: Sampler | None
+    ) -> Connect:
+        abilities = Abilities(
+            sample=None if sampler is None else sampler.on_behalf_of(name), elicit=self._elicit
+        )
+        options = ClientOptions(limits=_process_limits(self._process_limits, limits), abilities=abilities)
+        return connect_to(name, self._servers[name], registry, options)
 
-
-def connect_to(
-    name: str, server: ToolServer, registry: ProcessRegistry, limits: ProcessLimits | None = None
-) -> Connect:
-    """Return what makes a connection to a tool server, whatever kind it is of.
-
-    Args:
-        name: Its name in the configuration.
-        server: What there is to connect to.
-        registry: Knows its process, if it has one, for whoever has the last word.
-        limits: How that process is ended.
-    """
-    match server:
-        case StdioServer():
-            return lambda note: _mcp_client(server, registry, limits or ProcessLimits(), note)
-        case FunctionTools():
-            return lambda _note: server.connect(ServerName(name))
-        case _:
-            return server
-
-
-def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
-    """Keep the environment's secrets and the servers' own out of everything that is recorded."""
-    configured = [server.env for server in servers if isinstance(server, StdioServer)]
-    for name, value in secrets_in(os.environ, *configured).items():
-        recorder.hide(name, value)
+    def _sampler(self, command: RunTurn, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:
+        """Return what answers sampling, if the turn allows any, through an LLM actor of its own."""
+        if not command.servers or not command.limits.max_samplings:
+            return None
+        llm = supervisor.mailbox("llm-sampling")
+        supervisor.start(self._llm(llm, agent, supervisor.note))
+        return Sampler(llm, command.limits.max_samplings)
 
 
 _SHORTEST_KEY = 8
@@ -368,38 +347,6 @@ def _llm_actor(llm: "LlmSettings | LlmEndpoint") -> LlmFactory:
         return LlmActor(mailbox, agent, endpoint, note)
 
     return make
-
-
-def _mcp_client(
-    server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits, note: Note
-) -> ToolConnection:
-    def noted(notice: ServerNotice) -> None:
-        body = ServerNoted(server=ServerName(server.name), kind=notice.kind, text=notice.text)
-        note(body, sender=server.name)
-
-    return McpClient(server, registry, ClientOptions(limits=limits, on_notice=noted))
-
-
-def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolServer]:
-    """Return the servers by names that are known to be possible.
-
-    Raises:
-        MCPConfigError: A name is none.
-        MissingDependencyError: There is a server process to talk to, and `mcp` is absent or too old (R14.4).
-    """
-    named = {_server_name(name): server for name, server in servers.items()}
-    if any(isinstance(server, StdioServer) for server in named.values()):
-        require_mcp()
-    return named
-
-
-def _server_name(name: str) -> ServerName:
-    if not name or "." in name:
-        raise MCPConfigError(
-            f"'{name}' cannot be the name of a tool server: names may not be empty and may not contain "
-            "a dot, because a tool's full name is SERVER.TOOL."
-        )
-    return ServerName(name)
 
 
 def _turn_limits(limits: TurnLimits, turn_timeout_s: float | None) -> TurnLimits:
@@ -433,40 +380,3 @@ def _outcome(end: TurnCompleted, response: Any, duration_s: float) -> TurnOutcom
         usage=end.usage,
         duration_s=duration_s,
     )
-
-
-def error_for(end: TurnFailed) -> MCPError:
-    """Return the one exception that stands for a failed turn."""
-    failure: TurnFailure = end.failure
-    match failure:
-        case ServerFailure():
-            return MCPServerStartupError(
-                failure_text(failure),
-                server=failure.server,
-                phase=failure.phase,
-                command=failure.command,
-                exit_status=failure.exit_status,
-                stderr_tail=failure.stderr_tail,
-            )
-        case LlmFailure():
-            return LLMError(
-                _llm_text(failure),
-                kind=failure.kind,
-                status=failure.status,
-                model=failure.model,
-                endpoint=failure.endpoint,
-            )
-        case DeadlineMissed(limit_s=limit_s, doing=doing):
-            text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}."
-            return TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
-        case NoAnswer(reason=reason, raw=raw):
-            return AnswerError(f"The model gave no acceptable answer in turn {end.turn}: {reason}", raw=raw)
-        case Interrupted(reason=reason):
-            return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
-
-
-def _llm_text(failure: LlmFailure) -> str:
-    status = f" with status {failure.status}" if failure.status is not None else ""
-    tries = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
-    text = f"The model '{failure.model}' at {failure.endpoint} failed{status}{tries}: {failure.message}"
-    return f"{text}\n{failure.remedy}" if failure.remedy else text

@@ -105,8 +105,8 @@ def test_any_compatible_endpoint_plays_the_same_turn(tmp_path: Path) -> None:
     assert result(tmp_path / "run")["commands"] == ["north", "north"]
 
 
-def test_without_tools_the_request_requires_the_answers_shape(tmp_path: Path) -> None:
-    """P48: MCP off: no tools, `response_format`, no configuration read, no `mcp` imported."""
+def test_p48_without_tools_the_request_requires_the_answers_shape(tmp_path: Path) -> None:
+    """MCP off: no tools, `response_format`, no configuration read, no `mcp` imported."""
     answer = text_reply(json.dumps({"thinking": "why not", "action": "north", "new_objective": None}))
     (tmp_path / "mcp_config.json").write_text("this is not JSON")
     with ScriptedLlmServer([answer]) as server:

@@ -192,7 +192,7 @@ os.execv(sys.executable, [sys.executable, "-I", os.environ["SERVER"]])
     ],
     ids=["one failure", "two in one turn", "one in each of two turns"],
 )
-def test_r6_7_a_later_failure_retries_once_in_its_turn_then_disables(
+def test_p26_p27_r6_7_a_later_failure_retries_once_in_its_turn_then_disables(
     tmp_path: Path, llm: str, failing: str, spawns: int, kinds: list[str]
 ) -> None:
     import sys

@@ -11,7 +11,7 @@ from turns import failure, tool
 from grue.mcp_transport.client import Listing
 from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.mcp_transport.process_group import ServerExit
-from grue.messages import JsonObject, ToolCallResult
+from grue.messages import JsonObject, ToolCallResult, ToolDefinition
 
 LISTED = (tool("a.look"), tool("a.think"))
 
@@ -32,6 +32,7 @@ class ScriptedServer:
         self.most_at_once = 0
         self._connects = iter(connects or ("ok",))
         self.tools = dict(tools or {})
+        self.relisted: tuple[ToolDefinition, ...] | None = None
 
     def connect(self, _note: object) -> "ScriptedConnection":
         return ScriptedConnection(self, next(self._connects))
@@ -100,6 +101,10 @@ class ScriptedConnection:
             return await self._outcome(tool, arguments, timeout_s)
         finally:
             server.at_once -= 1
+
+    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+        relisted, self._server.relisted = self._server.relisted, None
+        return relisted
 
     async def _outcome(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         match self._server.tools.get(tool, "ok"):

@@ -25,6 +25,7 @@ from grue.messages import (
     ToolCallResult,
     ToolDefinition,
     ToolReturned,
+    ToolsChanged,
     ToolSkipped,
     ToolTimedOut,
     TurnInterrupted,
@@ -71,6 +72,11 @@ def opened(server: str, *tools: str) -> SessionOpened:
 
 def empty(server: str) -> SessionOpened:
     return SessionOpened(server=ServerName(server), tools=())
+
+
+def changed(server: str, *tools: str) -> ToolsChanged:
+    listing = tuple(tool(f"{server}.{name}") for name in tools)
+    return ToolsChanged(server=ServerName(server), tools=listing)
 
 
 def failure(server: str = "a", phase: Any = "spawn") -> ServerFailure:

@@ -86,6 +86,10 @@ class FunctionConnection:
         del timeout_s
         return Listing(tools=self._tools, protocol_version="")
 
+    async def relisted(self, timeout_s: float) -> None:
+        """Functions stay as they are."""
+        del timeout_s
+
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a function; what it raises is an error result.
 

@@ -21,7 +21,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.chat_completions import Reply, decode_reply
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
-from grue.runtime.actor import Actor, Note
+from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
 
@@ -66,7 +66,10 @@ class LlmActor(Actor[RequestCompletion]):
             conversation.adopt(profile)
         conversation.ask(command.new, command.mode)
         outcome = await self._complete(conversation, command.request, envelope.seq)
-        await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
+        if envelope.reply_to is not None:
+            reply(envelope, outcome)
+        else:
+            await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
 
     async def _complete(
         self, conversation: Conversation, request: int, cause: int

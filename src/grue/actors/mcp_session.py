@@ -36,7 +36,9 @@ from grue.messages import (
     StartupFailed,
     ToolCalled,
     ToolCallResult,
+    ToolDefinition,
     ToolReturned,
+    ToolsChanged,
     ToolSkipped,
     ToolTimedOut,
     TurnEvent,
@@ -83,6 +85,13 @@ class ToolConnection(Protocol):
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool; raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`."""
+        ...
+
+    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+        """Return the tools if the server says that they have changed since they were last listed.
+
+        `None`: they have not, or a new listing is not to be had; raises nothing.
+        """
         ...
 
     @property
@@ -248,6 +257,7 @@ class SessionActor(Actor[SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
+        await self._tell_of_new_tools(connection, batch, cause)
         for position, call in enumerate(batch.calls):
             called = ToolCalled(
                 server=self._server,
@@ -258,12 +268,23 @@ class SessionActor(Actor[SessionCommand]):
             )
             self._note(called, sender=self.name, cause=cause)
             settlement = await self._call(connection, batch, call)
+            if call is batch.calls[-1]:
+                await self._tell_of_new_tools(connection, batch, cause)
             await self._tell(settlement, cause)
             if isinstance(settlement, ServerDied):
                 return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_DEATH, cause)
             if isinstance(settlement, ToolTimedOut) and batch.after_timeout == "skip":
                 return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_TIMEOUT, cause)
         return None
+
+    async def _tell_of_new_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
+        """Say so before the last settlement, with which the agent goes on and asks the model.
+
+        What a server says after its answer is learned when the next batch begins.
+        """
+        tools = await connection.relisted(self._within(batch.timeout_s))
+        if tools is not None:
+            await self._tell(ToolsChanged(server=self._server, tools=tools), cause)
 
     async def _call(self, connection: ToolConnection, batch: CallTools, call: ServerCall) -> Settlement:
         started = anyio.current_time()

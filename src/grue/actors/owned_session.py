@@ -34,7 +34,9 @@ from grue.messages import (
     Settlement,
     StartupFailed,
     ToolCallResult,
+    ToolDefinition,
     ToolReturned,
+    ToolsChanged,
     ToolSkipped,
     ToolTimedOut,
     TurnEvent,
@@ -76,6 +78,10 @@ class CancellableConnection:
             return await self._connection.call(tool, arguments, timeout_s)
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
+    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+        """Return the tools if they have changed, as the connection does."""
+        return await self._connection.relisted(timeout_s)
+
     @property
     def pid(self) -> int | None:
         """The server's process."""
@@ -111,12 +117,14 @@ class OwnedSession:
     Attributes:
         connection: What the episode remembers of the server afterwards.
         fault: What ended the session's actors, if anything unforeseen did.
+        tools: What the server lists, as far as it has said.
         closed: How the session was closed, once it is.
     """
 
     def __init__(self, command: OpenSession, wiring: SessionWiring) -> None:
         self.connection = wiring.connection
         self.fault: Exception | None = None
+        self.tools: tuple[ToolDefinition, ...] = ()
         self.closed: SessionClosed | None = None
         self._command = command
         self._wiring = wiring
@@ -255,8 +263,12 @@ class OwnedSession:
         match event:
             case SessionOpened() | McpDisabled() | StartupFailed():
                 self.connection = self._actor.connection
+                self.tools = event.tools if isinstance(event, SessionOpened) else ()
                 self._opened.set_result(event)
                 return isinstance(event, SessionOpened)
+            case ToolsChanged(tools=tools):
+                self.tools = tools
+                return True
             case ToolReturned() | ToolTimedOut() | ToolSkipped() | ServerDied():
                 self._settled.set_result(event)
                 return True

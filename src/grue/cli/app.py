@@ -82,6 +82,74 @@ def play(
             raise typer.Exit(FAILED)
 
 
+_McpConfig = Annotated[
+    Path | None,
+    typer.Option("--mcp-config", help="A file of MCP servers.", show_default="what the project names"),
+]
+
+
+@app.command()
+def tools(
+    server: Annotated[str | None, typer.Argument(help="One of the servers.", show_default="all")] = None,
+    mcp_config: _McpConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the tools of the configured MCP servers, or of the bundled one where none is configured."""
+    with _plain_errors():
+        from grue.cli.tools import list_tools
+
+        if not list_tools(server, mcp_config, as_json=as_json):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def call(
+    name: Annotated[str, typer.Argument(metavar="SERVER.TOOL", help="The tool.")],
+    arguments: Annotated[
+        str | None, typer.Argument(metavar="JSON", help="Its arguments, a JSON object.", show_default="none")
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="One argument, read as the tool wants it; may be repeated."),
+    ] = None,
+    mcp_config: _McpConfig = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds for the call.", show_default="as configured")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Call a tool of an MCP server and print its result; the status is 1 if that is an error."""
+    with _plain_errors():
+        from grue.cli.call import CallOptions, call_tool
+
+        options = CallOptions(
+            name=name,
+            arguments=arguments,
+            pairs=arg or (),
+            mcp_config=mcp_config,
+            timeout_s=timeout,
+            as_json=as_json,
+        )
+        if not call_tool(options):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def doctor(
+    mcp_config: _McpConfig = None,
+    no_network: Annotated[bool, typer.Option("--no-network", help="Do not ask the LLM's endpoint.")] = False,
+    faults: Annotated[
+        bool, typer.Option("--faults", help="Try the fault matrix instead, which takes half a minute.")
+    ] = False,
+) -> None:
+    """Look at everything an episode needs, and say what is wrong and what to do about it."""
+    with _plain_errors():
+        from grue.cli.doctor import examine, try_faults
+
+        if not (try_faults() if faults else examine(mcp_config, network=not no_network)):
+            raise typer.Exit(FAILED)
+
+
 @trace_app.command("show")
 def trace_show(
     file: Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")],

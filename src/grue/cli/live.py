@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from msgspec import Struct, structs
 
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitialized, Observed
 from grue.messages import (
     CompletionRetried,
     ConnectFailed,
@@ -118,6 +118,9 @@ class LiveView:
 def _trouble(body: object) -> str:
     """Return what went wrong, for the messages that say so; empty for all others."""
     match body:
+        case McpInitialized(server=server, ignored=ignored, warnings=warnings):
+            only = [f"only {server} is used; ignored: {', '.join(ignored)}"] if ignored else []
+            return " ".join([*only, *warnings])
         case ConnectFailed(server=server, attempt=attempt, failure=failure, then="retry"):
             return f"{server} did not connect (attempt {attempt}: {failure.cause}); trying once more"
         case McpDisabled(server=server, reason=reason, newly=True):

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import typer
 from msgspec import Struct
 
 from grue.cli.live import JsonLines, LiveView
+from grue.cli.project import declines_mcp, project_configuration
 from grue.config.secrets import api_key, key_names, needs_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
@@ -22,8 +22,6 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.observers.run_folder import RunFolder
 from grue.runtime.trace import Recorder
-
-PROJECT_FILE = "pyproject.toml"
 
 
 class PlayOptions(Struct, frozen=True, kw_only=True):
@@ -87,8 +85,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     """Return the settings, and the bundled server where no other one is asked for."""
-    project = Path(PROJECT_FILE)
-    config = GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()
+    config = project_configuration()
     if options.base_url is not None:
         config.client_base_url = options.base_url
     config.agent_model = options.model or (OFFLINE_MODEL if options.offline else config.agent_model)
@@ -99,18 +96,10 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
         config.mcp_enabled = True
         config.mcp_config_file = str(options.mcp_config.absolute())
         return config, None
-    if config.mcp_enabled or _declined(project):
+    if config.mcp_enabled or declines_mcp():
         return config, None
     config.mcp_enabled = True
     return config, bundled_server()
-
-
-def _declined(project: Path) -> bool:
-    """Whether the project's file says in so many words that MCP is off."""
-    if not project.is_file():
-        return False
-    tables: Any = tomllib.loads(project.read_text(encoding="utf-8"))
-    return tables.get("tool", {}).get("zorkgpt", {}).get("mcp", {}).get("enabled") is False
 
 
 def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMClient:

@@ -24,11 +24,15 @@ from pydantic import (
     model_validator,
 )
 
+from grue.config.env_file import read_env_file
 from grue.config.interpolation import Scope, expand
 from grue.config.reading import nearest, read_config_text
 from grue.config.strict_json import parse_json
 from grue.config.wording import entry_problem
 from grue.errors import MCPConfigError
+from grue.mcp_transport.client import McpServer
+from grue.mcp_transport.http import HttpServer
+from grue.mcp_transport.server_options import ServerOptions
 from grue.mcp_transport.stdio import StdioServer
 
 DEFAULT_FILE_NAME = "mcp_config.json"
@@ -39,11 +43,13 @@ _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
 # Known elsewhere and without effect here: worth a warning, and no misspelling of anything.
-# `timeout` is among them because hosts disagree on its unit.
-_UNUSED_KEYS = frozenset(
-    ("disabledTools", "enabledTools", "envFile", "excludeTools", "includeTools", "oauth", "timeout", "tools")
-)
+_UNUSED_KEYS = frozenset(("disabledTools", "enabledTools", "excludeTools", "includeTools", "oauth"))
 _MISSPELT_FROM = 0.75
+
+_ONLY_STARTED = ("args", "env", "envFile", "cwd")
+_ONLY_BY_URL = ("headers",)
+_MILLISECONDS_FROM = 1000
+"""Hosts disagree on the unit of `timeout`; so many seconds nobody means."""
 
 
 def _for_a_process(text: str) -> str:
@@ -74,9 +80,42 @@ def _server_name(name: str) -> str:
     return name
 
 
+def _seconds(value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError("should be a number of seconds above zero")
+    return value
+
+
+_Seconds = Annotated[float, AfterValidator(_seconds)]
 _ProcessText = Annotated[str, AfterValidator(_for_a_process)]
 _VariableName = Annotated[str, AfterValidator(_variable_name)]
 _Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
+
+
+class ToolsConfig(BaseModel):
+    """Which of a server's tools are offered.
+
+    Attributes:
+        include: Bare names, or patterns with `*`, `?` and `[...]`; `None`: all.
+        exclude: Names or patterns of those that are not, whatever `include` says.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    include: list[str] | None = None
+    exclude: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _look_at_keys(cls, values: Any) -> Any:
+        if isinstance(values, list):  # some hosts have the list alone
+            return {"include": values}
+        for key in values if isinstance(values, Mapping) else ():
+            if key not in cls.model_fields:
+                raise ValueError(
+                    f"has the unknown key {key!r}. Did you mean {nearest(key, cls.model_fields)!r}?"
+                )
+        return values
 
 
 class MCPServerConfig(BaseModel):
@@ -86,12 +125,18 @@ class MCPServerConfig(BaseModel):
         command: Program to start; `None` for a server reached by URL.
         args: Its arguments.
         env: Environment variables, added to the host's own (R3.2).
+        envFile: File with more of them in the dotenv format, relative to the configuration file; `env` counts
+            where both have a name.
         cwd: Working directory, relative to the workspace folder; `None`: the host's.
         url: Address of a server that is already running.
         headers: HTTP headers for that address.
         type: The transport, as most hosts call it; without it, `command` means stdio and `url` HTTP.
         transport: The same, as some hosts call it.
         disabled: The server is left out.
+        timeout: Most that one tool call may take, in seconds; from 1000 on, in milliseconds.
+        timeout_seconds: The same, in seconds for certain.
+        startup_timeout_seconds: Most that handshake and listing may take together.
+        tools: Which of its tools are offered.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
@@ -99,19 +144,36 @@ class MCPServerConfig(BaseModel):
     command: _ProcessText | None = None
     args: list[_ProcessText] = Field(default_factory=list, repr=False)
     env: dict[_VariableName, _ProcessText] | None = Field(default=None, repr=False)
+    envFile: _ProcessText | None = None  # noqa: N815 the file's key
     cwd: _ProcessText | None = None
     url: str | None = Field(default=None, repr=False)
     headers: dict[str, str] | None = Field(default=None, repr=False)
     type: _Transport | None = None
     transport: _Transport | None = None
     disabled: bool = False
+    timeout: _Seconds | None = None
+    timeout_seconds: _Seconds | None = None
+    startup_timeout_seconds: _Seconds | None = None
+    tools: ToolsConfig | None = None
 
     _unused_keys: tuple[str, ...] = PrivateAttr(default=())
 
     @property
-    def unused_keys(self) -> tuple[str, ...]:
-        """Keys of the file's entry that grue does not use although they meant something to another host."""
-        return self._unused_keys
+    def warnings(self) -> tuple[str, ...]:
+        """What of the entry has no effect, or another one than may have been meant, in sentences."""
+        kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
+        found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
+        found += [
+            f"{key!r} has no effect on a server with a {kind!r}."
+            for key in without_effect
+            if getattr(self, key)
+        ]
+        if self.timeout is not None and self.timeout >= _MILLISECONDS_FROM:
+            found.append(
+                f"timeout {self.timeout:g} is taken as milliseconds; to be plain, write"
+                f' "timeout_seconds": {self.timeout / 1000:g}.'
+            )
+        return tuple(found)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -138,6 +200,8 @@ class MCPServerConfig(BaseModel):
         for blank in (key for key in ("command", "url") if getattr(self, key) is not None):
             if not getattr(self, blank).strip():
                 raise ValueError(f"has an empty {blank!r}")
+        if self.timeout is not None and self.timeout_seconds is not None:
+            raise ValueError("has a 'timeout' and a 'timeout_seconds': keep one")
         if self.type and self.transport and self.type != self.transport:
             raise ValueError("has a 'type' and a 'transport' that disagree: keep one")
         declared = self.type or self.transport
@@ -214,11 +278,11 @@ class MCPConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key that meant something to another host and has no effect here."""
+        """One sentence for each key that has no effect here, or another one than may have been meant."""
         return tuple(
-            f"MCP server {name!r}: grue does not use the key {key!r}."
+            f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()
-            for key in server.unused_keys
+            for warning in server.warnings
         )
 
     def get_server_config(self) -> tuple[str, MCPServerConfig]:
@@ -247,19 +311,44 @@ class MCPConfig(BaseModel):
         return _expanded(name, self.mcpServers[name], self._scope)
 
 
-def to_stdio_server(name: str, config: MCPServerConfig) -> StdioServer:
-    """Return what the stdio transport needs to start the server, or refuse one that is reached by URL.
+def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
+    """Return what the transports need to reach the server, its `envFile` read.
+
+    Args:
+        name: Its name in the configuration.
+        config: What stands there, expanded.
 
     Raises:
-        MCPConfigError: The server has a `url`; servers over HTTP are not supported yet.
+        MCPConfigError: The `envFile` cannot be used, or the URL or a header cannot.
     """
-    if config.command is None:
-        raise MCPConfigError(
-            f"MCP server {name!r} is reached by URL, and grue only starts local servers so far:"
-            " give it a 'command', or put another server first."
+    options = _options(config)
+    if config.url is not None:
+        return HttpServer(
+            name=name,
+            url=config.url,
+            transport="sse" if "sse" in (config.type, config.transport) else "http",
+            headers=dict(config.headers or {}),
+            options=options,
         )
+    assert config.command is not None, "a server has one or the other"
+    env = dict(config.env or {})
+    if config.envFile is not None:
+        env = read_env_file(Path(config.envFile), wanted_by=f"MCP server {name!r}") | env
     return StdioServer(
-        name=name, command=config.command, args=tuple(config.args), env=dict(config.env or {}), cwd=config.cwd
+        name=name, command=config.command, args=tuple(config.args), env=env, cwd=config.cwd, options=options
+    )
+
+
+def _options(config: MCPServerConfig) -> ServerOptions:
+    timeout_s = config.timeout_seconds or config.timeout
+    if config.timeout is not None and config.timeout >= _MILLISECONDS_FROM:
+        timeout_s = config.timeout / 1000
+    tools = config.tools or ToolsConfig()
+    return ServerOptions(
+        call_timeout_s=timeout_s,
+        startup_timeout_s=config.startup_timeout_seconds,
+        include=None if tools.include is None else tuple(tools.include),
+        exclude=tuple(tools.exclude),
     )
 
 
@@ -307,6 +396,8 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
         return None if texts is None else {k: at(f"{key}.{k}", text) for k, text in texts.items()}
 
     command, cwd = at("command", config.command), at("cwd", config.cwd)
+    env_file = at("envFile", config.envFile)
+    beside = Path(scope.source).parent if scope.source else scope.workspace_folder
     if command is not None and not command.strip():
         raise MCPConfigError(f"MCP server {name!r}: command is empty once expanded.", path=scope.source)
     return config.model_copy(
@@ -314,6 +405,7 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
             "command": command,
             "args": [at(f"args[{index}]", text) for index, text in enumerate(config.args)],
             "env": each("env", config.env),
+            "envFile": None if env_file is None else str((beside / env_file).absolute()),
             "cwd": None if cwd is None else str(scope.workspace_folder / cwd),
             "url": at("url", config.url),
             "headers": each("headers", config.headers),

@@ -6,10 +6,10 @@ from os import PathLike
 from msgspec import Struct
 
 from grue.actors.llm_endpoint import LlmSettings
-from grue.config.mcp_servers import MCPConfig, to_stdio_server
+from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.secrets import api_key
 from grue.config.settings import GameConfiguration
-from grue.mcp_transport.stdio import StdioServer
+from grue.mcp_transport.client import McpServer
 from grue.messages import TurnLimits
 from grue.protocol.retry import RetryPolicy
 
@@ -18,7 +18,7 @@ class Configured(Struct, frozen=True):
     """The parts of a runner that a configuration names."""
 
     llm: LlmSettings
-    servers: dict[str, StdioServer]
+    servers: dict[str, McpServer]
     limits: TurnLimits
 
 
@@ -29,10 +29,10 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
         MCPConfigError: A file is missing or has something that cannot be used.
     """
     config = GameConfiguration.from_toml(path)
-    servers: dict[str, StdioServer] = {}
+    servers: dict[str, McpServer] = {}
     if config.mcp_enabled:
         file = MCPConfig.from_file(config.mcp_config_path)
-        servers = {name: to_stdio_server(name, file.server(name)) for name in file.mcpServers}
+        servers = {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
     return Configured(llm_settings(config), servers, turn_limits(config))
 
 

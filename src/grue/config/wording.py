@@ -41,6 +41,7 @@ _WANTED = {
     "model_type": "an object",
     "list_type": "a list",
     "bool_type": "true or false",
+    "float_type": "a number",
 }
 
 

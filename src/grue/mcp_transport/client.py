@@ -1,6 +1,6 @@
-"""A client for one MCP server process: spawn, initialize, list, call, close.
+"""A client for one MCP server, a process or a URL: reach it, initialize, list, call, close.
 
-The process is spawned first and the SDK imported afterwards, so that both start up at the same time. Every
+A process is spawned first and the SDK imported afterwards, so that both start up at the same time. Every
 failure leaves as one flat error with the root cause; exceptions of the SDK and exception groups stay inside.
 """
 
@@ -10,10 +10,11 @@ import re
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 from grue.mcp_transport.failures import (
@@ -21,14 +22,16 @@ from grue.mcp_transport.failures import (
     ServerFailed,
     ToolRefusedError,
     ToolTimedOutError,
+    WireFault,
     first_fault,
-    remedy_for,
 )
+from grue.mcp_transport.http import HttpServer, HttpWire
 from grue.mcp_transport.listing import read_tools
 from grue.mcp_transport.notices import NoticeKind, ServerNotice
 from grue.mcp_transport.process_group import ProcessRegistry, ServerExit, SpawnError
-from grue.mcp_transport.redaction import Redactor
-from grue.mcp_transport.stdio import Ending, ProcessLimits, ServerProcess, StdioServer, leaves_no_time
+from grue.mcp_transport.server_requests import Abilities
+from grue.mcp_transport.stdio import Ending, ProcessLimits, StdioServer, leaves_no_time
+from grue.mcp_transport.wire import ProcessWire, Wire
 from grue.messages import JsonObject, ServerFailure, ServerName, ToolCallResult, ToolDefinition
 from grue.protocol.safe_text import plain_text
 from grue.protocol.tool_results import from_mcp
@@ -36,8 +39,8 @@ from grue.protocol.tool_results import from_mcp
 if TYPE_CHECKING:
     from grue.mcp_transport import sdk
 
-_EXIT_SEEN_S = 0.5
-"""How long a broken connection waits for the exit that most likely broke it."""
+McpServer: TypeAlias = StdioServer | HttpServer
+"""How a server is reached: a program to start, or a URL."""
 
 _NOTICE_CHARS = 500
 _METHOD_NOT_FOUND = -32601
@@ -47,11 +50,14 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     """How a client treats its server.
 
     Attributes:
+        limits: How a process is ended, and how much any server may say at once.
+        abilities: What the server is offered beside calling its tools.
         max_pages: Pages of the listing that are read at most.
         on_notice: Called with each notice, in the event loop; must not block or raise.
     """
 
     limits: ProcessLimits = ProcessLimits()
+    abilities: Abilities = Abilities()
     max_pages: int = 100
     on_notice: Callable[[ServerNotice], None] | None = None
 
@@ -66,10 +72,15 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class McpClient:
-    """One server process and the MCP session with it. The task that enters it opens, calls and leaves it.
+    """The MCP session with one server. The task that enters it opens, calls and leaves it.
 
-    Entering spawns the process. Leaving closes it within `limits`, cancelled or not; afterwards no process of
-    its group is alive, and `exit` and `ending` say how it went (R3.5-R3.7, P9).
+    Entering spawns the process, if the server is one. Leaving closes it within `limits`, cancelled or not;
+    afterwards no process of its group is alive, and `exit` and `ending` say how it went (R3.5-R3.7, P9). A
+    session over HTTP is ended at the server, which gets a second for that.
+
+    Args:
+        server: How it is reached. Its options hold for what is listed and for how long things may take.
+        registry: Knows the process until it is reaped.
 
     Raises:
         ServerFailed: On entering, phase `spawn`.
@@ -77,12 +88,11 @@ class McpClient:
     """
 
     def __init__(
-        self, server: StdioServer, registry: ProcessRegistry, options: ClientOptions | None = None
+        self, server: McpServer, registry: ProcessRegistry, options: ClientOptions | None = None
     ) -> None:
         self._server = server
         self._options = options or ClientOptions()
-        self._process = ServerProcess(server, registry, self._options.limits)
-        self._redactor = Redactor(server.environment())
+        self._wire = _wire(server, registry, self._options.limits)
         self._link: sdk.Link | None = None
         self._phase: Phase = "spawn"
         self._started = 0.0
@@ -91,10 +101,10 @@ class McpClient:
         require_mcp()
         self._started = time.monotonic()
         try:
-            await self._process.__aenter__()
+            await self._wire.__aenter__()
         except SpawnError as error:
-            remedy = remedy_for(self._server.command, "spawn", missing=error.missing is not None)
-            raise self._failed(str(error), remedy) from error
+            remedy = await self._wire.remedy("spawn", missing=error.missing is not None)
+            raise await self._failed(str(error), remedy) from error
         return self
 
     async def __aexit__(
@@ -104,35 +114,39 @@ class McpClient:
             if self._link is not None and not leaves_no_time(exc_type):
                 await self._link.__aexit__(None, None, None)
         finally:
-            await self._process.__aexit__(exc_type, exc, tb)
+            await self._wire.__aexit__(exc_type, exc, tb)
 
     @property
-    def pid(self) -> int:
-        """The process id of the server, which is its group's too."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """The process id of the server, which is its group's too; `None` if it is no process of ours."""
+        return self._wire.pid
 
     @property
     def exit(self) -> ServerExit | None:
-        """How the process ended; `None` while it runs."""
-        return self._process.exited
+        """How the process ended; `None` while it runs, or if there is none."""
+        return self._wire.exit
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end it; `None` while it runs."""
-        return self._process.ending
+        """What it took to end it; `None` while it runs, or if there is none."""
+        return self._wire.ending
 
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list the tools, all pages of them (R3.3, P8, P37).
 
         Args:
-            timeout_s: For handshake and listing together; importing the SDK does not count.
+            timeout_s: For handshake and listing together, or less where the server's options say so;
+                importing the SDK does not count.
 
         Raises:
             ServerFailed: Phase `initialize` or `list`: refused, timed out, died, spoke something else.
         """
         from grue.mcp_transport import sdk
 
-        link = sdk.Link(self._process, self._notify)
+        timeout_s = self._server.options.startup_limit(timeout_s)
+        self._phase = "initialize"
+        abilities = replace(self._options.abilities, roots=self._server.options.roots)
+        link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities)
         # Entered before any time limit: a scope that ended inside the session's task group would be left
         # in the wrong order.
         await link.__aenter__()
@@ -142,16 +156,17 @@ class McpClient:
                 return await self._handshake(link)
         except TimeoutError as error:
             cause = f"no answer to {self._method} within {timeout_s:.2g} s"
-            raise self._failed(
-                cause, remedy_for(self._server.command, self._phase, timed_out=True)
-            ) from error
+            remedy = await self._wire.remedy(self._phase, timed_out=True)
+            raise await self._failed(cause, remedy) from error
         except sdk.SdkError as error:
             if sdk.is_closed(error, link.stream):
                 raise await self._broken(link) from error
-            raise self._failed(f"{self._method} failed: {error.message} ({error.code})") from error
+            if isinstance(error.data, WireFault):
+                raise await self._failed(error.data.cause, error.data.remedy) from error
+            raise await self._failed(f"{self._method} failed: {error.message} ({error.code})") from error
         except (RuntimeError, ValueError) as error:
             cause = f"its answer to {self._method} is not usable: {first_fault(error)}"
-            raise self._failed(cause) from error
+            raise await self._failed(cause) from error
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool and return what it answered, an error of the tool's own included (R11).
@@ -161,7 +176,8 @@ class McpClient:
         Args:
             tool: Bare name, as the server knows it.
             arguments: A JSON object.
-            timeout_s: Holds whatever the server does, even if it has stopped reading.
+            timeout_s: Holds whatever the server does, even if it has stopped reading; less where the server's
+                options say so.
 
         Raises:
             ToolTimedOutError: No answer in time; the server was told that the call is cancelled.
@@ -173,6 +189,7 @@ class McpClient:
         if self._link is None:
             raise RuntimeError("open() the client before calling a tool")
         self._phase = "call"
+        timeout_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(timeout_s):
                 answer = await self._link.request("tools/call", {"name": tool, "arguments": arguments})
@@ -182,22 +199,43 @@ class McpClient:
         except sdk.SdkError as error:
             if sdk.is_closed(error, self._link.stream):
                 raise await self._broken(self._link) from error
-            text = self._redactor.text(plain_text(error.message))
-            raise ToolRefusedError(text, code=error.code, details=error.data) from error
+            fault = error.data if isinstance(error.data, WireFault) else None
+            if fault is not None and fault.ends_session:
+                raise await self._failed(fault.cause, fault.remedy) from error
+            text = self._wire.redactor.text(plain_text(error.message))
+            details = None if fault is not None else error.data
+            raise ToolRefusedError(text, code=error.code, details=details) from error
+
+    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+        """Return the tools, listed anew, if the server says that they have changed.
+
+        A listing that fails is noticed and leaves things as they are: the next call tells what is wrong.
+        """
+        from grue.mcp_transport import sdk
+
+        link = self._link
+        if link is None or not link.tools_changed:
+            return None
+        link.tools_changed = False
+        try:
+            with anyio.fail_after(timeout_s):
+                return self._server.options.select(await self._list(link), self._notify)
+        except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
+            self._notify("bad_tool", f"its new listing is not to be had: {first_fault(error)}")
+            return None
 
     @property
     def _method(self) -> str:
         return self._phase if self._phase == "initialize" else f"tools/{self._phase}"
 
     async def _handshake(self, link: "sdk.Link") -> Listing:
-        self._phase = "initialize"
         welcome = await link.initialize()
         self._phase = "list"
         return Listing(
-            tools=await self._list(link),
-            protocol_version=str(welcome.protocol_version),
-            server_version=plain_text(f"{welcome.server_info.name} {welcome.server_info.version}"),
-            instructions=welcome.instructions or "",
+            tools=self._server.options.select(await self._list(link), self._notify),
+            protocol_version=plain_text(welcome.protocol_version),
+            server_version=plain_text(welcome.server_version),
+            instructions=welcome.instructions,
         )
 
     async def _list(self, link: "sdk.Link") -> tuple[ToolDefinition, ...]:
@@ -230,34 +268,41 @@ class McpClient:
         return tuple(tools.values())
 
     async def _broken(self, link: "sdk.Link") -> ServerFailed:
-        with anyio.move_on_after(_EXIT_SEEN_S):
-            await self._process.wait_exit()
+        await self._wire.settle()
         if self.exit is not None:
             cause = f"the server ended during {self._method} ({self.exit})"
         else:
             cause = f"the connection broke during {self._method}: {link.stream.broken}"
-        return self._failed(cause)
+        return await self._failed(cause)
 
-    def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
-        spawned = self._phase != "spawn"
-        ended = self.exit if spawned else None
+    async def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
+        wire = self._wire
+        ended = wire.exit
         failure = ServerFailure(
             server=ServerName(self._server.name),
             phase=self._phase,
-            command=self._redactor.command_line(self._server.command, self._server.args),
-            cause=self._redactor.text(plain_text(cause)),
+            command=wire.address,
+            cause=wire.redactor.text(plain_text(cause)),
             exit_status=ended.status if ended else None,
             signal=ended.signal if ended else None,
             elapsed_s=time.monotonic() - self._started,
-            stderr_tail=self._redactor.text(self._process.stderr_tail()) if spawned else "",
-            remedy=remedy_for(self._server.command, self._phase) if remedy is None else remedy,
+            stderr_tail=wire.last_words,
+            remedy=await wire.remedy(self._phase) if remedy is None else remedy,
         )
         return ServerFailed(failure)
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
         if self._options.on_notice is not None:
-            shown = self._redactor.text(plain_text(text))[:_NOTICE_CHARS]
+            shown = self._wire.redactor.text(plain_text(text))[:_NOTICE_CHARS]
             self._options.on_notice(ServerNotice(kind, shown))
+
+
+def _wire(server: McpServer, registry: ProcessRegistry, limits: ProcessLimits) -> Wire:
+    match server:
+        case StdioServer():
+            return ProcessWire(server, registry, limits)
+        case HttpServer():
+            return HttpWire(server, limits.max_line_bytes)
 
 
 @functools.cache

@@ -3,6 +3,8 @@
 from pathlib import PurePath
 from typing import Literal
 
+from msgspec import Struct
+
 from grue.errors import MCPError
 from grue.messages import JsonObject, ServerFailure
 
@@ -22,6 +24,20 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
     def __init__(self, failure: ServerFailure) -> None:
         super().__init__(failure_text(failure))
         self.failure = failure
+
+
+class WireFault(Struct, frozen=True):
+    """What went wrong with one exchange below the protocol; travels as the `data` of the SDK's error.
+
+    Attributes:
+        cause: One clause, with neither secrets nor control characters.
+        ends_session: No further exchange can succeed.
+        remedy: What to do; `None`: what the wire advises in that phase.
+    """
+
+    cause: str
+    ends_session: bool
+    remedy: str | None = None
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
@@ -52,11 +68,14 @@ class ToolRefusedError(MCPError):
 
 def failure_text(failure: ServerFailure) -> str:
     """Return a failure as lines for a person: server, cause, command, last words, remedy (R6.1, R14.5)."""
+    by_url = failure.command.startswith(("http://", "https://"))
     if failure.phase in ("call", "close"):
         headline = f"MCP server '{failure.server}' failed in {failure.phase}: {failure.cause}"
     else:
-        headline = f"Failed to start MCP server '{failure.server}': {failure.cause}"
-    lines = [headline, f"Command: {failure.command}"]
+        headline = (
+            f"Failed to {'reach' if by_url else 'start'} MCP server '{failure.server}': {failure.cause}"
+        )
+    lines = [headline, f"{'URL' if by_url else 'Command'}: {failure.command}"]
     if failure.stderr_tail:
         lines += ["Its last lines on stderr:", *(f"  {line}" for line in failure.stderr_tail.splitlines())]
     if failure.remedy:

@@ -1,26 +1,80 @@
-"""The official MCP SDK over a server process. The only module that imports `mcp`, which takes a while.
+"""The official MCP SDK over a stream of messages; only this module and `sdk_http` import `mcp`, a slow thing.
 
-The SDK's dispatcher reads from and writes to the process directly: no tasks and no queues in between. Sending
-never blocks, so the SDK's own timeouts and cancellations hold against a server that has stopped reading.
+The SDK's dispatcher reads from and writes to a server process directly: no tasks and no queues in between.
+Sending never blocks, so that its timeouts and cancellations hold against a server that has stopped reading.
 """
 
 import json
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import anyio
 import mcp_types as types
 import msgspec
 from mcp.client.session import ClientSession
+from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
+from msgspec import Struct
+from pydantic import BaseModel
 
 from grue import __version__
 from grue.mcp_transport.notices import Notify
+from grue.mcp_transport.server_requests import (
+    Abilities,
+    Declined,
+    ElicitationRequest,
+    SamplingRequest,
+)
 from grue.mcp_transport.stdio import LineTooLongError, ServerProcess
 
-__all__ = ["LineStream", "Link", "SdkError", "is_closed", "read_message"]
+_KNOWS_NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
+_MOST_ROUNDS = 10
+"""How often a request is repeated with what its server wanted to know first."""
+
+_DECLINED = -1
+"""The code that the specification uses for a request that a person turned down."""
+
+__all__ = ["LineStream", "Link", "MessageStream", "SdkError", "encode_message", "is_closed", "read_message"]
+
+
+class MessageStream(Protocol):
+    """Both streams of the SDK's contract in one; sending never blocks.
+
+    Attributes:
+        broken: Why nothing more can be exchanged, or `None` while it can.
+    """
+
+    broken: str | None
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the server's next message; raises `EndOfStream`, with `broken` set."""
+        ...
+
+    async def send(self, item: SessionMessage) -> None:
+        """Hand a message over; raises `BrokenResourceError` where nothing can be sent any more."""
+        ...
+
+    async def aclose(self) -> None:
+        """Called by the SDK when it is done."""
+        ...
+
+    def __aiter__(self) -> Self:
+        """Iterate over what is received."""
+        ...
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        """Return the next message."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Do nothing: the wire is entered by its owner."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it."""
+        ...
 
 
 class LineStream:
@@ -56,7 +110,7 @@ class LineStream:
     async def send(self, item: SessionMessage) -> None:
         """Hand a message to the process; what it does not take at once is queued."""
         try:
-            self._process.send_line(_encode(item.message))
+            self._process.send_line(encode_message(item.message))
         except anyio.BrokenResourceError:
             self.broken = self.broken or "it does not read its input"
             raise
@@ -80,17 +134,30 @@ class LineStream:
         await self.aclose()
 
 
-class Link:
-    """A `ClientSession` and the dispatcher below it, over one process. One task enters and leaves it."""
+class Welcome(Struct, frozen=True):
+    """What a server says of itself when a session begins; its words are untrusted."""
 
-    def __init__(self, process: ServerProcess, notify: Notify) -> None:
-        self.stream = LineStream(process, lambda text: notify("noise", text))
+    protocol_version: str
+    server_version: str
+    instructions: str
+
+
+class Link:
+    """A `ClientSession` and the dispatcher below it, over one stream. One task enters and leaves it."""
+
+    def __init__(self, stream: MessageStream, notify: Notify, abilities: Abilities) -> None:
+        self.stream = stream
+        self.tools_changed = False
+        """The server has said so since this was last set to `False`."""
         self._notify = notify
+        self._abilities = abilities
         self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(self.stream, self.stream)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             client_info=types.Implementation(name="grue", version=__version__),
             logging_callback=self._log,
+            message_handler=self._hear,
+            **self._callbacks(),
         )
 
     async def __aenter__(self) -> Self:
@@ -101,26 +168,123 @@ class Link:
         # Without the body's exception, which would come back inside an ExceptionGroup.
         await self._session.__aexit__(None, None, None)
 
-    async def initialize(self) -> types.InitializeResult:
-        """Perform the handshake.
+    def _callbacks(self) -> dict[str, Any]:
+        """Return callbacks for what is offered; the SDK announces an ability where it has a callback."""
+        offered = self._abilities
+        return {
+            "sampling_callback": None if offered.sample is None else self._sample,
+            "elicitation_callback": None if offered.elicit is None else self._elicit,
+            "list_roots_callback": None if offered.roots is None else self._list_roots,
+        }
+
+    async def _hear(self, message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self.tools_changed = True
+
+    async def _sample(
+        self, context: object, params: types.CreateMessageRequestParams
+    ) -> types.CreateMessageResult | types.ErrorData:
+        del context
+        assert self._abilities.sample is not None, "only then is this a callback"
+        said = tuple((message.role, _text_of(message.content)) for message in params.messages)
+        answer = await self._abilities.sample(SamplingRequest(params.system_prompt or "", said))
+        if isinstance(answer, Declined):
+            return types.ErrorData(code=_DECLINED, message=answer.reason)
+        text = types.TextContent(type="text", text=answer.text)
+        return types.CreateMessageResult(role="assistant", content=text, model=answer.model)
+
+    async def _elicit(self, context: object, params: types.ElicitRequestParams) -> types.ElicitResult:
+        del context
+        assert self._abilities.elicit is not None, "only then is this a callback"
+        wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        message = "\n".join(str(wanted[key]) for key in ("message", "url") if key in wanted)
+        answer = await self._abilities.elicit(ElicitationRequest(message, wanted.get("requestedSchema")))
+        if isinstance(answer, Declined):
+            return types.ElicitResult(action="decline")
+        return types.ElicitResult.model_validate({"action": "accept", "content": answer})
+
+    async def _list_roots(self, context: object) -> types.ListRootsResult:
+        del context
+        roots = [{"uri": uri} for uri in self._abilities.roots or ()]
+        return types.ListRootsResult.model_validate({"roots": roots})
+
+    async def initialize(self) -> Welcome:
+        """Agree on a revision of the protocol: by a handshake, or with servers that know none, by discovery.
+
+        The handshake comes first. A server that offers nothing older than 2026-07-28 refuses it at once, while
+        one that ignores what it does not know would let a probe wait for its timeout.
 
         Raises:
             SdkError: The server refused, or the connection broke.
             RuntimeError, ValueError: The answer makes no sense.
         """
-        return await self._session.initialize()
+        try:
+            result = await self._session.initialize()
+        except SdkError as refusal:
+            if refusal.code not in _KNOWS_NO_HANDSHAKE or is_closed(refusal, self.stream):
+                raise
+            discovered = await self._session.discover()
+            instructions = discovered.instructions
+        else:
+            instructions = result.instructions
+        server = self._session.server_info
+        return Welcome(
+            protocol_version=self._session.protocol_version or "",
+            server_version=f"{server.name} {server.version}" if server else "",
+            instructions=instructions or "",
+        )
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return its result as it came, which the SDK's typed methods would not.
 
-        Cancelling sends `notifications/cancelled` to the server.
+        A server of the revision 2026-07-28 may want something first; it gets what this host offers, and is
+        asked again. Cancelling sends `notifications/cancelled` to the server.
 
         Raises:
-            SdkError: The server answered with an error, or the connection broke: see `is_closed`.
+            SdkError: The server answered with an error, wants what is not offered, or the connection broke:
+                see `is_closed`.
         """
-        return await self._dispatcher.send_raw_request(
-            method, params, {"on_progress": self._progress} if method == "tools/call" else {}
-        )
+        result = await self._send(method, params)
+        for _ in range(_MOST_ROUNDS):
+            if result.get("resultType") != "input_required":
+                return result
+            result = await self._send(method, {**params, **await self._what_is_wanted(result)})
+        raise SdkError(types.INTERNAL_ERROR, f"it wanted more input {_MOST_ROUNDS} times in a row")
+
+    async def _send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        sent: dict[str, Any] = {"method": method, "params": dict(params)}
+        options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
+        # What a revision wants of every request (metadata, HTTP headers) only the session knows.
+        self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
+        return await self._dispatcher.send_raw_request(method, sent["params"], options)
+
+    async def _what_is_wanted(self, result: dict[str, Any]) -> dict[str, Any]:
+        wanted = types.InputRequiredResult.model_validate(result, by_name=False)
+        more: dict[str, Any] = {}
+        if wanted.input_requests:
+            more["inputResponses"] = {
+                key: await self._respond(request) for key, request in wanted.input_requests.items()
+            }
+        if wanted.request_state is not None:
+            more["requestState"] = wanted.request_state
+        return more
+
+    async def _respond(self, request: types.InputRequest) -> dict[str, Any]:
+        answer: BaseModel
+        match request:
+            case types.CreateMessageRequest() if self._abilities.sample is not None:
+                answer = await self._sample(None, request.params)
+            case types.ElicitRequest() if self._abilities.elicit is not None:
+                answer = await self._elicit(None, request.params)
+            case types.ElicitRequest():
+                answer = types.ElicitResult(action="decline")
+            case types.ListRootsRequest() if self._abilities.roots is not None:
+                answer = await self._list_roots(None)
+            case _:
+                raise SdkError(types.INVALID_REQUEST, f"it wants {request.method}, which is not offered")
+        if isinstance(answer, types.ErrorData):
+            raise SdkError(answer.code, answer.message)
+        return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
 
     async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
         text = params.data if isinstance(params.data, str) else json.dumps(params.data)
@@ -131,7 +295,16 @@ class Link:
         self._notify("progress", f"{share} {message}" if message else share)
 
 
-def is_closed(error: SdkError, stream: LineStream) -> bool:
+def _text_of(content: object) -> str:
+    """Return the text of what a server wants to say to the model; what is not text is named."""
+    blocks = content if isinstance(content, list) else [content]
+    return "\n".join(
+        block.text if isinstance(block, types.TextContent) else f"[{getattr(block, 'type', 'content')}]"
+        for block in blocks
+    )
+
+
+def is_closed(error: SdkError, stream: MessageStream) -> bool:
     """Tell the dispatcher's word for a broken connection from a server's error that has the same code."""
     return (
         stream.broken is not None
@@ -176,7 +349,8 @@ def _decode(line: bytes) -> object:
         return None
 
 
-def _encode(message: types.JSONRPCMessage) -> bytes:
+def encode_message(message: types.JSONRPCMessage) -> bytes:
+    """Return a message as one line of JSON, without its newline. Never raises."""
     try:
         return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
     except ValueError:  # a lone surrogate in a model's arguments: JSON can carry it escaped

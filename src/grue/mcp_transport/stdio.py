@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
+from grue.mcp_transport.server_options import ServerOptions
 from grue.protocol.safe_text import plain_text
 
 __all__ = [
@@ -47,6 +48,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
         command: A path, relative to `cwd` or absolute, or a name on the PATH.
         env: Added to the host's whole environment, over variables of the same name (R3.2, P7).
         cwd: Working directory; `None`: the host's.
+        options: Time limits and tool choices; the process itself has no use for them.
     """
 
     name: str
@@ -54,10 +56,15 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    options: ServerOptions = ServerOptions()
 
     def environment(self) -> dict[str, str]:
         """Return the process's environment: the host's as it is now, and `env` over it."""
         return {**os.environ, **self.env}
+
+    def named_values(self) -> Mapping[str, str]:
+        """Return what was configured that may hold secrets, by the names that tell."""
+        return self.env
 
 
 class ProcessLimits(Struct, frozen=True, kw_only=True):

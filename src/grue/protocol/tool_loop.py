@@ -33,7 +33,7 @@ Idle ─▶ AwaitingSessions ─▶ AwaitingCompletion ◀──▶ AwaitingTool
 ```
 """
 
-from typing import TypeAlias, TypeVar, assert_never
+from typing import TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -75,6 +75,7 @@ from grue.messages import (
     ToolDefinition,
     ToolRejected,
     ToolReturned,
+    ToolsChanged,
     ToolSkipped,
     ToolTimedOut,
     TurnCommand,
@@ -102,6 +103,7 @@ from grue.protocol.turn_states import (
     Phase,
     Turn,
     TurnState,
+    waiting_for,
 )
 
 T = TypeVar("T")
@@ -146,6 +148,8 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
             ToolReturned() | ToolTimedOut() | ToolSkipped() | ServerDied()
         ) if event.batch == batch and event.call_id in pending:
             return _settle(state, event)
+        case AwaitingTools(turn=turn), ToolsChanged(server=server, tools=tools) if server in turn.open:
+            return replace(state, turn=_relist(turn, server, tools)), ()
         case AwaitingReconnect(turn=turn, server=server), SessionClosed() if event.server == server:
             turn = replace(turn, open=_without(turn.open, server), reconnected=True)
             return AwaitingSessions(turn, (server,), state.new), (_open(turn.run, server),)
@@ -186,18 +190,26 @@ def _open(run: RunTurn, server: ServerName) -> OpenSession:
 
 
 def _opened(state: AwaitingSessions, event: SessionOpened) -> Transition:
-    others = tuple(tool for tool in state.turn.tools if tool.server != event.server)
-    # In the order of the servers, so that the same episode offers the same list however fast each one boots.
-    order = {server: position for position, server in enumerate(state.turn.run.servers)}
-    tools = tuple(sorted((*others, *event.tools), key=lambda tool: order[tool.server]))
-    turn = replace(state.turn, open=(*state.turn.open, event.server), tools=tools)
+    turn = _relist(state.turn, event.server, event.tools)
+    turn = replace(turn, open=(*turn.open, event.server))
     return _when_all_reported(turn, _without(state.pending, event.server), state.new)
 
 
 def _given_up(state: AwaitingSessions, event: McpDisabled) -> Transition:
-    others = tuple(tool for tool in state.turn.tools if tool.server != event.server)
-    turn = replace(state.turn, tools=others, degraded=f"no tools from '{event.server}': {event.reason}")
+    turn = _relist(state.turn, event.server, ())
+    turn = replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
     return _when_all_reported(turn, _without(state.pending, event.server), state.new)
+
+
+def _relist(turn: Turn, server: ServerName, listed: tuple[ToolDefinition, ...]) -> Turn:
+    """Put `listed` in the place of what the server listed before, the servers in their order.
+
+    The same episode then offers the same list, however fast each of them boots.
+    """
+    order = {name: position for position, name in enumerate(turn.run.servers)}
+    others = tuple(tool for tool in turn.tools if tool.server != server)
+    tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
+    return replace(turn, tools=tools, relisted=True)
 
 
 def _when_all_reported(
@@ -206,7 +218,7 @@ def _when_all_reported(
     if pending:
         return AwaitingSessions(turn, pending, new), ()
     if turn.tools:
-        return _ask(turn, "loop", new, listing=turn.tools)
+        return _ask(turn, "loop", new)
     if turn.reconnected:
         return _force(turn, "server_died", new)
     return _ask(turn, "only", new)
@@ -219,14 +231,13 @@ def _ask(
     turn: Turn,
     phase: Phase,
     new: tuple[ConversationItem, ...],
-    *,
-    listing: tuple[ToolDefinition, ...] | None = None,
     notes: tuple[TurnNote, ...] = (),
 ) -> Transition:
     turn = replace(turn, requests=turn.requests + 1)
     mode: OfferTools | RequireAnswer = RequireAnswer(turn.run.answer)
     if phase == "loop":
-        mode = OfferTools(listing)
+        mode = OfferTools(turn.tools if turn.relisted else None)
+        turn = replace(turn, relisted=False)
         most = turn.run.limits.max_tool_iterations
         notes = (*notes, IterationStarted(iteration=turn.iterations + 1, max_iterations=most))
     request = RequestCompletion(
@@ -365,7 +376,8 @@ def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transitio
         return _force(turn, "tool_timeout", new, notes)
     if used_up:
         return _force(turn, "max_iterations", new, notes)
-    return _ask(turn, "loop", new, notes=notes)
+    # The server may have taken its last tool away.
+    return _ask(turn, "loop" if turn.tools else "only", new, notes=notes)
 
 
 def _server_of(turn: Turn, records: tuple[ToolCallRecord, ...]) -> ServerName:
@@ -465,7 +477,7 @@ def _abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Trans
             pass
     failure: TurnFailure
     if isinstance(event, DeadlinePassed):
-        failure = DeadlineMissed(limit_s=event.limit_s, doing=_doing(state))
+        failure = DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state))
     else:
         failure = Interrupted(reason=event.reason)
     following, commands = _fail(turn, failure)
@@ -473,23 +485,6 @@ def _abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Trans
         # This one was asked to close already.
         commands = tuple(item for item in commands if item != CloseSession(server=state.server))
     return following, commands
-
-
-def _doing(state: LiveState) -> str:
-    match state:
-        case AwaitingSessions(pending=pending):
-            return f"starting {', '.join(pending)}"
-        case AwaitingCompletion():
-            return f"waiting for the model (request {state.turn.requests})"
-        case AwaitingTools(pending=pending, calls=calls):
-            names = [call.name for call in calls if call.call_id in pending]
-            return f"waiting for {names[0]}"
-        case AwaitingReconnect(server=server):
-            return f"restarting {server}"
-        case AwaitingVerdict():
-            return "checking the answer"
-        case _:
-            assert_never(state)
 
 
 def _without(items: tuple[T, ...], item: T) -> tuple[T, ...]:

@@ -34,6 +34,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     Attributes:
         run: The command that began it.
         tools: The listings of the open sessions, in the order of the servers.
+        relisted: The tools have changed since they were last put before the model.
         open: Servers whose session has to be closed.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why the turn does without tools that were wanted; empty if it does not.
@@ -42,6 +43,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     run: RunTurn
     tools: tuple[ToolDefinition, ...] = ()
+    relisted: bool = False
     open: tuple[ServerName, ...] = ()
     iterations: int = 0
     requests: int = 0
@@ -135,3 +137,19 @@ LiveState: TypeAlias = (
     AwaitingSessions | AwaitingCompletion | AwaitingTools | AwaitingReconnect | AwaitingVerdict
 )
 """The states in which the turn's end is still open."""
+
+
+def waiting_for(state: LiveState) -> str:
+    """Return what a turn in this state waits for, in the words of an error text."""
+    match state:
+        case AwaitingSessions(pending=pending):
+            return f"starting {', '.join(pending)}"
+        case AwaitingCompletion():
+            return f"waiting for the model (request {state.turn.requests})"
+        case AwaitingTools(pending=pending, calls=calls):
+            names = [call.name for call in calls if call.call_id in pending]
+            return f"waiting for {names[0]}"
+        case AwaitingReconnect(server=server):
+            return f"restarting {server}"
+        case AwaitingVerdict():
+            return "checking the answer"

@@ -1,7 +1,8 @@
 """An MCP server over stdio that fails as it is told to, for trying out whatever uses one.
 
 Without flags it is a correct little server with three tools: `echo` (returns `text`), `fail` (a tool error),
-and `environ` (the value of one environment variable). Each flag adds one fault, and they can be combined:
+and `environ` (the value of one environment variable). Each flag adds one fault, or something that is allowed
+but seldom tried, such as a request to the client; flags can be combined:
 
 ```python
 from grue.testing import faulty_server
@@ -20,11 +21,30 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 PHASES = {"initialize": "initialize", "tools/list": "list", "tools/call": "call"}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sampling": (
+        "sampling/createMessage",
+        {"messages": [{"role": "user", "content": {"type": "text", "text": "Hello?"}}], "maxTokens": 9},
+    ),
+    "elicitation": (
+        "elicitation/create",
+        {
+            "message": "Your name?",
+            "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
+        },
+    ),
+    "roots": ("roots/list", {}),
+    "ping": ("ping", {}),
+    "nonsense": ("faulty/nonsense", {}),
+}
+"""What `--ask` can ask of the client."""
+
 GARBAGE = (
     b"Server listening...",
     b'{"half": ',
@@ -74,6 +94,12 @@ def _flags() -> argparse.ArgumentParser:
         help="spread the listing over N pages, one tool more on each",
     )
     add("--page-loop", action="store_true", help="the last page refers to the first one")
+    add("--late", metavar="SECONDS", type=float, default=0.0, help="answer calls that much later; read on")
+    add("--duplicate", action="store_true", help="send every answer twice")
+    add("--wrong-id", action="store_true", help="answer calls under an id that nobody has asked with")
+    add("--fork", action="store_true", help="fork: the copy holds all pipes, ignores SIGTERM and stays")
+    add("--change-tools", action="store_true", help="after the first call list other tools, and say so")
+    add("--ask", metavar="WHAT", choices=tuple(REQUESTS), help="during calls, ask this of the client first")
     add("--protocol-version", metavar="V", help="answer initialize with this version")
     add("--record", metavar="FILE", help="append every line it reads to FILE")
     return parser
@@ -84,23 +110,49 @@ class FaultyServer:
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self._flags = flags
+        self._calls = 0
+        self._asked = 0
+        self._unread: list[dict[str, Any]] = []
+        self._lines = self._read_lines()
+        self._writing = threading.RLock()
 
     def serve(self) -> None:
         """Read requests until the end of input, or until a fault ends it."""
         self._begin()
-        for line in self._lines():
-            message = json.loads(line)
-            if "method" not in message or "id" not in message:
-                continue
-            phase = PHASES.get(message["method"], "other")
-            if self._fails(phase):
-                continue
-            self._make_noise()
-            self._send({"jsonrpc": "2.0", "id": message["id"], **self._answer(message, phase)})
-            if self._flags.stop_reading_after == phase:
-                _sleep_for_ever()
+        while message := self._next():
+            if "method" in message and "id" in message:
+                self._serve(message, PHASES.get(message["method"], "other"))
         if self._flags.ignore_eof:
             _sleep_for_ever()
+
+    def _serve(self, message: dict[str, Any], phase: str) -> None:
+        if self._fails(phase):
+            return
+        self._make_noise()
+        answer = {"jsonrpc": "2.0", "id": message["id"], **self._answer(message, phase)}
+        if phase == "call":
+            self._answer_call(answer)
+        else:
+            self._send_answer(answer)
+        if self._flags.stop_reading_after == phase:
+            _sleep_for_ever()
+
+    def _answer_call(self, answer: dict[str, Any]) -> None:
+        self._calls += 1
+        if self._flags.wrong_id:
+            answer["id"] = f"wrong-{answer['id']}"
+        if self._flags.late:
+            late = threading.Timer(self._flags.late, self._send_answer, [answer])
+            late.daemon = True
+            late.start()
+            return
+        self._send_answer(answer)
+        if self._flags.change_tools and self._calls == 1:
+            self._notify("notifications/tools/list_changed", {})
+
+    def _send_answer(self, answer: dict[str, Any]) -> None:
+        for _ in range(1 + self._flags.duplicate):
+            self._send(answer)
 
     def _begin(self) -> None:
         flags = self._flags
@@ -108,6 +160,9 @@ class FaultyServer:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if flags.grandchild:
             subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+        if flags.fork and os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _sleep_for_ever()
         if flags.stderr:
             os.write(2, flags.stderr.encode() + b"\n")
         written = 0
@@ -116,7 +171,15 @@ class FaultyServer:
         if self._fails("start"):
             _sleep_for_ever()
 
-    def _lines(self) -> Iterator[bytes]:
+    def _next(self) -> dict[str, Any] | None:
+        """Return the next message, or `None` at the end of input."""
+        if self._unread:
+            return self._unread.pop(0)
+        line = next(self._lines, None)
+        message: dict[str, Any] | None = None if line is None else json.loads(line)
+        return message
+
+    def _read_lines(self) -> Iterator[bytes]:
         for line in sys.stdin.buffer:
             if self._flags.record:
                 with open(self._flags.record, "ab") as record:  # noqa: PTH123 - one import less to boot with
@@ -155,7 +218,7 @@ class FaultyServer:
     def _welcome(self, params: dict[str, Any]) -> dict[str, Any]:
         return {
             "protocolVersion": self._flags.protocol_version or params.get("protocolVersion"),
-            "capabilities": {"tools": {}, "logging": {}},
+            "capabilities": {"tools": {"listChanged": self._flags.change_tools}, "logging": {}},
             "serverInfo": {"name": "faulty", "version": "1.0"},
         }
 
@@ -164,6 +227,8 @@ class FaultyServer:
         tools: list[Any] = [_tool(f"page_{page}")]
         if page == 1:
             tools = [_tool("echo", "text"), _tool("fail"), _tool("environ", "name")]
+            if self._flags.change_tools and self._calls:
+                tools = [_tool("echo", "words"), _tool("added")]
             if self._flags.malformed_tool:
                 tools += [
                     {"description": "no name"},
@@ -178,6 +243,8 @@ class FaultyServer:
         arguments = params.get("arguments") or {}
         self._chat((params.get("_meta") or {}).get("progressToken"))
         time.sleep(self._flags.slow_call)
+        if self._flags.ask:
+            return {"content": [{"type": "text", "text": json.dumps(self._ask(self._flags.ask))}]}
         if params.get("name") == "fail":
             return {"content": [{"type": "text", "text": "told to fail"}], "isError": True}
         if params.get("name") == "environ":
@@ -185,6 +252,20 @@ class FaultyServer:
         else:
             text = str(arguments.get("text", ""))
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
+
+    def _ask(self, what: str) -> dict[str, Any]:
+        """Ask the client and return its answer without the envelope; other messages are served afterwards."""
+        self._asked += 1
+        asked = f"asked-{self._asked}"
+        method, params = REQUESTS[what]
+        self._send({"jsonrpc": "2.0", "id": asked, "method": method, "params": params})
+        unread: list[dict[str, Any]] = []
+        while message := self._next():
+            if message.get("id") == asked and "method" not in message:
+                self._unread = unread
+                return {key: value for key, value in message.items() if key not in ("jsonrpc", "id")}
+            unread.append(message)
+        sys.exit("the client has gone without an answer")
 
     def _chat(self, token: object) -> None:
         if not self._flags.chatty:
@@ -208,7 +289,7 @@ class FaultyServer:
 
     def _write(self, line: bytes) -> None:
         step = len(line) if self._flags.drip is None else 1
-        with contextlib.suppress(OSError):  # standard output was closed, as told
+        with self._writing, contextlib.suppress(OSError):  # standard output was closed, as told
             for start in range(0, len(line), step):
                 sys.stdout.buffer.write(line[start : start + step])
                 sys.stdout.buffer.flush()

@@ -66,6 +66,8 @@ def _of_session(body: EpisodeBody) -> str:
             return f"attempt {attempt}, then {then}: {_failure(failure)}"
         case messages.McpDisabled(server=server, reason=reason, newly=newly):
             return f"{server}{'' if newly else ', since an earlier turn'}: {reason}"
+        case messages.ToolsChanged(server=server, tools=tools):
+            return f"{server} now lists {_many(len(tools), 'tool')}: {', '.join(tool.tool for tool in tools)}"
         case messages.StartupFailed(failure=failure):
             return _failure(failure)
         case messages.CloseSession(server=server):

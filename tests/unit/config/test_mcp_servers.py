@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grue.config.mcp_servers import MCPConfig, MCPServerConfig, to_stdio_server
+from grue.config.mcp_servers import MCPConfig, MCPServerConfig, to_tool_server
 from grue.errors import MCPConfigError
+from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.stdio import StdioServer
 
 SEEDS_FILE = """{
@@ -150,7 +151,7 @@ def test_p5_any_json_is_a_configuration_or_a_configuration_error(tmp_path: Path,
     for document in (content, {"mcpServers": content}, {"mcpServers": {"a": content}}):
         with contextlib.suppress(MCPConfigError):
             name, server = MCPConfig.from_file(written(tmp_path, document)).get_server_config()
-            assert to_stdio_server(name, server).command
+            assert to_tool_server(name, server).name == name
 
 
 @pytest.mark.parametrize(
@@ -249,8 +250,8 @@ def test_server_names_of_real_files_are_accepted(tmp_path: Path, name: str) -> N
 
 def test_keys_of_other_hosts_are_tolerated_and_those_without_effect_are_named(tmp_path: Path) -> None:
     harmless = {"autoApprove": [], "alwaysAllow": ["x"], "type": "stdio", "dev": {}, "enabled": True}
-    unused = {"timeout": 60, "envFile": ".env", "disabledTools": ["x"], "startup": "lazy"}
-    config = loaded(tmp_path, {"a": SERVER | harmless | unused, "off": {"disabled": True, "timeout": 1}})
+    unused = {"oauth": {}, "disabledTools": ["x"], "startup": "lazy"}
+    config = loaded(tmp_path, {"a": SERVER | harmless | unused, "off": {"disabled": True, "oauth": {}}})
     assert config.warnings == tuple(f"MCP server 'a': grue does not use the key {key!r}." for key in unused)
     assert config.get_server_config()[1].command == "run"
 
@@ -265,7 +266,7 @@ def test_every_text_of_a_server_is_expanded_when_it_is_taken(tmp_path: Path) -> 
     config = loaded(tmp_path, {"a": entry}, BIN="/opt", WORD="xyzzy", TOKEN="hunter2", HOME="/home/z")
     assert config.mcpServers["a"].env == entry["env"]
     _, server = config.get_server_config()
-    assert to_stdio_server("a", server) == StdioServer(
+    assert to_tool_server("a", server) == StdioServer(
         name="a",
         command="/opt/run",
         args=(f"--root={tmp_path}", "xyzzy"),
@@ -299,7 +300,7 @@ def test_the_workspace_folder_may_be_another_than_the_files(tmp_path: Path) -> N
     assert (config.server("a").cwd, config.server("b").cwd) == ("/project/sub", "/abs")
 
 
-def test_a_server_reached_by_url_is_parsed_and_refused_where_it_would_be_started(tmp_path: Path) -> None:
+def test_a_server_reached_by_url_is_parsed_expanded_and_reached_by_it(tmp_path: Path) -> None:
     entry = {
         "url": "https://${HOST}/mcp",
         "headers": {"Authorization": "Bearer ${KEY}"},
@@ -307,11 +308,12 @@ def test_a_server_reached_by_url_is_parsed_and_refused_where_it_would_be_started
     }
     name, server = loaded(tmp_path, {"far": entry}, HOST="h", KEY="hunter2").get_server_config()
     assert (server.url, server.headers) == ("https://h/mcp", {"Authorization": "Bearer hunter2"})
-    assert "hunter2" not in repr(server)
-    with pytest.raises(MCPConfigError, match=r"^MCP server 'far' is reached by URL") as caught:
-        to_stdio_server(name, server)
-    assert "hunter2" not in str(caught.value)
+    far = to_tool_server(name, server)
+    assert far == HttpServer(
+        name="far", url="https://h/mcp", headers={"Authorization": "Bearer hunter2"}, transport="http"
+    )
+    assert "hunter2" not in f"{server!r}{far!r}{far}"
 
 
 def test_a_minimal_server_converts_with_defaults() -> None:
-    assert to_stdio_server("a", MCPServerConfig(command="run")) == StdioServer(name="a", command="run")
+    assert to_tool_server("a", MCPServerConfig(command="run")) == StdioServer(name="a", command="run")

@@ -436,7 +436,7 @@ def test_what_the_host_and_the_runtime_tell_outside_turns() -> None:
         ("error", 2, "Episode ended (failed): no credit"),
     ]
     assert events[0].event_type == "mcp_manager_init"
-    assert events[2].fields == {"error": "no file"}
+    assert events[3].fields == {"error": "no file"}
 
 
 def test_untrusted_text_cannot_forge_a_second_line() -> None:

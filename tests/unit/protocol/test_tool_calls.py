@@ -11,6 +11,11 @@ from turns import call, died, returned, skipped, timed_out, tool
 from grue.messages import ToolCall, ToolCallResult
 from grue.protocol.tool_calls import record_settlement, sort_calls, tool_messages
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
 TOOLS = (tool("a.look"), tool("a.read.file"), tool("b.look"))
 
 
@@ -67,7 +72,7 @@ def test_p35_any_tool_of_a_dot_free_server_reaches_it_by_its_bare_name(server: s
         ('{"n": 1e3}', {"n": 1000.0}),
     ],
 )
-def test_arguments_are_read(text: str, value: object) -> None:
+def test_p18_arguments_are_read(text: str, value: object) -> None:
     assert arguments(text) == value
 
 
@@ -81,6 +86,11 @@ def test_r6_4_text_that_is_not_json_is_rejected(text: str) -> None:
 @pytest.mark.parametrize("text", ["[]", "null", '"text"', "1", "true"])
 def test_r6_4_json_that_is_no_object_is_rejected(text: str) -> None:
     assert rejection(text).startswith("Tool call failed: the arguments must be a JSON object, not ")
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_p18_the_text_of_any_object_becomes_that_object(value: dict[str, object]) -> None:
+    assert arguments(json.dumps(value)) == value
 
 
 @given(st.dictionaries(st.text(st.characters(codec=None)), st.text(st.characters(codec=None))))
@@ -102,7 +112,7 @@ def test_deep_arguments_are_cut_off_before_they_exhaust_a_stack() -> None:
         (skipped(1, reason="why"), "skipped", ToolCallResult(None, True, "why"), None),
     ],
 )
-def test_p18_each_settlement_becomes_the_record_of_its_call(
+def test_each_settlement_becomes_the_record_of_its_call(
     event: object, settlement: str, result: ToolCallResult, duration_s: float | None
 ) -> None:
     asked = (call(2, "b.look"), call(1, "a.look", '{"x": 1}'))
@@ -112,7 +122,7 @@ def test_p18_each_settlement_becomes_the_record_of_its_call(
     assert record.result == result
 
 
-def test_p18_the_conversation_is_told_the_same_in_the_same_order() -> None:
+def test_the_conversation_is_told_the_same_in_the_same_order() -> None:
     asked: tuple[ToolCall, ...] = (call(1), call(2))
     records = tuple(record_settlement(asked, 1, event) for event in (returned(1), timed_out(2)))
     assert [(item.call_id, json.loads(item.content)) for item in tool_messages(records, 20_000)] == [

@@ -309,7 +309,8 @@ def test_r5_7_the_last_iteration_forces_the_final_answer() -> None:
         IterationStarted(iteration=2, max_iterations=2),
     ]
     assert walk.of(FinalForced) == [FinalForced(reason="max_iterations", iterations=2)]
-    assert last_request(walk).new[-1] == UserText(FINAL_REQUEST)
+    words = "Please provide your final action now without calling any more tools."
+    assert last_request(walk).new[-1] == UserText(words) == UserText(FINAL_REQUEST)
     assert is_final(last_request(walk))
     walk.send(text("north"), ACCEPTED, closed("a"))
     assert (walk.end.kind, walk.end.reason, walk.end.iterations) == ("forced", "max_iterations", 2)

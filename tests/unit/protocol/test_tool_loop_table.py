@@ -10,6 +10,7 @@ from turns import (
     REFUSED,
     Walk,
     calls,
+    changed,
     closed,
     died,
     disabled,
@@ -98,6 +99,9 @@ EVENTS: dict[str, Any] = {
     "SessionClosed a": closed("a"),
     "SessionClosed b": closed("b"),
     "SessionClosed stranger": closed("x"),
+    "ToolsChanged a": changed("a"),
+    "ToolsChanged b": changed("b"),
+    "ToolsChanged stranger": changed("x"),
     "DeadlinePassed": DEADLINE,
     "TurnInterrupted": INTERRUPT,
 }
@@ -219,6 +223,13 @@ LISTED: dict[str, dict[str, str]] = {
     },
     "Finished": {},
 }
+# Tools change between two batches only; the session says so before it settles the last call of one.
+for _name, _row in LISTED.items():
+    if _name.startswith("AwaitingTools"):
+        _row["ToolsChanged a"] = "AwaitingTools:"
+        if _name != "AwaitingTools, last round":  # that one has the server a only
+            _row["ToolsChanged b"] = "AwaitingTools:"
+
 # Whatever else arrives once the end is decided is late, and changes nothing.
 for _name, _row in LISTED.items():
     if _name.startswith(("AwaitingClose", "Finished")):
@@ -234,7 +245,7 @@ def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
     assert len(get_args(TurnState)) == 8
-    assert len(get_args(TurnEvent)) == 15
+    assert len(get_args(TurnEvent)) == 16
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
     for name, state in STATES.items():

@@ -10,13 +10,14 @@ from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
-from grue.mcp_transport.stdio import StdioServer
+from grue.mcp_transport.client import McpServer
 from grue.messages import FailurePolicy, ServerName
 from grue.observers.python_log import LoggerObserver
 from grue.protocol.connection import Disabled
 from grue.protocol.model_support import supports_tool_calling
-from grue.runner import LlmFactory, Runner, ToolServer, TurnOutcome, TurnRequest
+from grue.runner import LlmFactory, Runner, TurnOutcome, TurnRequest
 from grue.runtime.trace import Recorder
+from grue.tool_servers import ToolServer
 
 _RAW_SHOWN = 100
 _UNNAMED = "mcp"
@@ -35,8 +36,8 @@ class ZorkAgent:
         max_tokens: Longest completion, in tokens.
         logger: Takes the seeds' records.
         episode_id: Carried by every record.
-        mcp_manager: An `MCPManager`, a `StdioServer`, or any object with the four coroutines; `None`: no
-            tools.
+        mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines;
+            `None`: no tools.
         recorder: Where every message is recorded; `None`: a new one.
         policy: What failures lead to.
         turn_timeout_s: Limit for a turn; `None`: none.
@@ -165,11 +166,11 @@ class ZorkAgent:
     def _tool_servers(self) -> tuple[ServerName | None, dict[str, ToolServer]]:
         if not self.mcp_enabled:
             return None, {}
-        if isinstance(self.mcp_manager, StdioServer):
+        if isinstance(self.mcp_manager, McpServer):
             return ServerName(self.mcp_manager.name), {self.mcp_manager.name: self.mcp_manager}
         if isinstance(self.mcp_manager, MCPManager):
             server = self.mcp_manager.server_name
-            return server, {server: self.mcp_manager.stdio_server}
+            return server, {server: self.mcp_manager.tool_server}
         server = ServerName(getattr(self.mcp_manager, "server_name", None) or _UNNAMED)
         return server, {server: connect_manager(self.mcp_manager, server)}
 

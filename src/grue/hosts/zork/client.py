@@ -39,7 +39,7 @@ from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback
 from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.model_support import supports_tool_calling
 from grue.protocol.retry import retry_after
-from grue.runner import error_for
+from grue.turn_errors import error_for
 
 _CHOICE = b'"tool_choice":"auto"}'
 

@@ -26,7 +26,7 @@ from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.runner import LlmFactory
-from grue.runtime.actor import Actor, Note
+from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
 
@@ -88,7 +88,10 @@ class ClientActor(Actor[RequestCompletion]):
         conversation = self._conversations.setdefault(command.conversation, Conversation(self._profile))
         conversation.ask(command.new, command.mode)
         outcome = await self._complete(conversation, command.request)
-        await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
+        if envelope.reply_to is not None:
+            reply(envelope, outcome)
+        else:
+            await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
 
     async def _complete(
         self, conversation: Conversation, request: int

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from grue.actors.owned_session import OwnedSession, SessionWiring
-from grue.config.mcp_servers import MCPConfig, to_stdio_server
+from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPError, MCPServerStartupError
 from grue.mcp_transport.process_group import ProcessRegistry
+from grue.mcp_transport.stdio import StdioServer
 from grue.messages import (
     JsonObject,
     McpDisabled,
@@ -31,8 +32,9 @@ from grue.protocol import tool_results
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_names import split_name
 from grue.protocol.tool_schemas import openai_tool, openai_tools
-from grue.runner import connect_to, error_for, hide_secrets
 from grue.runtime.trace import Recorder
+from grue.tool_servers import connect_to, hide_secrets
+from grue.turn_errors import error_for
 
 
 class MCPManager:
@@ -52,7 +54,7 @@ class MCPManager:
         server_config: Its configuration, expanded.
         ignored_servers: Names of the others (R2.6).
         config_warnings: What else of the file has no effect, one sentence each.
-        stdio_server: How its process is started.
+        tool_server: How it is reached.
         connection: What the episode knows of it: never connected, connected before, given up. Plain data,
             to be read, stored and set.
         recorder: Where the messages of its sessions are recorded.
@@ -70,19 +72,23 @@ class MCPManager:
         self.server_name = ServerName(name)
         self.ignored_servers = servers.ignored_servers
         self.config_warnings = servers.warnings
-        self.stdio_server = to_stdio_server(name, self.server_config)
+        self.tool_server = to_tool_server(name, self.server_config)
         self.langfuse_client = langfuse_client
         self.connection: Settled = Untried()
         self.recorder = Recorder()
-        hide_secrets(self.recorder, [self.stdio_server])
+        hide_secrets(self.recorder, [self.tool_server])
         if logger is not None:
             self.recorder.add(LoggerObserver(logger))
         self._registry = ProcessRegistry()
         # Whoever loses the manager without a disconnect, or its loop, does not keep its server.
         weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)
         self._session: OwnedSession | None = None
-        self._tools: tuple[ToolDefinition, ...] = ()
         self._sessions = 0
+
+    @property
+    def stdio_server(self) -> StdioServer | None:
+        """How its process is started; `None` for a server that is reached by URL."""
+        return self.tool_server if isinstance(self.tool_server, StdioServer) else None
 
     @property
     def is_disabled(self) -> bool:
@@ -95,7 +101,7 @@ class MCPManager:
         return self.config.mcp_tool_call_timeout_seconds
 
     async def connect_session(self) -> None:
-        """Start the server's process, initialize the session and list the tools (R3.1-3.4).
+        """Start or reach the server, initialize the session and list the tools (R3.1-3.4).
 
         The first connect of an episode has one try; a later one that fails is tried once more, and when that
         fails too, the server is given up for good (R6.1, R6.7-10). Cancelled, it leaves no process.
@@ -118,15 +124,15 @@ class MCPManager:
             timeout_s=self.config.mcp_server_startup_timeout_seconds,
         )
         # The session must not refer to the manager, or nobody could lose the manager while it is open.
-        connect = connect_to(self.server_name, self.stdio_server, self._registry)
+        connect = connect_to(self.server_name, self.tool_server, self._registry)
         session = OwnedSession(command, SessionWiring(connect, self.recorder, self.connection))
         self._session = session
         outcome = await session.opened()
         if isinstance(session.connection, Settled):
             self.connection = session.connection
         match outcome:
-            case SessionOpened(tools=tools):
-                self._tools = tools
+            case SessionOpened():
+                pass
             case StartupFailed(failure=failure):
                 raise error_for(TurnFailed(turn=command.turn, failure=failure))
             case McpDisabled(reason=reason):
@@ -139,7 +145,6 @@ class MCPManager:
     async def disconnect_session(self) -> None:
         """Close the session, if there is one; no process of it is alive afterwards (R3.5, R3.7, P9)."""
         session, self._session = self._session, None
-        self._tools = ()
         if session is not None:
             await session.close()
 
@@ -151,7 +156,7 @@ class MCPManager:
         """
         if self._session is None or not self._session.alive:
             raise MCPError(self._not_connected())
-        return openai_tools(self._tools)
+        return openai_tools(self._session.tools)
 
     async def call_tool(
         self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
@@ -187,7 +192,7 @@ class MCPManager:
             return tool_results.failure(str(error))
         if self._session is None or not self._session.alive:
             return tool_results.call_failed(self._not_connected())
-        names = [tool.name for tool in self._tools]
+        names = [tool.name for tool in self._session.tools]
         if tool_name not in names:
             return tool_results.failure(
                 f"Unknown MCP tool: {tool_name}. Available tools: {', '.join(names) or 'none'}"

@@ -116,6 +116,10 @@ class ManagerConnection:
             raise self._failed(str(error) or type(error).__name__, started) from error
         return Listing(tools=self._read(schemas), protocol_version="")
 
+    async def relisted(self, timeout_s: float) -> None:
+        """Managers do not say that their tools have changed."""
+        del timeout_s
+
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool; whatever the manager raises but a timeout is an error result.
 

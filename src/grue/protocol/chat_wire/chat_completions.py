@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from grue.messages import (
     AnswerSchema,
+    AssistantText,
     CallId,
     ConversationItem,
     JsonObject,
@@ -78,17 +79,19 @@ def encode_head(settings: ModelSettings, profile: WireProfile) -> bytes:
 
 
 def encode_item(item: ConversationItem, *, marked: bool = False) -> bytes:
-    """Encode a message that is not the assistant's.
+    """Encode a message that is not a reply of this conversation.
 
     Args:
         item: The message.
-        marked: Put a cache marker on its text (R4.7, P15); tool messages take none.
+        marked: Put a cache marker on its text (R4.7, P15); only system and user messages take one.
     """
     match item:
         case SystemText(text=text):
             return to_json({"role": "system", "content": _content(text, marked)})
         case UserText(text=text):
             return to_json({"role": "user", "content": _content(text, marked)})
+        case AssistantText(text=text):
+            return to_json({"role": "assistant", "content": _shown(text)})
         case ToolMessage(call_id=call_id, content=text):
             return to_json({"role": "tool", "tool_call_id": call_id, "content": _shown(text)})
         case _:

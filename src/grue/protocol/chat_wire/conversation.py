@@ -15,7 +15,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from grue.messages import ConversationItem, OfferTools, RequireAnswer, SystemText, ToolDefinition, ToolMessage
+from grue.messages import (
+    ConversationItem,
+    OfferTools,
+    RequireAnswer,
+    SystemText,
+    ToolDefinition,
+    ToolMessage,
+    UserText,
+)
 from grue.protocol.chat_wire import chat_completions as wire
 from grue.protocol.chat_wire.chat_completions import Reply
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
@@ -98,7 +106,7 @@ class Conversation:
             if encoded is not None:
                 self._encoded.append(encoded)
             return
-        marked = not isinstance(said, ToolMessage) and self._markers < self.profile.cache_markers
+        marked = isinstance(said, SystemText | UserText) and self._markers < self.profile.cache_markers
         self._markers += marked
         self._encoded.append(wire.encode_item(said, marked=marked))
 

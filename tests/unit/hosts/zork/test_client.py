@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.errors import LLMError, MCPConfigError, MCPError
-from grue.hosts.zork.client import CompletionError, LLMClient
+from grue.hosts.zork.client import CompletionError, LLMClient, tool_support_error
 from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
 from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, hang_up, text_reply, tool_calls_reply
@@ -79,6 +79,25 @@ def test_p12_tool_calls_leave_no_content() -> None:
     assert reply.content is None
     assert reply.tool_calls == [ToolCall("a", "function", FunctionCall("mind.think", '{"thought": "hm"}'))]
     assert server.requests[0].tool_names == ["mind.think"]
+
+
+@given(st.none() | st.text(min_size=1), st.lists(st.dictionaries(st.text(), st.integers()), max_size=3))
+def test_p12_a_response_has_content_or_calls_and_never_both(
+    content: str | None, calls: list[dict[str, int]]
+) -> None:
+    wire = [
+        {**CALL, "id": f"id{n}", "function": {"name": "mind.think", "arguments": json.dumps(arguments)}}
+        for n, arguments in enumerate(calls)
+    ]
+    message = {"content": content, "tool_calls": wire or None}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"choices": [{"message": message}]}))
+    with LLMClient(base_url="http://test.invalid/v1", api_key=KEY, transport=transport) as llm:
+        reply = llm.chat_completions_create("gpt-4o", HELLO, tools=[THINK])
+    assert reply.content is None or reply.tool_calls is None
+    if calls:
+        assert [json.loads(call.function.arguments) for call in reply.tool_calls or ()] == calls
+    else:
+        assert reply.content == content
 
 
 def test_p11_an_id_that_the_history_has_is_replaced() -> None:
@@ -288,6 +307,15 @@ def test_a_reply_that_drips_for_ever_times_out() -> None:
     with pytest.raises(LLMError) as raised:
         llm.chat_completions_create("m", HELLO)
     assert raised.value.kind == "timed_out"
+
+
+def test_r12_5_the_refusal_names_the_model_and_both_remedies() -> None:
+    assert str(tool_support_error("o1-mini")).splitlines() == [
+        "Model 'o1-mini' does not support tool calling.",
+        "Please either:",
+        "  1. Set mcp.enabled = false in pyproject.toml, or",
+        "  2. Use a compatible model (gpt-4, claude-3, etc.)",
+    ]
 
 
 def test_p13_tools_for_a_model_that_cannot_call_any_are_refused_before_a_request() -> None:

@@ -1,0 +1,85 @@
+"""`grue call`: call one tool and print what it answers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from msgspec import Struct
+
+from grue.cli.arguments import read_arguments
+from grue.cli.project import known_servers, no_such_server, project_configuration
+from grue.config.wiring import turn_limits
+from grue.errors import MCPConfigError
+from grue.messages import ServerNoted, ToolCallResult
+from grue.protocol.safe_text import plain_text, printable
+from grue.protocol.tool_names import split_name
+from grue.runtime.trace import Envelope, Recorder
+from grue.tool_client import ToolClient
+
+_NOTE_CHARS = 300
+
+
+class CallOptions(Struct, frozen=True, kw_only=True):
+    """The options of `grue call`; see its help."""
+
+    name: str
+    arguments: str | None = None
+    pairs: Sequence[str] = ()
+    mcp_config: Path | None = None
+    timeout_s: float | None = None
+    as_json: bool = False
+
+
+def call_tool(options: CallOptions) -> bool:
+    """Call the tool, print its result, and say whether that is none of an error.
+
+    Raises:
+        MCPConfigError: The configuration, the tool's name or an argument cannot be used.
+        MCPServerStartupError: The server could not be started.
+    """
+    config = project_configuration()
+    known = known_servers(config, options.mcp_config)
+    server = _server_of(options.name)
+    if server in known.unusable:
+        raise MCPConfigError(known.unusable[server])
+    if server not in known.servers:
+        raise MCPConfigError(no_such_server(server, known))
+    recorder = Recorder()
+    recorder.add(_show_notes)
+    servers = {server: known.servers[server]}
+    with ToolClient(servers, limits=turn_limits(config), recorder=recorder) as client:
+        tool = client.tool(options.name)
+        if tool is None:
+            listed = ", ".join(each.name for each in client.tools()) or "none"
+            raise MCPConfigError(printable(f"There is no tool {options.name!r}. Listed: {listed}."))
+        arguments = read_arguments(tool, options.arguments, options.pairs)
+        result = client.call(options.name, arguments, options.timeout_s)
+    _print(options, result)
+    return not result.is_error
+
+
+def _server_of(name: str) -> str:
+    try:
+        return split_name(name)[0]
+    except ValueError as error:
+        raise MCPConfigError(f"{name!r} names no tool: a tool's full name is SERVER.TOOL.") from error
+
+
+def _show_notes(envelope: Envelope[Any], line: bytes) -> None:
+    del line
+    if isinstance(envelope.body, ServerNoted):
+        typer.echo(printable(f"{envelope.body.kind}: {envelope.body.text}", _NOTE_CHARS), err=True)
+
+
+def _print(options: CallOptions, result: ToolCallResult) -> None:
+    if options.as_json:
+        typer.echo(json.dumps(result.to_dict()))
+        return
+    content = result.content
+    if content is not None and content != result.error_message:
+        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False)
+        typer.echo(plain_text(text))
+    if result.is_error:
+        typer.echo(f"grue: {options.name}: {plain_text(result.error_message or '')}", err=True)

@@ -1,0 +1,246 @@
+"""`grue doctor`: look at everything that an episode needs, and say what is wrong and what to do about it."""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Literal
+
+import anyio
+import httpx
+import typer
+from msgspec import Struct
+
+from grue import __version__
+from grue.cli.project import (
+    BUNDLED,
+    PROJECT_FILE,
+    KnownServers,
+    declines_mcp,
+    known_servers,
+    project_configuration,
+    zorkgpt_tables,
+)
+from grue.config.mcp_servers import DEFAULT_FILE_NAME
+from grue.config.secrets import api_key, key_names, needs_key
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import turn_limits
+from grue.errors import MCPConfigError, MissingDependencyError
+from grue.games.dfrotz import find_dfrotz
+from grue.mcp_transport.client import require_mcp
+from grue.mcp_transport.failures import failure_text
+from grue.mcp_transport.node_version import node_too_old
+from grue.mcp_transport.process_group import ProcessRegistry
+from grue.mcp_transport.stdio import StdioServer
+from grue.messages import ServerFailure, SessionClosed, SessionOpened
+from grue.protocol.safe_text import plain_text, printable
+from grue.tool_client import ToolClient
+
+_PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
+_NODE = ("node", "npx", "npm", "pnpm", "yarn")
+_ASK_S = 5.0
+
+Verdict = Literal["ok", "note", "WRONG"]
+
+
+class Finding(Struct, frozen=True):
+    """One thing that was looked at; the text's further lines say what to do."""
+
+    verdict: Verdict
+    text: str
+
+
+def examine(mcp_config: Path | None, *, network: bool) -> bool:
+    """Print what is found, as it is found, and say whether nothing is wrong.
+
+    Args:
+        mcp_config: A file of servers; `None`: what the project names.
+        network: Also ask the LLM's endpoint for an answer.
+    """
+    well = True
+    for finding in _findings(mcp_config, network=network):
+        well = well and finding.verdict != "WRONG"
+        first, *more = plain_text(finding.text).splitlines()
+        typer.echo(f"{finding.verdict:<6} {first}")
+        for line in more:
+            typer.echo(f"       {line}")
+    return well
+
+
+def try_faults() -> bool:
+    """Run the fault matrix, print a line for each fault, and say whether each was borne as it has to be."""
+    from grue.testing.faults import run_matrix
+
+    results = []
+    for result in run_matrix():
+        typer.echo(result.line())
+        results.append(result)
+    wrong = sum(bool(result.wrong) for result in results)
+    elapsed_s = sum(result.elapsed_s for result in results)
+    typer.echo(f"{len(results)} faults, {wrong} of them wrong, {elapsed_s:.1f} s")
+    return not wrong
+
+
+def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
+    yield Finding("ok", f"grue {__version__}, Python {platform.python_version()}, {platform.system()}")
+    yield _packages()
+    try:
+        config = project_configuration()
+        yield _project(config)
+        known = known_servers(config, mcp_config)
+    except MCPConfigError as error:
+        yield Finding("WRONG", str(error))
+        return
+    yield from _server_file(known, mcp_config)
+    yield from _node(known)
+    yield from _servers(known, config)
+    yield from _llm(config, network=network)
+    yield _dfrotz()
+
+
+def _packages() -> Finding:
+    installed = []
+    for package in _PACKAGES:
+        try:
+            installed.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        require_mcp()
+        importlib.import_module("mcp.client.session")  # so that no server is blamed for the time it takes
+    except (MissingDependencyError, ImportError) as error:
+        return Finding("WRONG", f"{', '.join(installed)}\n{error}")
+    return Finding("ok", ", ".join(installed))
+
+
+def _project(config: GameConfiguration) -> Finding:
+    if not zorkgpt_tables():
+        return Finding("note", f"No [tool.zorkgpt] in {PROJECT_FILE} here: the defaults hold.")
+    mcp = "on" if config.mcp_enabled else "off"
+    return Finding("ok", f"{PROJECT_FILE}: MCP is {mcp}")
+
+
+def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Finding]:
+    count = len(known.servers) + len(known.unusable)
+    if known.source != BUNDLED and not count:
+        yield Finding("WRONG", f"{known.source}: no MCP server is configured.\nName one under 'mcpServers'.")
+    elif known.source != BUNDLED:
+        yield Finding("ok", f"{known.source}: {count} server{'' if count == 1 else 's'}")
+    elif mcp_config is None and Path(DEFAULT_FILE_NAME).is_file():
+        why = f"{PROJECT_FILE} turns MCP off" if declines_mcp() else f"{PROJECT_FILE} does not turn MCP on"
+        yield Finding("note", f"{DEFAULT_FILE_NAME} is not used: {why}. Try it with --mcp-config.")
+    for warning in known.warnings:
+        yield Finding("note", warning)
+
+
+def _servers(known: KnownServers, config: GameConfiguration) -> Iterator[Finding]:
+    for why in known.unusable.values():
+        yield Finding("WRONG", why)
+    if not known.servers:
+        return
+    try:
+        with ToolClient(known.servers, limits=turn_limits(config)) as client:
+            outcomes = client.connect()
+    except MissingDependencyError:
+        return  # said already
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, ServerFailure):
+            yield Finding("WRONG", failure_text(outcome))
+        else:
+            yield _server(outcome, client.closed.get(name), known.source)
+
+
+def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) -> Finding:
+    count = f"{len(opened.tools)} tool{'' if len(opened.tools) == 1 else 's'}"
+    version = opened.protocol_version
+    text = f"{opened.server} ({source}): MCP {version}, {count}, up in {opened.elapsed_s:.2f} s"
+    if closed is None:
+        return Finding("ok", text)
+    text += f", down in {closed.elapsed_s:.2f} s"
+    match closed.ending:
+        case "terminated" | "killed":
+            why = f"It does not leave when its input ends; it had to be {closed.ending}."
+            return Finding("note", f"{text}\n{why}")
+        case "died":
+            return Finding("note", f"{text}\nIt ended by itself, before it was asked to.")
+        case _:
+            return Finding("ok", text)
+
+
+def _node(known: KnownServers) -> Iterator[Finding]:
+    servers = [
+        server
+        for server in known.servers.values()
+        if isinstance(server, StdioServer) and PurePath(server.command).name in _NODE
+    ]
+    if not servers:
+        return
+    needed_by = ", ".join(server.name for server in servers)
+    node = shutil.which("node")
+    if node is None:
+        yield Finding("WRONG", f"Node.js is not installed, and {needed_by} needs it: https://nodejs.org/")
+        return
+    try:
+        asked = subprocess.run([node, "--version"], capture_output=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding("WRONG", f"{node} does not run: {error}.\nInstall Node.js: https://nodejs.org/")
+        return
+    yield Finding("ok", printable(f"Node.js {asked.stdout.decode(errors='replace').strip()} for {needed_by}"))
+    for server in servers:
+        advice = anyio.run(node_too_old, server, ProcessRegistry())
+        if advice is not None:
+            yield Finding("WRONG", advice)
+
+
+def _llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding]:
+    url = config.client_base_url
+    try:
+        key = api_key(url, os.environ)
+    except MCPConfigError as error:
+        yield Finding("WRONG", str(error))
+        return
+    if key is None and not (zorkgpt_tables().get("llm") or _names_an_endpoint(config)):
+        yield Finding("note", "No LLM is configured: grue play --offline needs none.")
+        return
+    if key is None and needs_key(url):
+        names = " or ".join(key_names(url))
+        yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
+        return
+    if not network:
+        yield Finding("ok", f"{config.agent_model} at {url}; not asked, as told")
+        return
+    yield _asked(url, key, config.agent_model)
+
+
+def _names_an_endpoint(config: GameConfiguration) -> bool:
+    """Say whether the settings name an endpoint other than the one that holds without any."""
+    return config.client_base_url != GameConfiguration().client_base_url
+
+
+def _asked(url: str, key: str | None, model: str) -> Finding:
+    """Ask for the list of models, which costs nothing anywhere."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    started = time.monotonic()
+    try:
+        status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_ASK_S).status_code
+    except httpx.TransportError as error:
+        advice = "Check client_base_url, the network and the proxy; --no-network leaves this out."
+        return Finding("WRONG", f"{url} cannot be reached: {error or type(error).__name__}.\n{advice}")
+    elapsed_s = time.monotonic() - started
+    if status in (401, 403):
+        return Finding("WRONG", f"{url} refuses the key (HTTP {status}).\nSet {key_names(url)[0]} again.")
+    if status >= 500:
+        return Finding("WRONG", f"{url} is out of order (HTTP {status}).\nTry again later.")
+    return Finding("ok", f"{model} at {url}; it answers in {elapsed_s:.2f} s")
+
+
+def _dfrotz() -> Finding:
+    try:
+        return Finding("ok", f"dfrotz for story files: {find_dfrotz()}")
+    except MissingDependencyError as error:
+        return Finding("note", f"{error}\nThe game 'house' needs none.")

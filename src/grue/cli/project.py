@@ -1,0 +1,84 @@
+"""Which settings and tool servers a command works with: the same for all of them."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.config.settings import GameConfiguration
+from grue.errors import MCPConfigError
+from grue.hosts.zork.bundled import bundled_server
+from grue.mcp_transport.client import McpServer
+
+PROJECT_FILE = "pyproject.toml"
+BUNDLED = "bundled with grue"
+
+
+class KnownServers(Struct, frozen=True, kw_only=True):
+    """The tool servers that are there to be used.
+
+    Attributes:
+        source: The file that names them, or `BUNDLED`.
+        servers: Those that can be started, in order.
+        unusable: Those that cannot, with the reason.
+        warnings: What the file says without effect.
+    """
+
+    source: str
+    servers: dict[str, McpServer]
+    unusable: dict[str, str] = {}
+    warnings: tuple[str, ...] = ()
+
+
+def project_configuration() -> GameConfiguration:
+    """Return the settings of the working directory's project file, or the defaults where there is none.
+
+    Raises:
+        MCPConfigError: The file has something that cannot be used.
+    """
+    project = Path(PROJECT_FILE)
+    return GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()
+
+
+def declines_mcp() -> bool:
+    """Say whether the project's file says in so many words that MCP is off."""
+    return zorkgpt_tables().get("mcp", {}).get("enabled") is False
+
+
+def zorkgpt_tables() -> dict[str, Any]:
+    """Return `[tool.zorkgpt]` of a project file that `project_configuration` has accepted."""
+    project = Path(PROJECT_FILE)
+    if not project.is_file():
+        return {}
+    tables: dict[str, Any] = tomllib.loads(project.read_text(encoding="utf-8"))
+    found: dict[str, Any] = tables.get("tool", {}).get("zorkgpt", {})
+    return found
+
+
+def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:
+    """Return the servers of `mcp_config`, else those that the settings name, else the bundled one.
+
+    Raises:
+        MCPConfigError: The file is missing, or is not one; a server that cannot be used is no error.
+    """
+    if mcp_config is None and not config.mcp_enabled:
+        bundled = bundled_server()
+        return KnownServers(source=BUNDLED, servers={bundled.name: bundled})
+    path = config.mcp_config_path if mcp_config is None else mcp_config
+    file = MCPConfig.from_file(path)
+    servers: dict[str, McpServer] = {}
+    unusable: dict[str, str] = {}
+    for name in file.mcpServers:
+        try:
+            servers[name] = to_tool_server(name, file.server(name))
+        except MCPConfigError as error:
+            unusable[name] = str(error)
+    return KnownServers(source=str(path), servers=servers, unusable=unusable, warnings=file.warnings)
+
+
+def no_such_server(name: str, known: KnownServers) -> str:
+    """Return what to say to somebody who asks for a server that is not there."""
+    names = ", ".join((*known.servers, *known.unusable)) or "none"
+    return f"There is no MCP server {name!r}. Known ({known.source}): {names}."

@@ -1,0 +1,150 @@
+"""`grue tools`: what the configured servers offer."""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from grue.cli.project import KnownServers, known_servers, no_such_server, project_configuration
+from grue.config.wiring import turn_limits
+from grue.errors import MCPConfigError
+from grue.mcp_transport.failures import failure_text
+from grue.messages import JsonObject, ServerFailure, SessionOpened, ToolDefinition
+from grue.protocol.safe_text import plain_text, printable
+from grue.tool_client import ToolClient
+
+_IN_A_PIPE = 80
+_WIDEST = 96
+_VALUES_SHOWN = 8
+
+Outcome = SessionOpened | ServerFailure | str
+"""What became of a server; a text: why it was not even started."""
+
+
+def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool) -> bool:
+    """Print every tool of every server, or of one, and say whether all of them could be asked.
+
+    Raises:
+        MCPConfigError: The configuration cannot be used, or does not have that server.
+    """
+    config = project_configuration()
+    known = _chosen(known_servers(config, mcp_config), server)
+    with ToolClient(known.servers, limits=turn_limits(config)) as client:
+        outcomes: dict[str, Outcome] = {**client.connect(), **known.unusable}
+    if as_json:
+        typer.echo(json.dumps({"servers": [_as_json(name, each) for name, each in outcomes.items()]}))
+    else:
+        _print(outcomes, known)
+    return all(isinstance(outcome, SessionOpened) for outcome in outcomes.values())
+
+
+def _chosen(known: KnownServers, server: str | None) -> KnownServers:
+    names = (*known.servers, *known.unusable)
+    if not names:
+        raise MCPConfigError(f"No MCP servers configured in {known.source}. Name one under 'mcpServers'.")
+    if server is None:
+        return known
+    if server not in names:
+        raise MCPConfigError(no_such_server(server, known))
+    return msgspec.structs.replace(
+        known,
+        servers={name: spec for name, spec in known.servers.items() if name == server},
+        unusable={name: why for name, why in known.unusable.items() if name == server},
+    )
+
+
+def _as_json(name: str, outcome: Outcome) -> JsonObject:
+    match outcome:
+        case SessionOpened(protocol_version=version, tools=tools):
+            listed = [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "input_schema": tool.input_schema,
+                    "output_schema": tool.output_schema,
+                }
+                for tool in tools
+            ]
+            return {"server": name, "protocol_version": version, "tools": listed}
+        case ServerFailure():
+            return {"server": name, "error": failure_text(outcome), "phase": outcome.phase}
+        case _:
+            return {"server": name, "error": outcome}
+
+
+def _print(outcomes: Mapping[str, Outcome], known: KnownServers) -> None:
+    width = _IN_A_PIPE
+    if sys.stdout.isatty():
+        width = max(40, min(shutil.get_terminal_size((_IN_A_PIPE, 24)).columns, _WIDEST))
+    for number, (name, outcome) in enumerate(outcomes.items()):
+        if isinstance(outcome, SessionOpened):
+            for line in described(outcome, known.source, width):
+                typer.echo(line)
+            if number + 1 < len(outcomes):
+                typer.echo()
+        else:
+            text = failure_text(outcome) if isinstance(outcome, ServerFailure) else outcome
+            typer.echo(f"grue: {name}: {plain_text(text)}", err=True)
+
+
+def described(opened: SessionOpened, source: str, width: int) -> Iterator[str]:
+    """Yield what a server offers, in lines of printable text."""
+    count = f"{len(opened.tools)} tool{'' if len(opened.tools) == 1 else 's'}"
+    heading = f"{opened.server} · {count} · MCP {opened.protocol_version} · {source}"
+    yield from _wrapped(heading, width)
+    for tool in opened.tools:
+        yield ""
+        yield from _wrapped(f"  {tool.name}", width)
+        yield from _wrapped(_paragraph(tool.description), width, "    ")
+        for name, schema in _properties(tool).items():
+            yield from _argument(name, schema, required=name in _required(tool), width=width)
+
+
+def _argument(name: str, schema: object, *, required: bool, width: int) -> Iterator[str]:
+    needed = "required" if required else "optional"
+    yield from _wrapped(f"    {name}: {kind_of(schema)}, {needed}", width, hanging="        ")
+    description = schema.get("description") if isinstance(schema, dict) else None
+    if isinstance(description, str):
+        yield from _wrapped(_paragraph(description), width, "        ")
+
+
+def kind_of(schema: object) -> str:
+    """Return what a JSON Schema asks for, in a few words."""
+    if not isinstance(schema, dict):
+        return "anything"
+    if isinstance(values := schema.get("enum"), list):
+        shown = ", ".join(json.dumps(value, ensure_ascii=False) for value in values[:_VALUES_SHOWN])
+        return f"one of {shown}{', ...' if len(values) > _VALUES_SHOWN else ''}"
+    kinds: Any = schema.get("type")
+    names = kinds if isinstance(kinds, list) else [kinds] if kinds else []
+    if not names:
+        options = schema.get("anyOf") or schema.get("oneOf")
+        return " or ".join(map(kind_of, options)) if isinstance(options, list) else "anything"
+    words = [f"list of {kind_of(schema.get('items'))}" if name == "array" else str(name) for name in names]
+    default = f", default {json.dumps(schema['default'], ensure_ascii=False)}" if "default" in schema else ""
+    return " or ".join(words) + default
+
+
+def _properties(tool: ToolDefinition) -> dict[str, object]:
+    properties = tool.input_schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _required(tool: ToolDefinition) -> list[object]:
+    required = tool.input_schema.get("required")
+    return required if isinstance(required, list) else []
+
+
+def _paragraph(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _wrapped(text: str, width: int, indent: str = "", *, hanging: str | None = None) -> Iterator[str]:
+    after = indent if hanging is None else hanging
+    yield from textwrap.wrap(printable(text), width, initial_indent=indent, subsequent_indent=after)

@@ -1,0 +1,182 @@
+"""Servers that are reached by URL: Streamable HTTP, and SSE as servers before it spoke.
+
+The SDK's transports do the talking; what goes wrong below the protocol is told in `http_faults.py`'s words,
+without what an address or a header may hold of secrets.
+"""
+
+import re
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct, field
+
+from grue.errors import MCPConfigError
+from grue.mcp_transport.failures import Phase
+from grue.mcp_transport.notices import Notify
+from grue.mcp_transport.process_group import ServerExit
+from grue.mcp_transport.redaction import Redactor
+from grue.mcp_transport.server_options import ServerOptions
+from grue.mcp_transport.stdio import BackgroundTasks, Ending, leaves_no_time
+
+if TYPE_CHECKING:
+    from grue.mcp_transport.sdk import MessageStream
+    from grue.mcp_transport.sdk_http import HttpStream
+
+_LEAVE_S = 1.0
+"""What the server gets to be told that the session ends."""
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+_OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
+"""A part of a path that looks like a key, not a word: some hosts give each user an address of their own."""
+
+
+class HttpServer(Struct, frozen=True, kw_only=True):
+    """A server that is reached by URL.
+
+    Neither the headers nor the URL, which may hold secrets, stand in its `repr`.
+
+    Attributes:
+        url: `http://` or `https://`; used as it is.
+        transport: `http` is Streamable HTTP; `sse` is what servers spoke before it.
+        headers: Sent with every request to that address, and nowhere else.
+        connect_timeout_s: Most that one connection may take to be made, and one notification to be taken.
+        options: Time limits and tool choices.
+
+    Raises:
+        MCPConfigError: The URL is none that can be connected to, or a header cannot be sent.
+    """
+
+    name: str
+    url: str
+    transport: Literal["http", "sse"] = "http"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    connect_timeout_s: float = 5.0
+    options: ServerOptions = ServerOptions()
+
+    def __post_init__(self) -> None:
+        fault = _url_fault(self.url)
+        if fault is not None:
+            raise MCPConfigError(f"MCP server {self.name!r}: its URL {fault}.")
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name):
+                raise MCPConfigError(f"MCP server {self.name!r}: {name!r} cannot be the name of a header.")
+            if not _HEADER_VALUE.fullmatch(value):
+                raise MCPConfigError(
+                    f"MCP server {self.name!r}: the header {name!r} has a character that cannot be sent,"
+                    " such as a line break."
+                )
+
+    def __repr__(self) -> str:
+        return f"HttpServer(name={self.name!r}, url={self.address!r}, transport={self.transport!r})"
+
+    @property
+    def address(self) -> str:
+        """The URL as it may be shown: without user, query, and parts of the path that look like keys."""
+        parts = urlsplit(self.url)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        port = f":{parts.port}" if parts.port is not None else ""
+        path = "/".join("[...]" if _OPAQUE.fullmatch(part) else part for part in parts.path.split("/"))
+        return f"{parts.scheme}://{host}{port}{path}"
+
+    def named_values(self) -> Mapping[str, str]:
+        """Return what was configured that may hold secrets, by the names that tell."""
+        parts = urlsplit(self.url)
+        found = dict(self.headers)
+        for name, value in self.headers.items():
+            scheme, _, token = value.strip().partition(" ")
+            if token and scheme.isalpha():  # the token may come back without its "Bearer"
+                found[f"{name} token"] = token
+        found |= dict(parse_qsl(parts.query))
+        found |= {"URL password": unquote(parts.password)} if parts.password else {}
+        opaque = [part for part in parts.path.split("/") if _OPAQUE.fullmatch(part)]
+        return found | {f"URL key {number}": part for number, part in enumerate(opaque, start=1)}
+
+
+class HttpWire:
+    """The way to a server by URL. There is no process, so nothing that it could end by or say last."""
+
+    def __init__(self, server: HttpServer, max_message_bytes: int) -> None:
+        self.redactor = Redactor(server.named_values())
+        self._server = server
+        self._max_message_bytes = max_message_bytes
+        self._tasks = BackgroundTasks()
+        self._stream: HttpStream | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            if self._stream is not None and not leaves_no_time(exc_type):
+                await self._stream.leave(_LEAVE_S)
+        finally:
+            await self._tasks.__aexit__(exc_type, exc, tb)
+
+    def stream(self, notify: Notify) -> "MessageStream":
+        """Connect in the background, and return the stream of messages; imports the SDK."""
+        from grue.mcp_transport.sdk_http import HttpStream
+
+        self._stream = HttpStream(self._server, self._max_message_bytes, notify)
+        self._tasks.start(self._stream.carry)
+        return self._stream
+
+    async def settle(self) -> None:
+        """Return at once: what broke the connection is known."""
+
+    async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
+        """Return what to do: what the fault itself advises, or what fits the phase."""
+        del missing
+        if self._stream is not None and self._stream.remedy is not None:
+            return self._stream.remedy
+        if timed_out:
+            return (
+                "Check that the URL is that of an MCP server and that the server is well;"
+                " raise the start-up timeout if it only needs longer."
+            )
+        if phase == "call":
+            return "Check that the server is still running; its own log says more."
+        return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
+
+    @property
+    def address(self) -> str:
+        """The URL as it may be shown."""
+        return self._server.address
+
+    @property
+    def pid(self) -> int | None:
+        """`None`: it is no process of ours."""
+        return None
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """`None`, likewise."""
+        return None
+
+    @property
+    def ending(self) -> Ending | None:
+        """`None`, likewise."""
+        return None
+
+    @property
+    def last_words(self) -> str:
+        """Empty: its standard error is not ours to read."""
+        return ""
+
+
+def _url_fault(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises where it is no number
+    except ValueError:
+        return "cannot be read"
+    if parts.scheme not in ("http", "https"):
+        return "should begin with http:// or https://"
+    if not parts.hostname:
+        return "names no host"
+    return "has a space or a control character in it" if not url.isprintable() or " " in url else None

@@ -1,0 +1,149 @@
+"""What can go wrong with an exchange over HTTP, as faults whose words say what happened and what to do; pure.
+
+Whether a fault ends the session follows one rule: it does where no further exchange can succeed as things
+are (nobody answers, the connection was lost, the session is unknown, access is refused, the address is
+wrong); any other bad answer costs only the exchange that it was for.
+"""
+
+import socket
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from grue.mcp_transport.failures import WireFault
+
+_ENDS_SESSION = frozenset((401, 403, 404, 405, 407, 410))
+_UNREACHABLE = "Check that the server is running and that `url` has its host and port."
+_WRONG_ADDRESS = (
+    "Check the path of `url`. If the server speaks the older SSE transport, set `type` to `sse`;"
+    " if it speaks Streamable HTTP, to `http`."
+)
+_CREDENTIALS = (
+    "Check the credentials under `headers` in the server's configuration, for example"
+    ' `"Authorization": "Bearer ${TOKEN}"`.'
+)
+SESSION_LOST = WireFault(
+    "session lost: the server does not know this session any more",
+    ends_session=True,
+    remedy="The server has restarted, or has given the session up; the next turn opens a new one.",
+)
+CUT_SHORT = WireFault("the connection was closed before the answer was complete", ends_session=True)
+NO_MESSAGE = WireFault("its answer is no MCP message", ends_session=False)
+
+
+def status_fault(status: int, says: str = "") -> WireFault:
+    """Return the fault for a status from 400 on.
+
+    Args:
+        status: The HTTP status.
+        says: What the body says of it, printable and short; may be empty.
+    """
+    cause: str
+    remedy: str | None
+    named = f"HTTP {status} {_phrase(status)}".rstrip() + (f": {says}" if says else "")
+    match status:
+        case 401 | 407:
+            cause, remedy = "the server does not accept the credentials", _CREDENTIALS
+        case 403:
+            cause, remedy = "the server refuses access", _CREDENTIALS
+        case 404 | 405 | 410:
+            cause, remedy = "no MCP server answers at this address", _WRONG_ADDRESS
+        case 429:
+            cause, remedy = "the server has had too many requests", "Wait, and ask it less often."
+        case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            cause, remedy = "the server failed", "Try again later; the server's own log says more."
+        case _:
+            cause, remedy = "the server refused the request", None
+    return WireFault(f"{cause} ({named})", ends_session=status in _ENDS_SESSION, remedy=remedy)
+
+
+def redirect_fault(status: int, location: str) -> WireFault:
+    """Return the fault for a redirect that is not followed.
+
+    Args:
+        status: The HTTP status.
+        location: Where it leads, as it may be shown.
+    """
+    return WireFault(
+        f"the server redirects to {location} (HTTP {status}), which is not followed:"
+        " what is sent is meant for the configured address only",
+        ends_session=True,
+        remedy=f"If {location} is the server that is meant, make it the `url`.",
+    )
+
+
+def content_fault(status: int, content_type: str) -> WireFault:
+    """Return the fault for an answer of a type that MCP does not use, such as a page to log in."""
+    shown = content_type.partition(";")[0].strip()[:100] or "something of no named type"
+    return WireFault(
+        f"it answered with {shown} instead of an MCP message (HTTP {status})",
+        ends_session=False,
+        remedy="Check that `url` is the server's MCP endpoint, and not a web page or a proxy's.",
+    )
+
+
+def too_long_fault(max_bytes: int) -> WireFault:
+    """Return the fault for an answer that was not read to its end."""
+    return WireFault(f"its answer is longer than {max_bytes} bytes", ends_session=False)
+
+
+def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
+    """Return the fault for an exchange that brought no answer.
+
+    Args:
+        error: What the HTTP library raised; its root cause decides.
+        where: Host and port.
+        connect_timeout_s: What a connection was given.
+    """
+    causes = list(_chain(error))
+    named = {type(each).__name__ for each in causes}
+    host = where.rpartition(":")[0]
+    if any(isinstance(each, socket.gaierror) for each in causes):
+        return _unreachable(f"no address is known for the host {host}")
+    tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
+    if tls is not None:
+        return WireFault(
+            f"no secure connection to {where}: {getattr(tls, 'verify_message', '') or tls.reason or tls}",
+            ends_session=True,
+            remedy="Check the server's certificate; for a plain server, use http:// in `url`.",
+        )
+    if any(isinstance(each, ConnectionRefusedError) for each in causes):
+        return _unreachable(f"connection refused by {where}")
+    if named & {"ConnectTimeout", "PoolTimeout"}:
+        return _unreachable(f"no connection to {where} within {connect_timeout_s:g} s")
+    if named & {"ConnectError", "ProxyError", "UnsupportedProtocol"}:
+        return _unreachable(f"no connection to {where}: {_words(causes)}")
+    return WireFault(
+        f"the connection to {where} was lost before the answer came: {_words(causes)}",
+        ends_session=True,
+        remedy="Check that the server is still running; its own log says more.",
+    )
+
+
+def _unreachable(cause: str) -> WireFault:
+    return WireFault(cause, ends_session=True, remedy=_UNREACHABLE)
+
+
+def _words(causes: list[BaseException]) -> str:
+    """Return what the causes say: the innermost that says anything knows most."""
+    for each in reversed(causes):
+        text = getattr(each, "strerror", None) or str(each).partition("\n")[0]
+        if text:
+            return str(text)
+    return type(causes[0]).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = inner or error.__cause__ or error.__context__
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

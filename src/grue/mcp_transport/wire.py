@@ -1,0 +1,145 @@
+"""What carries a session's messages: the pipes of a process here, HTTP in `http.py`.
+
+The client knows the protocol and nothing of either; a wire knows how to reach its server, how the server
+ended, and what to advise when it did.
+"""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+import anyio
+
+from grue.mcp_transport.failures import Phase, remedy_for
+from grue.mcp_transport.node_version import node_too_old
+from grue.mcp_transport.notices import Notify
+from grue.mcp_transport.process_group import ProcessRegistry, ServerExit
+from grue.mcp_transport.redaction import Redactor
+from grue.mcp_transport.stdio import Ending, ProcessLimits, ServerProcess, StdioServer
+
+if TYPE_CHECKING:
+    from grue.mcp_transport.sdk import MessageStream
+
+_EXIT_SEEN_S = 0.5
+"""How long a broken connection waits for the exit that most likely broke it."""
+
+
+class Wire(Protocol):
+    """A way to one server. One task enters, uses and leaves it.
+
+    Attributes:
+        redactor: Knows the secrets of this server.
+    """
+
+    redactor: Redactor
+
+    async def __aenter__(self) -> Self:
+        """Start the server, if it is to be started; raises `SpawnError`."""
+        ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        """Leave it, within a bounded time; afterwards no process of it is alive."""
+        ...
+
+    def stream(self, notify: Notify) -> "MessageStream":
+        """Return both directions of the connection, once."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait, briefly, for what has most likely broken the connection."""
+        ...
+
+    async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
+        """Return what to do about a failure in `phase`."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The command line or the URL, without secrets."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, if it is one of ours."""
+        ...
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """How that process ended."""
+        ...
+
+    @property
+    def ending(self) -> Ending | None:
+        """What it took to end it."""
+        ...
+
+    @property
+    def last_words(self) -> str:
+        """The end of what the server wrote to standard error, without secrets."""
+        ...
+
+
+class ProcessWire:
+    """The way to a server that is a process of ours."""
+
+    def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
+        self.redactor = Redactor(server.environment())
+        self._server = server
+        self._registry = registry
+        self._process = ServerProcess(server, registry, limits)
+        self._spawned = False
+
+    async def __aenter__(self) -> Self:
+        await self._process.__aenter__()
+        self._spawned = True
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._process.__aexit__(exc_type, exc, tb)
+
+    def stream(self, notify: Notify) -> "MessageStream":
+        """Return the process's pipes as a stream of messages; imports the SDK."""
+        from grue.mcp_transport.sdk import LineStream
+
+        return LineStream(self._process, lambda text: notify("noise", text))
+
+    async def settle(self) -> None:
+        """Wait for the exit that has most likely closed the pipes."""
+        with anyio.move_on_after(_EXIT_SEEN_S):
+            await self._process.wait_exit()
+
+    async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
+        """Return what to do; if Node is too old for a server that died at its start, say so (R14)."""
+        if phase in ("initialize", "list") and self.exit is not None:
+            found = await node_too_old(self._server, self._registry)
+            if found is not None:
+                return found
+        return remedy_for(self._server.command, phase, missing=missing, timed_out=timed_out)
+
+    @property
+    def address(self) -> str:
+        """The command line as one would type it."""
+        return self.redactor.command_line(self._server.command, self._server.args)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, which is its group's too."""
+        return self._process.pid if self._spawned else None
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """How the process ended; `None` while it runs."""
+        return self._process.exited if self._spawned else None
+
+    @property
+    def ending(self) -> Ending | None:
+        """What it took to end it; `None` while it runs."""
+        return self._process.ending if self._spawned else None
+
+    @property
+    def last_words(self) -> str:
+        """The end of its standard error."""
+        return self.redactor.text(self._process.stderr_tail()) if self._spawned else ""

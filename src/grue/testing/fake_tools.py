@@ -1,0 +1,182 @@
+"""A tool server without a process, that answers as told: for tests of what an agent makes of its tools.
+
+```python
+from grue import Runner
+from grue.testing.fake_tools import FakeToolServer
+
+cave = FakeToolServer("cave")
+cave.answers("look", {"room": "a dark cave"})
+cave.times_out("dig")
+runner = Runner(llm=..., servers={"cave": cave})
+...
+assert cave.calls == [("look", {})]
+```
+
+No time passes: a timeout is there at once. What a real server does to a turn, its process included, is what
+`grue.testing.faulty_server` is for.
+"""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import anyio.lowlevel
+
+from grue.mcp_transport.client import Listing
+from grue.mcp_transport.failures import Phase, ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.messages import JsonObject, ServerFailure, ServerName, ToolCallResult, ToolDefinition
+from grue.protocol import tool_results
+
+_INVALID_PARAMS = -32602
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+class FakeToolServer:
+    """Makes connections to a server that is not there; give it to a `Runner` as a tool server of its name.
+
+    Attributes:
+        name: The server's name: its tools are called `NAME.TOOL`.
+        calls: Bare name and arguments of every call, in order, whatever became of it.
+        sessions: How often it was connected to, failed attempts included.
+    """
+
+    def __init__(self, name: str = "fake") -> None:
+        self.name = ServerName(name)
+        self.calls: list[tuple[str, JsonObject]] = []
+        self.sessions = 0
+        self._tools: dict[str, ToolDefinition] = {}
+        self._outcomes: dict[str, list[ToolCallResult | Exception]] = {}
+        self._failures = 0
+        self._changes = 0
+
+    def __call__(self, note: object) -> "FakeConnection":
+        """Make the connection of one session; a `Runner` does."""
+        del note
+        return FakeConnection(self)
+
+    def answers(
+        self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
+    ) -> None:
+        """List a tool and make it answer; while a session is open, that is a change of the listing.
+
+        Args:
+            tool: Its bare name.
+            results: Contents, or `ToolCallResult`s, one for each call; the last one is for all that follow.
+                None: the content is `None`.
+            description: What the model reads.
+            schema: Of its arguments, as a JSON Schema; `None`: an object of any kind.
+        """
+        told = [each if isinstance(each, ToolCallResult) else tool_results.success(each) for each in results]
+        self._tell(tool, *(told or [tool_results.success(None)]))
+        self._tools[tool] = ToolDefinition(
+            server=self.name,
+            tool=tool,
+            description=description,
+            input_schema=dict(_ANY_OBJECT if schema is None else schema),
+        )
+
+    def fails(self, tool: str, message: str) -> None:
+        """Make a tool say that it has failed."""
+        self._tell(tool, tool_results.failure(message))
+
+    def refuses(self, tool: str, message: str) -> None:
+        """Make the server answer calls of a tool with a JSON-RPC error."""
+        self._tell(tool, ToolRefusedError(message, code=_INVALID_PARAMS))
+
+    def times_out(self, tool: str) -> None:
+        """Make calls of a tool time out."""
+        self._tell(tool, TimeoutError())
+
+    def dies(self, tool: str, cause: str = "the server ended during tools/call") -> None:
+        """Make the server die when a tool is called."""
+        self._tell(tool, self._failure("call", cause))
+
+    def fails_to_start(self, times: int = 1) -> None:
+        """Make the next attempts to connect fail."""
+        self._failures = times
+
+    def open(self) -> Listing:
+        """Begin a session.
+
+        Raises:
+            ServerFailed: As told.
+        """
+        self.sessions += 1
+        if self._failures:
+            self._failures -= 1
+            raise self._failure("initialize", "told to fail")
+        self._changes = 0
+        return Listing(tools=self.listed, protocol_version="2025-11-25")
+
+    @property
+    def listed(self) -> tuple[ToolDefinition, ...]:
+        """The tools on offer."""
+        return tuple(self._tools.values())
+
+    def changed(self) -> bool:
+        """Say whether the listing has changed since this was asked last, or the session began."""
+        changes, self._changes = self._changes, 0
+        return changes > 0
+
+    def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        """Record a call and do as told.
+
+        Raises:
+            ToolTimedOutError, ToolRefusedError, ServerFailed: As told.
+        """
+        self.calls.append((tool, arguments))
+        outcomes = self._outcomes.get(tool)
+        if not outcomes:
+            raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
+        outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
+        if isinstance(outcome, TimeoutError):
+            raise ToolTimedOutError(tool, timeout_s)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _tell(self, tool: str, *outcomes: ToolCallResult | Exception) -> None:
+        if tool not in self._tools:
+            self._tools[tool] = ToolDefinition(
+                server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
+            )
+        self._outcomes[tool] = list(outcomes)
+        self._changes += 1
+
+    def _failure(self, phase: Phase, cause: str) -> ServerFailed:
+        return ServerFailed(ServerFailure(server=self.name, phase=phase, command="(fake)", cause=cause))
+
+
+class FakeConnection:
+    """One session with a fake server; a `ToolConnection`."""
+
+    pid = None
+    exit = None
+    ending = None
+
+    def __init__(self, server: FakeToolServer) -> None:
+        self._server = server
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        pass
+
+    async def open(self, timeout_s: float) -> Listing:
+        """List the tools."""
+        del timeout_s
+        await anyio.lowlevel.checkpoint()
+        return self._server.open()
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        """Do what the server was told to do when the tool is called."""
+        await anyio.lowlevel.checkpoint()
+        return self._server.call(tool, arguments, timeout_s)
+
+    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+        """Return the tools if the listing was changed since the session began."""
+        del timeout_s
+        return self._server.listed if self._server.changed() else None

@@ -1,0 +1,261 @@
+"""The fault matrix: each way in which a tool server goes wrong, and what has to come of it.
+
+```python
+from grue.testing.faults import run_matrix
+
+for result in run_matrix():
+    print(result.line())
+```
+
+`grue doctor --faults` prints the same. Every row is a whole turn with a real process, and is judged by its
+outcome, by what became of the tool calls, by its time, and by what it leaves behind: nothing.
+"""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from grue.protocol.safe_text import printable
+from grue.testing.fault_turns import (
+    PROBE,
+    Fault,
+    Seen,
+    a_killed_host,
+    a_thread_that_ends,
+    a_turn,
+    asking_for_a_variable,
+    without_stderr,
+)
+from grue.testing.leftovers import assert_nothing_left
+
+STARTUP = "MCPServerStartupError"
+STUBBORN = ("--ignore-eof", "--ignore-term")
+_HANGS_S = 15.0
+"""How much longer than its limit a row may take before it is given up."""
+
+_SDK_SERVER = """
+import warnings
+warnings.simplefilter("ignore")
+from mcp.server import MCPServer
+server = MCPServer("faulty")
+@server.tool()
+def echo(text: str) -> str:
+    return text
+server.run("stdio")
+"""
+
+
+def _starts(name: str, *flags: str, says: str = "", within_s: float = 3.0, **more: object) -> Fault:
+    """A server that never gets to a tool call."""
+    fault = {"outcome": STARTUP, "says": (says,), **more}
+    return Fault(name=name, flags=flags, within_s=within_s, **fault)  # type: ignore[arg-type]  # as they are named
+
+
+def _calls(name: str, *flags: str, became: str = "returned", **more: object) -> Fault:
+    """A server whose first call is settled as `became`."""
+    fault = {"settlements": (became,), **more}
+    return Fault(name=name, flags=flags, **fault)  # type: ignore[arg-type]  # as they are named
+
+
+SOUND: Sequence[Fault] = (
+    _calls("well-behaved", says=("hi",), ending="polite"),
+    _calls("python-sdk-server", command=(sys.executable, "-c", _SDK_SERVER), within_s=10.0),
+    _calls(
+        "whole-environment",
+        drive=asking_for_a_variable,
+        tool="environ",
+        arguments=PROBE,
+        says=("the whole environment",),
+    ),
+    _calls("host-without-stderr", "--stderr", "a word", drive=without_stderr),
+    _calls("noise-on-stdout", "--noise", "40", notes=frozenset(["noise"])),
+    _calls("invalid-utf8", "--invalid-utf8", says=("hi",)),
+    _calls("slow-drip", "--drip", "0.0001"),
+    _calls("line-of-10-mb", "--huge-result", "10000000", within_s=4.0),
+    _calls("stderr-flood", "--flood-stderr", "300000"),
+    _calls("logs-and-progress", "--chatty", notes=frozenset(["log", "progress"])),
+    _calls("malformed-tools", "--malformed-tool", notes=frozenset(["bad_tool"])),
+    _calls("listing-goes-round", "--pages", "3", "--page-loop", notes=frozenset(["bad_tool"])),
+    _calls("oldest-protocol", "--protocol-version", "2024-11-05"),
+    _calls("duplicate-answers", "--duplicate", calls=2, settlements=("returned", "returned")),
+    _calls("changes-its-tools", "--change-tools", calls=2, settlements=("returned", "returned")),
+    _calls("asks-for-sampling", "--ask", "sampling", says=("error",)),
+    _calls("asks-for-elicitation", "--ask", "elicitation"),
+    _calls("asks-for-roots", "--ask", "roots"),
+    _calls("asks-nonsense", "--ask", "nonsense", says=("error",)),
+    _calls("pings", "--ask", "ping", says=("result",)),
+)
+"""Rows that have to work as if nothing were the matter."""
+
+STARTS: Sequence[Fault] = (
+    _starts("command-missing", command=("grue-has-no-such-command",), says="was not found"),
+    _starts("dies-at-start", "--exit-at", "start", "--exit-status", "3", says="exit status 3"),
+    _starts("last-words-on-stderr", "--exit-at", "initialize", "--stderr", "no disk", says="no disk"),
+    _starts("dies-at-listing", "--exit-at", "list", says="tools/list"),
+    _starts("killed-at-start", "--kill-at", "start", says="SIGKILL"),
+    _starts("dies-under-grandchild", "--exit-at", "initialize", "--grandchild", says="exit status 1"),
+    _starts("silent-at-start", "--silent-at", "start", says="no answer", startup_s=0.5),
+    _starts("silent-at-initialize", "--silent-at", "initialize", says="no answer", startup_s=0.5),
+    _starts("silent-at-listing", "--silent-at", "list", says="no answer to tools/list", startup_s=1.0),
+    _starts("silent-and-stubborn", "--silent-at", "start", *STUBBORN, says="no answer", startup_s=0.5),
+    _starts("null-at-initialize", "--null-at", "initialize", says="not usable"),
+    _starts("null-at-listing", "--null-at", "list", says="not usable"),
+    _starts("error-at-initialize", "--error-at", "initialize", says="told to refuse"),
+    _starts("error-at-listing", "--error-at", "list", says="told to refuse"),
+    _starts("unknown-protocol", "--protocol-version", "1999-01-01", says="1999-01-01"),
+    _starts("closes-stdout", "--close-stdout-at", "initialize", says="broke"),
+)
+"""Rows that fail the first turn, with what a person needs to know."""
+
+CALLS: Sequence[Fault] = (
+    _calls("tool-error", tool="fail", arguments={}, says=("told to fail",)),
+    _calls("error-at-call", "--error-at", "call", says=("told to refuse",)),
+    _calls("null-at-call", "--null-at", "call", says=("not usable",)),
+    _calls("silent-at-call", "--silent-at", "call", became="timed_out", call_s=0.3),
+    _calls("wrong-ids", "--wrong-id", became="timed_out", call_s=0.3),
+    _calls(
+        "late-answers",
+        "--late",
+        "0.4",
+        calls=2,
+        settlements=("timed_out", "timed_out"),
+        call_s=0.3,
+    ),
+    _calls(
+        "stops-reading",
+        "--stop-reading-after",
+        "list",
+        became="timed_out",
+        arguments={"text": "x" * 500_000},
+        call_s=0.3,
+    ),
+    _calls("dies-at-call", "--exit-at", "call", became="died", outcome="forced", says=("exit status 1",)),
+    _calls("killed-at-call", "--kill-at", "call", became="died", outcome="forced", says=("SIGKILL",)),
+    _calls(
+        "dies-at-call-under-grandchild",
+        "--exit-at",
+        "call",
+        "--grandchild",
+        became="died",
+        outcome="forced",
+    ),
+    _calls("closes-stdout-at-call", "--close-stdout-at", "call", became="died", outcome="forced"),
+    _calls(
+        "line-beyond-the-cap",
+        "--huge-result",
+        "1000000",
+        became="died",
+        outcome="forced",
+        max_line_bytes=100_000,
+        says=("100000 bytes",),
+    ),
+)
+"""Rows that fail a call, which the model hears of."""
+
+ENDS: Sequence[Fault] = (
+    _calls("grandchild-after-polite-exit", "--grandchild", ending="polite"),
+    _calls("fork-that-holds-the-pipes", "--fork", ending="polite"),
+    _calls("ignores-eof", "--ignore-eof", ending="terminated"),
+    _calls("ignores-eof-and-term", *STUBBORN, ending="killed"),
+    _calls("stubborn-with-grandchild", *STUBBORN, "--grandchild", ending="killed"),
+    Fault(
+        name="turn-limit-and-stubborn",
+        flags=("--silent-at", "call", *STUBBORN),
+        outcome="TurnTimedOut",
+        says=("1.5 s",),
+        turn_s=1.5,
+        within_s=2.5,
+    ),
+    Fault(name="spawning-thread-ends", outcome="alive", drive=a_thread_that_ends),
+    Fault(
+        name="host-killed",
+        flags=("--silent-at", "call", *STUBBORN, "--grandchild"),
+        outcome=f"killed by {int(signal.SIGKILL)}",
+        within_s=10.0,
+        drive=a_killed_host,
+    ),
+)
+"""Rows about the end: whatever it takes, nothing is left."""
+
+FAULTS: Sequence[Fault] = (*SOUND, *STARTS, *CALLS, *ENDS)
+
+
+class FaultResult(Struct, frozen=True, kw_only=True):
+    """What came of one row.
+
+    Attributes:
+        fault: The row.
+        seen: What was seen; `None`: it hung, or the way it was driven failed.
+        elapsed_s: How long it took.
+        wrong: What is not as it has to be; empty: all is well.
+    """
+
+    fault: Fault
+    seen: Seen | None
+    elapsed_s: float
+    wrong: tuple[str, ...]
+
+    def line(self) -> str:
+        """Return the row as one printable line: name, outcome, time, verdict."""
+        seen = self.seen or Seen(outcome="hung")
+        outcome = " ".join((seen.outcome, *seen.settlements))
+        verdict = printable("; ".join(self.wrong), 200) if self.wrong else "ok"
+        return f"{self.fault.name:<30} {outcome:<28} {self.elapsed_s:6.2f} s  {verdict}"
+
+
+def run_matrix(faults: Sequence[Fault] = FAULTS) -> Iterator[FaultResult]:
+    """Try each fault, one after the other, and yield what came of it; one that hangs is given up.
+
+    The first row is tried once before, unjudged: what libraries load and keep is no fault's doing.
+    """
+    if faults:
+        a_turn(SOUND[0])
+    for fault in faults:
+        yield try_fault(fault)
+
+
+def try_fault(fault: Fault) -> FaultResult:
+    """Try one fault, in a thread of its own, and judge it."""
+    seen: list[Seen] = []
+    crashes: list[BaseException] = []
+
+    def drive() -> None:
+        try:
+            seen.append((fault.drive or a_turn)(fault))
+        except BaseException as error:  # noqa: BLE001 - told in the verdict
+            crashes.append(error)
+
+    left = ""
+    started = time.monotonic()
+    thread = threading.Thread(target=drive, name=f"fault-{fault.name}", daemon=True)
+    try:
+        with assert_nothing_left():
+            thread.start()
+            thread.join(fault.within_s + _HANGS_S)
+            elapsed_s = time.monotonic() - started
+    except AssertionError as error:
+        left = str(error)
+    crash = f"{type(crashes[0]).__name__}: {crashes[0]}" if crashes else "it hangs"
+    wrong = [*_wrong(fault, seen[0], elapsed_s)] if seen else [crash]
+    if left:
+        wrong.append(left)
+    return FaultResult(fault=fault, seen=seen[0] if seen else None, elapsed_s=elapsed_s, wrong=tuple(wrong))
+
+
+def _wrong(fault: Fault, seen: Seen, elapsed_s: float) -> Iterator[str]:
+    if seen.outcome != fault.outcome:
+        yield f"the outcome should be {fault.outcome}, not {seen.outcome} ({seen.text})"
+    if seen.settlements != fault.settlements:
+        yield f"the calls should be {fault.settlements}, not {seen.settlements}"
+    if missing := [word for word in fault.says if word not in seen.text]:
+        yield f"{missing} should be in {seen.text[:500]!r}"
+    if fault.ending not in (None, seen.ending):
+        yield f"the server should be {fault.ending}, not {seen.ending}"
+    if missing_notes := fault.notes - seen.notes:
+        yield f"no note of {', '.join(sorted(missing_notes))}"
+    if elapsed_s > fault.within_s:
+        yield f"it took {elapsed_s:.2f} s, not {fault.within_s:g} s at most"

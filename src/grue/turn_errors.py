@@ -1,0 +1,50 @@
+"""The one exception that stands for a turn without an answer."""
+
+from grue.errors import AnswerError, LLMError, MCPError, MCPServerStartupError, TurnTimedOut
+from grue.mcp_transport.failures import failure_text
+from grue.messages import (
+    DeadlineMissed,
+    Interrupted,
+    LlmFailure,
+    NoAnswer,
+    ServerFailure,
+    TurnFailed,
+    TurnFailure,
+)
+
+
+def error_for(end: TurnFailed) -> MCPError:
+    """Return the one exception that stands for a failed turn."""
+    failure: TurnFailure = end.failure
+    match failure:
+        case ServerFailure():
+            return MCPServerStartupError(
+                failure_text(failure),
+                server=failure.server,
+                phase=failure.phase,
+                command=failure.command,
+                exit_status=failure.exit_status,
+                stderr_tail=failure.stderr_tail,
+            )
+        case LlmFailure():
+            return LLMError(
+                _llm_text(failure),
+                kind=failure.kind,
+                status=failure.status,
+                model=failure.model,
+                endpoint=failure.endpoint,
+            )
+        case DeadlineMissed(limit_s=limit_s, doing=doing):
+            text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}."
+            return TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
+        case NoAnswer(reason=reason, raw=raw):
+            return AnswerError(f"The model gave no acceptable answer in turn {end.turn}: {reason}", raw=raw)
+        case Interrupted(reason=reason):
+            return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
+
+
+def _llm_text(failure: LlmFailure) -> str:
+    status = f" with status {failure.status}" if failure.status is not None else ""
+    tries = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
+    text = f"The model '{failure.model}' at {failure.endpoint} failed{status}{tries}: {failure.message}"
+    return f"{text}\n{failure.remedy}" if failure.remedy else text

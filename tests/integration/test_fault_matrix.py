@@ -1,0 +1,87 @@
+"""The fault matrix: a test for every row, with a deadline; nothing may be left behind."""
+
+import subprocess
+import threading
+
+import pytest
+from msgspec.structs import replace
+
+from grue.testing import faults
+from grue.testing.fault_turns import Fault, Seen, a_turn
+from grue.testing.faults import ENDS, FAULTS, SOUND, run_matrix, try_fault
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries() -> None:
+    # What they load and keep the first time is no fault's doing.
+    a_turn(SOUND[0])
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_p9_the_fault_is_borne(fault: Fault) -> None:
+    result = try_fault(fault)
+    assert not result.wrong, result.line()
+
+
+def test_every_row_has_a_name_of_its_own_and_a_limit() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert all(0 < fault.within_s <= 10 for fault in FAULTS)
+
+
+def row(name: str) -> Fault:
+    return next(fault for fault in FAULTS if fault.name == name)
+
+
+WELL = row("well-behaved")
+JUDGED = {
+    "outcome": (replace(WELL, outcome="forced"), "the outcome should be forced, not answered"),
+    "settlements": (replace(WELL, settlements=("died",)), "the calls should be ('died',)"),
+    "words": (replace(WELL, says=("absent",)), "['absent'] should be in 'hi'"),
+    "ending": (replace(WELL, ending="killed"), "the server should be killed, not polite"),
+    "notes": (replace(WELL, notes=frozenset(["log"])), "no note of log"),
+    "time": (replace(WELL, within_s=0.001), "not 0.001 s at most"),
+}
+
+
+@pytest.mark.parametrize(("fault", "verdict"), JUDGED.values(), ids=JUDGED)
+def test_what_is_not_as_it_has_to_be_is_told(fault: Fault, verdict: str) -> None:
+    (result,) = run_matrix([fault])
+    assert len(result.wrong) == 1
+    assert verdict in result.wrong[0]
+    assert verdict[:40] in result.line()
+    assert len(result.line().splitlines()) == 1
+
+
+def test_what_is_left_behind_is_told() -> None:
+    children = []
+
+    def leaves_a_child(fault: Fault) -> Seen:
+        children.append(subprocess.Popen(["sleep", "600"]))
+        return Seen(outcome="answered")
+
+    result = try_fault(Fault(name="leaves", drive=leaves_a_child))
+    children[0].kill()
+    children[0].wait()
+    assert "sleep 600" in result.wrong[0]
+
+
+def test_a_crash_and_a_hang_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crashes(fault: Fault) -> Seen:
+        raise LookupError("nobody foresaw this")
+
+    released = threading.Event()
+
+    def hangs(fault: Fault) -> Seen:
+        released.wait()
+        return Seen(outcome="answered")
+
+    assert try_fault(Fault(name="crashes", drive=crashes)).wrong == ("LookupError: nobody foresaw this",)
+    monkeypatch.setattr(faults, "_HANGS_S", 0.05)
+    result = try_fault(Fault(name="hangs", drive=hangs, within_s=0.05))
+    released.set()
+    assert result.wrong[0] == "it hangs"
+    assert "hung" in result.line()
+
+
+def test_the_ends_are_not_only_polite() -> None:
+    assert {fault.ending for fault in ENDS} >= {"polite", "terminated", "killed"}

@@ -1,0 +1,116 @@
+"""README.md: what it shows is what the program does."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import environment
+
+from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.config.settings import GameConfiguration
+from grue.testing import faulty_server
+from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    """The one code block in a language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def test_what_it_shows_of_a_game_and_of_its_trace_is_what_is_printed() -> None:
+    checked = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "refresh_readme.py"), "--check"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_excerpts_are_short_and_say_that_the_model_is_a_script() -> None:
+    play, trace = (
+        README.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[2:-1]
+        for name in ("play", "trace")
+    )
+    assert len(play) <= 48
+    assert len(trace) <= 22
+    assert max(map(len, trace)) <= 100
+    assert any("no LLM is asked" in line for line in play)
+    assert any(line.startswith("won: 100 of 100 points") for line in play)
+
+
+def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
+    """Only the endpoint and the server's command are other ones: there is neither on this machine."""
+    program, *arguments = faulty_server.argv()
+    call = tool_calls_reply(("fs.echo", {"text": "hello"}))
+    with ScriptedLlmServer([call, text_reply("The largest is README.md.")]) as llm:
+        code = block("python").replace("http://127.0.0.1:11434/v1", llm.base_url)
+        code = re.sub(r'command="npx", args=\(.*?\)', f"command={program!r}, args={tuple(arguments)!r}", code)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "The largest is README.md. answered ['fs.echo']\n"
+    assert [request.refused for request in llm.requests] == [None, None]
+
+
+def test_every_name_that_the_python_example_imports_is_used() -> None:
+    (names,) = re.findall(r"^from grue import (.*)$", block("python"), re.MULTILINE)
+    body = block("python").partition("\n")[2]
+    assert all(name in body for name in names.split(", "))
+
+
+def test_the_settings_shown_are_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(block("toml"), encoding="utf-8")
+    shown = GameConfiguration.from_toml(tmp_path / "pyproject.toml")
+    assert shown == GameConfiguration(project_dir=tmp_path)
+
+
+def test_the_sample_of_servers_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "mcp_config.json"
+    path.write_text(block("json"), encoding="utf-8")
+    servers = MCPConfig.from_file(path, environ={})
+    name, config = servers.get_server_config()
+    server = to_tool_server(name, config)
+    assert server.args == ("-y", "@modelcontextprotocol/server-sequential-thinking")
+    assert server.env == {"DISABLE_THOUGHT_LOGGING": "true"}
+    assert servers.warnings == ()
+    assert json.loads(block("json"))["mcpServers"].keys() == {name}
+
+
+def test_its_links_lead_somewhere() -> None:
+    paths = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_commands_shown_are_options_of_the_program() -> None:
+    shown = set(re.findall(r"grue play (.*?)(?:  #.*)?$", README, re.MULTILINE))
+    options = {word for line in shown for word in line.split() if word.startswith("--")}
+    assert {"--model", "--base-url", "--game", "--mcp-config"} <= options
+    told = subprocess.run(
+        [sys.executable, "-m", "grue", "play", "--help"],
+        env=environment(COLUMNS="200", NO_COLOR="1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert [option for option in options if option not in told] == []

@@ -1,0 +1,112 @@
+"""Fill the README's examples with what the program really prints.
+
+    python tools/refresh_readme.py            # write them
+    python tools/refresh_readme.py --check    # exit 1 if they are not what it prints now
+
+The blocks stand between `<!-- play:begin -->` and `<!-- play:end -->` (and the same for `trace`). Times,
+process ids and the name of the run folder differ from run to run: they are no difference here, and a README
+that differs in nothing else is left as it is.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH = 100
+CUT = "…"
+THE_PUZZLE = "\n> dial "
+A_TOOL_TURN = 13
+
+_VARYING = (
+    (re.compile(r"^ *(\d+) +\d+\.\d{3} +", re.MULTILINE), r"\1 TIME "),
+    (re.compile(r"\d+\.\d (ms|s)\b"), "TIME"),
+    (re.compile(r"\bpid \d+"), "PID"),
+    (re.compile(r"\b\d{8}-\d{6}-\d+"), "EPISODE"),
+    (re.compile(r" +"), " "),
+)
+_CERTAIN_CHARS = 75
+"""So much of a line that was cut to the width is the same whatever its times are."""
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit status."""
+    readme = ROOT / "README.md"
+    now = readme.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = filled(now, play=play_excerpt(Path(folder)), trace=trace_excerpt(Path(folder)))
+    if stable(fresh) == stable(now):
+        return 0
+    if "--check" in arguments:
+        print("README.md does not show what the program prints; run: python tools/refresh_readme.py")
+        return 1
+    readme.write_text(fresh, encoding="utf-8")
+    return 0
+
+
+def filled(readme: str, **blocks: str) -> str:
+    """Return the README with each block between its markers, in a fence of its own."""
+    for name, text in blocks.items():
+        marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+        readme, count = marked.subn(lambda m, text=text: f"{m[1]}```\n{text}\n```\n{m[2]}", readme)
+        if count != 1:
+            raise SystemExit(f"README.md has {count} blocks called {name}; one is wanted.")
+    return readme
+
+
+def stable(text: str) -> str:
+    """Return `text` without what differs from run to run."""
+    for pattern, placeholder in _VARYING:
+        text = pattern.sub(placeholder, text)
+    lines = (line[:_CERTAIN_CHARS] if line.endswith(CUT) else line for line in text.splitlines())
+    return "\n".join(lines)
+
+
+def play_excerpt(folder: Path) -> str:
+    """Play as `make play` does; return the first turns, the one with the puzzle, and the end."""
+    turns = re.split(r"\n\n(?=Turn \d+ · )", printed(*recipe(), cwd=folder).rstrip("\n"))
+    opening = turns[0].splitlines()[:3]
+    puzzle = next(turn for turn in turns if THE_PUZZLE in turn)
+    end = turns[-1].splitlines()[-6:]
+    return "\n".join(
+        ["$ make play", *opening, CUT, turns[1], "", turns[2], CUT, puzzle, CUT, *end],
+    )
+
+
+def trace_excerpt(folder: Path) -> str:
+    """Show the episode that was played; return its turn with one tool call."""
+    (episode,) = (folder / "runs").iterdir()
+    lines = printed("trace", "show", f"runs/{episode.name}", "--width", str(WIDTH), cwd=folder).splitlines()
+    first = lines.index(f"── Turn {A_TOOL_TURN} ──")
+    end = lines.index("", first)
+    return "\n".join([lines[1], *lines[first:end]])
+
+
+def recipe() -> list[str]:
+    """Return the arguments that `make play` gives to `grue`."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    defaults = dict(re.findall(r"^(\w+) \?= (.*)$", makefile, re.MULTILINE))
+    command = re.search(r"/grue (play .*)", makefile)
+    assert command is not None, "make play runs grue play"
+    return re.sub(r"\$\((\w+)\)", lambda m: defaults[m[1]], command[1]).split()
+
+
+def printed(*arguments: str, cwd: Path) -> str:
+    """Return what `grue` prints into a pipe, in a terminal of 80 columns."""
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "grue", *arguments],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        check=True,
+    )
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
