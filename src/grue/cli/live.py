@@ -77,7 +77,7 @@ class LiveView:
             self._lines("The model is a script that comes with grue; no LLM is asked.", _DIM)
 
     def _observed(self, body: Observed) -> None:
-        for paragraph in body.text.strip().splitlines():
+        for paragraph in body.text.strip().split("\n"):
             self._lines(printable(paragraph), "" if self._turn else _DIM)
         if self._turn and body.score is not None and self._score is not None:
             gained = body.score - self._score

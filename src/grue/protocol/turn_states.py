@@ -151,5 +151,5 @@ def waiting_for(state: LiveState) -> str:
             return f"waiting for {names[0]}"
         case AwaitingReconnect(server=server):
             return f"restarting {server}"
-        case AwaitingVerdict():
+        case _:
             return "checking the answer"

@@ -14,6 +14,7 @@ from turns import (
     Walk,
     call,
     calls,
+    changed,
     closed,
     died,
     disabled,
@@ -446,3 +447,18 @@ def test_a_session_may_say_twice_that_it_is_closed() -> None:
     walk = Walk(run("a", "b"), opened("a"), opened("b"), INTERRUPT, closed("a"), closed("a"))
     assert walk.of(TurnFailed) == []
     assert isinstance(walk.send(closed("b")).end, TurnFailed)
+
+
+def test_tools_that_changed_during_a_batch_are_offered_with_the_next_request() -> None:
+    walk = Walk(*OPEN, calls("a.think"), changed("a", "think", "added"), returned(1))
+    mode = last_request(walk).mode
+    assert isinstance(mode, OfferTools)
+    assert mode.tools is not None
+    assert [tool.name for tool in mode.tools] == ["a.think", "a.added"]
+    walk.send(calls("a.added", first=2), returned(2, batch=2))
+    assert last_request(walk).mode == OfferTools(None), "only once"
+
+
+def test_a_server_that_took_its_last_tool_away_gets_no_empty_offer() -> None:
+    walk = Walk(*OPEN, calls("a.think"), changed("a"), returned(1))
+    assert isinstance(last_request(walk).mode, RequireAnswer)

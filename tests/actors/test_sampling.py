@@ -1,0 +1,60 @@
+"""Sampling: servers' requests to the model, through an LLM actor of their own."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from grue.actors.llm import LlmActor
+from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
+from grue.actors.sampling import Sampler
+from grue.mcp_transport.server_requests import Declined, Sampled, SamplingRequest
+from grue.messages import ServerName
+from grue.protocol.retry import RetryPolicy
+from grue.runtime.supervisor import Supervisor
+from grue.runtime.trace import Recorder
+from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
+
+pytestmark = pytest.mark.anyio
+QUESTION = SamplingRequest("Be brief.", (("user", "One?"), ("assistant", "Two."), ("user", "Three?")))
+
+
+@asynccontextmanager
+async def sampler(server: ScriptedLlmServer, most: int) -> AsyncIterator[Sampler]:
+    settings = LlmSettings(base_url=server.base_url, model="m", retry=RetryPolicy(max_retries=0))
+    async with Supervisor(Recorder(), turn=1) as group:
+        llm = group.mailbox("llm-sampling")
+        group.start(LlmActor(llm, group.mailbox("agent"), LlmEndpoint(settings), group.note))
+        yield Sampler(llm, most)
+
+
+async def test_each_request_is_a_conversation_of_its_own() -> None:
+    with ScriptedLlmServer([text_reply("Four."), text_reply("Five.")]) as server:
+        async with sampler(server, 2) as one:
+            sample = one.on_behalf_of(ServerName("a"))
+            assert await sample(QUESTION) == Sampled("Four.", "scripted")
+            assert await sample(SamplingRequest("", (("user", "Again?"),))) == Sampled("Five.", "scripted")
+        first, second = (request.body["messages"] for request in server.requests)
+    assert [(message["role"], message["content"]) for message in first] == [
+        ("system", "Be brief."),
+        ("user", "One?"),
+        ("assistant", "Two."),
+        ("user", "Three?"),
+    ]
+    assert [message["content"] for message in second] == ["Again?"]
+
+
+async def test_the_limit_is_the_turns_whoever_asks() -> None:
+    with ScriptedLlmServer([text_reply("Four.")]) as server:
+        async with sampler(server, 1) as one:
+            await one.on_behalf_of(ServerName("a"))(QUESTION)
+            answer = await one.on_behalf_of(ServerName("b"))(QUESTION)
+    assert answer == Declined("this turn allows 1 sampling requests, and they are used up")
+
+
+async def test_a_model_that_fails_is_told_to_the_server() -> None:
+    with ScriptedLlmServer([error_reply(500, {"error": {"message": "out of order"}})]) as server:
+        async with sampler(server, 1) as one:
+            answer = await one.on_behalf_of(ServerName("a"))(QUESTION)
+    assert isinstance(answer, Declined)
+    assert "out of order" in answer.reason

@@ -1,0 +1,121 @@
+"""Arguments from the command line, read by the tool's schema."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.cli.arguments import read_arguments
+from grue.cli.tools import kind_of
+from grue.errors import MCPConfigError
+from grue.messages import ServerName, ToolDefinition
+
+
+def tool(closed: bool = False, **properties: Any) -> ToolDefinition:
+    schema = {"type": "object", "properties": properties}
+    if closed:
+        schema["additionalProperties"] = False
+    return ToolDefinition(server=ServerName("s"), tool="t", description="", input_schema=schema)
+
+
+NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "string"}, "7", "7"),
+        ({"type": "string"}, '"x"', '"x"'),
+        ({"type": "string"}, "", ""),
+        ({"type": "integer"}, "7", 7),
+        ({"type": "integer"}, "7.0", 7.0),
+        ({"type": "number"}, "7", 7),
+        ({"type": "number"}, "1e3", 1000.0),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "array"}, "[1, 2]", [1, 2]),
+        ({"type": "object"}, '{"a": null}', {"a": None}),
+        ({"type": ["integer", "string"]}, "7", 7),
+        ({"type": ["integer", "string"]}, "seven", "seven"),
+        (NULLABLE, "null", None),
+        (NULLABLE, "7", "7"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({}, "7", 7),
+        ({}, "seven", "seven"),
+        ({"anyOf": [{"type": "string"}, {}]}, "7", 7),
+        (True, "x", "x"),
+    ],
+)
+def test_a_value_is_read_as_the_schema_wants_it(schema: Any, written: str, value: object) -> None:
+    read = read_arguments(tool(x=schema), None, [f"x={written}"])
+    assert read == {"x": value}
+    assert type(read["x"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"type": "integer"}, "seven"),
+        ({"type": "integer"}, "7.5"),
+        ({"type": "integer"}, "true"),
+        ({"type": "boolean"}, "1"),
+        ({"type": "object"}, "[1]"),
+        ({"type": ["integer", "null"]}, "x"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(schema: Any, written: str) -> None:
+    with pytest.raises(MCPConfigError, match=r"should be of type .*(integer|boolean|object)"):
+        read_arguments(tool(x=schema), None, [f"x={written}"])
+
+
+def test_a_pair_goes_over_the_object() -> None:
+    assert read_arguments(tool(), '{"a": 1, "b": 2}', ["b=3", "c=d=e"]) == {"a": 1, "b": 3, "c": "d=e"}
+
+
+def test_an_argument_that_cannot_be_is_refused_with_the_nearest() -> None:
+    closed = tool(closed=True, thought={"type": "string"})
+    with pytest.raises(MCPConfigError, match="Did you mean 'thought'"):
+        read_arguments(closed, None, ["thougt=x"])
+    assert read_arguments(tool(thought={}), None, ["thougt=x"]) == {"thougt": "x"}
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda name: "=" not in name), st.text()))
+def test_any_text_survives_for_a_string_argument(texts: dict[str, str]) -> None:
+    properties = {name: {"type": "string"} for name in texts}
+    pairs = [f"{name}={value}" for name, value in texts.items()]
+    assert read_arguments(tool(**properties), None, pairs) == texts
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1).filter(lambda name: "=" not in name), JSON))
+def test_any_json_survives_where_the_schema_says_nothing(values: dict[str, Any]) -> None:
+    pairs = [f"{name}={json.dumps(value)}" for name, value in values.items()]
+    assert read_arguments(tool(), None, pairs) == values
+    assert read_arguments(tool(), json.dumps(values), ()) == values
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "integer"}, "integer"),
+        ({"type": "array", "items": {"type": "string"}}, "list of string"),
+        ({"type": ["string", "null"]}, "string or null"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string or null"),
+        ({"enum": ["a", 1]}, 'one of "a", 1'),
+        ({"enum": list(range(20))}, "one of 0, 1, 2, 3, 4, 5, 6, 7, ..."),
+        ({"type": "integer", "default": 3}, "integer, default 3"),
+        ({}, "anything"),
+        ({"type": "array"}, "list of anything"),
+        (True, "anything"),
+    ],
+)
+def test_a_schema_is_told_in_a_few_words(schema: Any, words: str) -> None:
+    assert kind_of(schema) == words
