@@ -28,8 +28,9 @@ _VARYING = (
     (re.compile(r"\b\d{8}-\d{6}-\d+"), "EPISODE"),
     (re.compile(r" +"), " "),
 )
-_CERTAIN_CHARS = 75
-"""So much of a line that was cut to the width is the same whatever its times are."""
+_TRACE_LINE = re.compile(r"\d+ TIME ")
+_CERTAIN_CHARS = 60
+"""So much of a line of the trace is the same wherever its times let the width cut it."""
 
 
 def main(arguments: list[str]) -> int:
@@ -61,8 +62,8 @@ def stable(text: str) -> str:
     """Return `text` without what differs from run to run."""
     for pattern, placeholder in _VARYING:
         text = pattern.sub(placeholder, text)
-    lines = (line[:_CERTAIN_CHARS] if line.endswith(CUT) else line for line in text.splitlines())
-    return "\n".join(lines)
+    lines = text.splitlines()
+    return "\n".join(line[:_CERTAIN_CHARS] if _TRACE_LINE.match(line) else line for line in lines)
 
 
 def play_excerpt(folder: Path) -> str:

@@ -123,6 +123,21 @@ def test_p48_without_tools_the_request_requires_the_answers_shape(tmp_path: Path
     assert played.stdout.splitlines()[-1] == "False"
 
 
+def test_r2_6_servers_that_are_ignored_and_keys_without_effect_are_named(tmp_path: Path) -> None:
+    alone = {**faulty(), "autoApprove": ["*"]}
+    config = write_servers(tmp_path / "mcp.json", faulty={**alone, "oauth": {}}, two=alone)
+    played = grue(
+        *("play", "--offline", "--turns", "1", "--mcp-config", str(config), "--run-dir", "run"), cwd=tmp_path
+    )
+    assert played.returncode == 0, played.stderr
+    said = " ".join(played.stdout.split())
+    assert (
+        "! only faulty is used; ignored: two MCP server 'faulty': grue does not use the key 'oauth'." in said
+    )
+    log = (tmp_path / "run" / "episode.log").read_text()
+    assert "[WARNING] Turn 0: Only the first MCP server is used, 'faulty'; ignored: two\n" in log
+
+
 def test_json_is_one_object_a_line(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--seed", "7", "--turns", "12", "--json", cwd=tmp_path)
     entries = [json.loads(line) for line in played.stdout.splitlines()]

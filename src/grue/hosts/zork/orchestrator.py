@@ -31,9 +31,9 @@ from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.response import FALLBACK_ACTION
-from grue.messages import FailurePolicy, Message, Usage
+from grue.messages import FailurePolicy, Message, TurnCompleted, TurnFailed, Usage
 from grue.observers.python_log import LoggerObserver
-from grue.runtime.trace import Recorder
+from grue.runtime.trace import Envelope, Recorder
 
 DEFAULT_MAX_TURNS = 60
 _MOST_OBJECTIVES = 5
@@ -148,11 +148,12 @@ class ZorkOrchestratorV2:
     ) -> None:
         self.config = config if config is not None else _default_configuration()
         self.setup = setup or EpisodeSetup()
+        self.game_state = GameState(episode_id=episode_id)
         self.recorder: Recorder = self.setup.recorder or Recorder()
+        self.recorder.add(self._count)
         if self.setup.logger is not None:
             # Before anything is recorded: what becomes of the MCP configuration belongs in it too.
             self.recorder.add(LoggerObserver(self.setup.logger, episode_id=episode_id))
-        self.game_state = GameState(episode_id=episode_id)
         self.memories = Memories()
         self.mcp_manager = self._initialize_mcp()
         self.agent = ZorkAgent(
@@ -282,9 +283,6 @@ class ZorkOrchestratorV2:
             return self._fallback(str(error))
         outcome = self.agent.last_outcome
         assert outcome is not None, "an answer has an outcome"
-        state.tool_calls += len(outcome.tool_calls)
-        state.requests += outcome.requests
-        state.usage += outcome.usage
         return Decided(
             turn=state.turn,
             action=answer["action"] or FALLBACK_ACTION,
@@ -349,6 +347,15 @@ class ZorkOrchestratorV2:
         if self.game_state.turn:
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
+
+    def _count(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Count what turns cost, those without an answer included; an observer."""
+        del line
+        end = envelope.body
+        if isinstance(end, TurnCompleted | TurnFailed):
+            self.game_state.tool_calls += len(end.tool_calls)
+            self.game_state.requests += end.requests
+            self.game_state.usage += end.usage
 
     def _note(self, fact: Message) -> None:
         self.recorder.record(fact, sender="host", turn=self.game_state.turn)

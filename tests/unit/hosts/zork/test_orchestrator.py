@@ -165,12 +165,12 @@ def test_a_turn_that_decides_resets_the_count_of_fallbacks() -> None:
 def test_r15_3_an_answer_that_cannot_be_used_is_a_counted_fallback() -> None:
     tape, client = Tape(), MockLLMClient()
     client.add_response(content="I go north.")
-    client.add_response(content="North, I said.")
+    client.add_response(content="North, I said. " + "x" * 200)
     result = episode(CorridorGame(), client, tape, max_turns=1).play_episode()
     (decided,) = tape.of(Decided)
     assert (decided.action, decided.kind, result.fallbacks, result.requests) == ("look", "fallback", 1, 2)
     assert decided.reasoning.startswith("Parse error: ")
-    assert decided.reasoning.endswith(". Raw: North, I said.")
+    assert decided.reasoning.endswith(". Raw: North, I said. " + "x" * 85)
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 404])
@@ -228,7 +228,10 @@ def test_the_policy_given_is_the_turns() -> None:
     config = GameConfiguration(mcp_enabled=True, agent_model="gpt-4")
     played = episode(
         *(CorridorGame(), client_that_says("north"), tape),
-        **{"config": config, "mcp_manager": manager, "policy": policy, "max_turns": 1},
+        config=config,
+        mcp_manager=manager,
+        policy=policy,
+        max_turns=1,
     )
     assert played.play_episode().commands == ("north",)
     assert [decided.kind for decided in tape.of(Decided)] == ["degraded"]
@@ -322,7 +325,7 @@ def test_r9_2_r9_5_the_manager_given_is_the_agents_and_serves_a_session_a_turn()
 
 @pytest.fixture
 def project(tmp_path: Path) -> GameConfiguration:
-    """Settings with MCP on, and a file of three servers, of which the last has a key without effect."""
+    """Settings with MCP on, and a file of three servers, of which the first has a key without effect."""
     alone = {**faulty(), "autoApprove": ["*"]}
     write_servers(tmp_path / "mcp_config.json", faulty={**alone, "oauth": {}}, two=alone, three=alone)
     return GameConfiguration(mcp_enabled=True, agent_model="gpt-4", project_dir=tmp_path)
@@ -380,3 +383,14 @@ def test_without_a_configuration_the_working_directorys_is_used(
     assert ZorkOrchestratorV2(episode_id="e").config == GameConfiguration()
     (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.mcp]\nmax_tool_iterations = 3\n")
     assert ZorkOrchestratorV2(episode_id="e").config.mcp_max_tool_iterations == 3
+
+
+def test_what_a_failed_turn_cost_is_counted_too() -> None:
+    client = MockLLMClient()
+    client.add_response(content="no JSON")
+    client.add_error(ConnectionError("gone"))
+    client.add_response(content=json.dumps({"thinking": "", "action": "east", "new_objective": None}))
+    setup = EpisodeSetup(game=CorridorGame(), client=client, max_turns=2)
+    played = ZorkOrchestratorV2("e", GameConfiguration(), setup).play_episode()
+    assert played.fallbacks == 1
+    assert played.requests == 3
