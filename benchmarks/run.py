@@ -19,11 +19,13 @@ from pathlib import Path
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
 from messaging import ask_section, record_section
 from scaling import agents_section, long_turn_section
+from sessions import sessions_section
 from start_up import import_section, version_section
 from turns import cold_section, turn_section
 
 SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "turn": turn_section,
+    "sessions": sessions_section,
     "cold": cold_section,
     "import": import_section,
     "version": version_section,
