@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from grue.messages import FailurePolicy, ToolCallResult, TurnLimits, Usage
     from grue.runner import Runner, TurnOutcome, TurnRequest
     from grue.runtime.trace import Recorder, TraceWriter
+    from grue.tool_client import ToolClient
 
 _HOMES = {
     "FunctionTools": "grue.actors.function_tools",
@@ -66,6 +67,7 @@ _HOMES = {
     "TurnRequest": "grue.runner",
     "Recorder": "grue.runtime.trace",
     "TraceWriter": "grue.runtime.trace",
+    "ToolClient": "grue.tool_client",
 }
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
@@ -79,6 +81,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ServerOptions",
     "ProcessLimits",
     "FunctionTools",
+    "ToolClient",
     "TurnLimits",
     "FailurePolicy",
     "ToolCallResult",

@@ -207,6 +207,10 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     teardown_s: float = 5.0
 
 
+OnToolDrift = Literal["ignore", "report", "refuse"]
+"""What becomes of a tool that is not as the tool lock has it; no tool is held back unless it is refused."""
+
+
 class FailurePolicy(Struct, frozen=True, kw_only=True):
     """What a failure leads to; the defaults are the requirements' (R6).
 
@@ -217,6 +221,8 @@ class FailurePolicy(Struct, frozen=True, kw_only=True):
             skip it and force the final answer (R6.5, R6.6).
         after_death: The server died in the middle of a turn: force the final answer, or connect once more.
         fallbacks_before_stop: Consecutive fallback turns after which a host ends its episode.
+        on_tool_drift: A server lists a tool that its lock does not have, or has otherwise; without a lock
+            it means nothing.
     """
 
     first_connect: Literal["raise", "disable"] = "raise"
@@ -224,6 +230,7 @@ class FailurePolicy(Struct, frozen=True, kw_only=True):
     after_timeout: Literal["skip", "continue", "force"] = "skip"
     after_death: Literal["force", "reconnect"] = "force"
     fallbacks_before_stop: int = 3
+    on_tool_drift: OnToolDrift = "report"
 
 
 class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
@@ -641,11 +648,37 @@ class ToolCalled(Message, frozen=True, kw_only=True):
 
 
 class ServerNoted(Message, frozen=True, kw_only=True):
-    """session: something a server did beside the protocol: noise on stdout, a malformed tool, a log line."""
+    """session: something a server did beside the protocol: noise on stdout, a malformed tool, a log line.
+
+    Attributes:
+        kind: `bad_tool`: it is left out, or is not as it should be; `bad_schema`: its results are not held to
+            its output schema.
+    """
 
     server: ServerName
-    kind: Literal["noise", "bad_tool", "log", "progress"]
+    kind: Literal["noise", "bad_tool", "bad_schema", "log", "progress"]
     text: str
+
+
+ToolPart = Literal["description", "input_schema", "output_schema"]
+"""A part of a tool's definition that its server can change."""
+
+
+class ToolDrifted(Message, frozen=True, kw_only=True):
+    """session: a tool is not as it was approved, by the user's tool lock.
+
+    Attributes:
+        tool: Bare name.
+        change: `added`: the lock does not have it; `removed`: the server no longer lists it.
+        parts: What has changed, where something has.
+        refused: It is not offered to the model.
+    """
+
+    server: ServerName
+    tool: str
+    change: Literal["added", "removed", "changed"]
+    parts: tuple[ToolPart, ...] = ()
+    refused: bool = False
 
 
 class CompletionRetried(Message, frozen=True, kw_only=True):
@@ -692,7 +725,7 @@ TurnNote: TypeAlias = (
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion
-SessionNote: TypeAlias = ConnectFailed | ToolCalled | ServerNoted
+SessionNote: TypeAlias = ConnectFailed | ToolCalled | ServerNoted | ToolDrifted
 
 AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | CompletionRetried
 """Every message above; the trace reader decodes into it."""

@@ -38,12 +38,13 @@ from grue.messages import (
     Usage,
 )
 from grue.protocol.connection import ConnectionState, Disabled, Settled, Untried
+from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
-from grue.tool_servers import ToolServer, connect_to, hide_secrets, usable_servers
+from grue.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
 from grue.turn_errors import error_for
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Runner:
         recorder: Where everything is recorded; `None`: a new one without observers.
         process_limits: How server processes are ended.
         elicit: Asks the person behind the host what a server wants to know; `None`: always declined.
+        tool_lock: The definitions that the user has approved of the MCP servers' tools; what becomes of
+            others is in `policy.on_tool_drift`. `None`: whatever they list.
 
     Raises:
         MCPConfigError: A server name cannot be used.
@@ -131,6 +134,7 @@ class Runner:
         recorder: Recorder | None = None,
         process_limits: ProcessLimits | None = None,
         elicit: Elicit | None = None,
+        tool_lock: ToolLock | None = None,
     ) -> None:
         self.recorder = recorder or Recorder()
         self.limits = limits or TurnLimits()
@@ -140,6 +144,7 @@ class Runner:
         self._servers = usable_servers(servers or {})
         self._process_limits = process_limits or ProcessLimits()
         self._elicit = elicit
+        self._tool_lock = tool_lock
         self._hide_secrets(llm)
         self._connections: dict[ServerName, Settled] = {}
 
@@ -158,7 +163,12 @@ class Runner:
 
         configured = from_configuration(path)
         return cls(
-            llm=configured.llm, servers=configured.servers, limits=configured.limits, recorder=recorder
+            llm=configured.llm,
+            servers=configured.servers,
+            limits=configured.limits,
+            policy=configured.policy,
+            recorder=recorder,
+            tool_lock=configured.tool_lock,
         )
 
     def __enter__(self) -> Self:
@@ -318,7 +328,11 @@ class Runner:
         abilities = Abilities(
             sample=None if sampler is None else sampler.on_behalf_of(name), elicit=self._elicit
         )
-        options = ClientOptions(limits=_process_limits(self._process_limits, limits), abilities=abilities)
+        options = ClientOptions(
+            limits=_process_limits(self._process_limits, limits),
+            abilities=abilities,
+            pinning=pinning(self._tool_lock, name, self.policy.on_tool_drift),
+        )
         return connect_to(name, self._servers[name], registry, options)
 
     def _sampler(self, command: RunTurn, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:

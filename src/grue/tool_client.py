@@ -16,6 +16,7 @@ from grue.actors.owned_session import OwnedSession, SessionWiring
 from grue.errors import MCPError
 from grue.mcp_transport.client import ClientOptions
 from grue.mcp_transport.process_group import ProcessRegistry
+from grue.mcp_transport.server_requests import Abilities, Elicit
 from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import (
     JsonObject,
@@ -56,6 +57,8 @@ class ToolClient:
         limits: Of these, `server_startup_timeout_s` and `tool_call_timeout_s` count.
         recorder: Where the sessions' messages go; `None`: nowhere.
         process_limits: How server processes are ended.
+        elicit: Asks the person behind the host what a server wants to know, in the sessions' event loop;
+            `None`: always declined.
 
     Raises:
         MCPConfigError: A server name cannot be used.
@@ -69,11 +72,14 @@ class ToolClient:
         limits: TurnLimits | None = None,
         recorder: Recorder | None = None,
         process_limits: ProcessLimits | None = None,
+        elicit: Elicit | None = None,
     ) -> None:
         self.limits = limits or TurnLimits()
         self.recorder = recorder or Recorder()
         self._servers = usable_servers(servers)
-        self._process_limits = process_limits
+        self._options = ClientOptions(
+            limits=process_limits or ProcessLimits(), abilities=Abilities(elicit=elicit)
+        )
         hide_secrets(self.recorder, self._servers.values())
         self._registry = ProcessRegistry()
         self._sessions: dict[ServerName, OwnedSession] = {}
@@ -189,12 +195,7 @@ class ToolClient:
         if name in self._sessions:
             await self._sessions[name].close()
         command = OpenSession(server=name, turn=0, timeout_s=self.limits.server_startup_timeout_s)
-        connect = connect_to(
-            name,
-            self._servers[name],
-            self._registry,
-            ClientOptions(limits=self._process_limits or ProcessLimits()),
-        )
+        connect = connect_to(name, self._servers[name], self._registry, self._options)
         session = OwnedSession(command, SessionWiring(connect, self.recorder, Untried()))
         self._sessions[name] = session
         outcome = await session.opened()

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 from grue.actors.function_tools import FunctionTools
 from grue.actors.mcp_session import Connect, ToolConnection
 from grue.errors import MCPConfigError
-from grue.mcp_transport.client import ClientOptions, McpClient, McpServer, require_mcp
+from grue.mcp_transport.client import ClientOptions, McpClient, McpServer, Pinning, require_mcp
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.notices import ServerNotice
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import StdioServer
-from grue.messages import ServerName, ServerNoted
+from grue.messages import OnToolDrift, ServerName, ServerNoted
 from grue.protocol.secret_names import secrets_in
+from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Note
 from grue.runtime.trace import Recorder
 
@@ -32,7 +33,8 @@ def connect_to(
         name: Its name in the configuration.
         server: What there is to connect to.
         registry: Knows its process, if it has one, for whoever has the last word.
-        options: How it is treated; its notices are recorded.
+        options: How an MCP server is treated; its notices and drifts are recorded. Functions and
+            connections of the host's own are taken as they are.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -43,6 +45,11 @@ def connect_to(
             return server
 
 
+def pinning(lock: ToolLock | None, server: ServerName, policy: OnToolDrift) -> Pinning | None:
+    """Return the part of a tool lock that is about one server; `None` without a lock."""
+    return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
+
+
 def _mcp_client(
     server: McpServer, registry: ProcessRegistry, options: ClientOptions, note: Note
 ) -> ToolConnection:
@@ -50,13 +57,15 @@ def _mcp_client(
         body = ServerNoted(server=ServerName(server.name), kind=notice.kind, text=notice.text)
         note(body, sender=server.name)
 
-    return McpClient(server, registry, replace(options, on_notice=noted))
+    pins = options.pinning
+    if pins is not None:
+        pins = replace(pins, on_drift=lambda drifted: note(drifted, sender=server.name))
+    return McpClient(server, registry, replace(options, on_notice=noted, pinning=pins))
 
 
 def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
     """Keep the environment's secrets and the servers' own out of everything that is recorded."""
-    configured = [server.env for server in servers if isinstance(server, StdioServer)]
-    configured += [server.headers for server in servers if isinstance(server, HttpServer)]
+    configured = [server.named_values() for server in servers if isinstance(server, McpServer)]
     for name, value in secrets_in(os.environ, *configured).items():
         recorder.hide(name, value)
 
@@ -68,10 +77,17 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
         MCPConfigError: A name is none.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old (R14.4).
     """
-    named = {_server_name(name): server for name, server in servers.items()}
+    named = {_server_name(name): _under(name, server) for name, server in servers.items()}
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
         require_mcp()
     return named
+
+
+def _under(name: str, server: ToolServer) -> ToolServer:
+    """Return the server under the name that it is given here: its tools are called by that."""
+    if isinstance(server, StdioServer | HttpServer) and server.name != name:
+        return replace(server, name=name)
+    return server
 
 
 def _server_name(name: str) -> ServerName:

@@ -324,12 +324,6 @@ async def test_the_deadline_bounds_opening_and_calling() -> None:
     assert anyio.current_time() - started < 5
 
 
-async def test_the_limit_of_a_connect_covers_what_entering_took_r13_3() -> None:
-    bench = Bench(ScriptedServer("slow to enter"))
-    await bench.play(open_session(timeout_s=10.0), CLOSE)
-    assert 0 < bench.server.limits_s[0] <= 10.0 - 0.02
-
-
 async def test_a_connect_that_the_deadline_cut_short_says_nothing_about_the_server() -> None:
     bench = Bench(ScriptedServer("hang", "hang"), Proven())
     with anyio.fail_after(10):

@@ -38,6 +38,7 @@ from grue.runtime.trace import Recorder
 from grue.servers import think
 from grue.testing import faulty_server
 from grue.testing.doubles import MockMCPManager
+from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 
 pytestmark = pytest.mark.anyio
@@ -95,11 +96,25 @@ def facade(mode: str, tmp_path: Path) -> Connect:
     return connect_manager(MCPManager(GameConfiguration(project_dir=tmp_path)), SERVER)
 
 
+def fake(mode: str, tmp_path: Path) -> Connect:
+    server = FakeToolServer(SERVER)
+    schema = {"type": "object", "properties": {"thought": {"type": "string"}}}
+    server.answers("think", {"thoughtNumber": 1}, schema=schema)
+    if mode == "erring":
+        server.refuses("think", "told to fail")
+    if mode == "stuck":
+        server.times_out("think")
+    if mode == "refusing":
+        server.fails_to_start(99)
+    return server
+
+
 KINDS: dict[str, Callable[[str, Path], Connect]] = {
     "a process": process,
     "functions": functions,
     "MockMCPManager": mock_manager,
     "MCPManager": facade,
+    "FakeToolServer": fake,
 }
 
 

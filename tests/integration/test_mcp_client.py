@@ -343,3 +343,13 @@ async def main():
 anyio.run(main)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
+
+
+@pytest.mark.anyio
+async def test_r13_3_the_start_up_limit_covers_what_entering_took() -> None:
+    async with McpClient(faulty("--silent-at", "initialize"), ProcessRegistry()) as client:
+        client._entering_s = 59.9
+        began = time.monotonic()
+        with pytest.raises(ServerFailed, match="no answer to initialize within 60 s"):
+            await client.open(60)
+    assert time.monotonic() - began < 10

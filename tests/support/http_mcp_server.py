@@ -7,6 +7,7 @@ import argparse
 import json
 import socket
 import warnings
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -75,7 +76,7 @@ class Recorded:
         if self.record is None:
             return
         said = json.loads(body) if body else {}
-        with open(self.record, "a") as record:
+        with Path(self.record).open("a") as record:
             line = {"http": scope["method"], "method": said.get("method"), "params": said.get("params")}
             record.write(json.dumps(line | {"id": said.get("id")}) + "\n")
 

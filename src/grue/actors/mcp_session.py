@@ -80,7 +80,10 @@ class ToolConnection(Protocol):
         ...
 
     async def open(self, timeout_s: float) -> Listing:
-        """Agree on a protocol and list the tools; raises `ServerFailed`."""
+        """Agree on a protocol and list the tools; raises `ServerFailed`.
+
+        The limit counts from when entering began (R13.3).
+        """
         ...
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
@@ -195,8 +198,7 @@ class SessionActor(Actor[SessionCommand]):
         closing: float | None = None
         try:
             async with connection:
-                spawned_s = anyio.current_time() - started
-                listing = await connection.open(self._within(command.timeout_s - spawned_s))
+                listing = await connection.open(self._within(command.timeout_s))
                 order = self._connection_step(ConnectSucceeded())
                 opened = SessionOpened(
                     server=self._server,
@@ -295,8 +297,10 @@ class SessionActor(Actor[SessionCommand]):
         number, call_id = batch.batch, call.call_id
         try:
             result = await connection.call(call.tool, call.arguments, self._within(batch.timeout_s))
-        except ToolTimedOutError:
-            return ToolTimedOut(batch=number, call_id=call_id, timeout_s=batch.timeout_s, duration_s=lasted())
+        except ToolTimedOutError as error:
+            # The server's own limit may be the smaller one.
+            timeout_s = min(batch.timeout_s, error.timeout_s)
+            return ToolTimedOut(batch=number, call_id=call_id, timeout_s=timeout_s, duration_s=lasted())
         except ToolRefusedError as refusal:
             result = tool_results.call_failed(str(refusal))
         except ServerFailed as failed:

@@ -137,7 +137,7 @@ def call(
 @app.command()
 def doctor(
     mcp_config: _McpConfig = None,
-    no_network: Annotated[bool, typer.Option("--no-network", help="Do not ask the LLM's endpoint.")] = False,
+    no_network: Annotated[bool, typer.Option("--no-network", help="Ask nobody at a URL.")] = False,
     faults: Annotated[
         bool, typer.Option("--faults", help="Try the fault matrix instead, which takes half a minute.")
     ] = False,

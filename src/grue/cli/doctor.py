@@ -34,6 +34,7 @@ from grue.errors import MCPConfigError, MissingDependencyError
 from grue.games.dfrotz import find_dfrotz
 from grue.mcp_transport.client import require_mcp
 from grue.mcp_transport.failures import failure_text
+from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.node_version import node_too_old
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import StdioServer
@@ -44,6 +45,8 @@ from grue.tool_client import ToolClient
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")
 _ASK_S = 5.0
+_NO_SUCH_METHOD = 501
+"""From servers that can chat and nothing else."""
 
 Verdict = Literal["ok", "note", "WRONG"]
 
@@ -60,7 +63,7 @@ def examine(mcp_config: Path | None, *, network: bool) -> bool:
 
     Args:
         mcp_config: A file of servers; `None`: what the project names.
-        network: Also ask the LLM's endpoint for an answer.
+        network: Also ask the LLM's endpoint, and the servers that are reached by URL.
     """
     well = True
     for finding in _findings(mcp_config, network=network):
@@ -98,7 +101,7 @@ def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
         return
     yield from _server_file(known, mcp_config)
     yield from _node(known)
-    yield from _servers(known, config)
+    yield from _servers(known, config, network=network)
     yield from _llm(config, network=network)
     yield _dfrotz()
 
@@ -138,13 +141,18 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
         yield Finding("note", warning)
 
 
-def _servers(known: KnownServers, config: GameConfiguration) -> Iterator[Finding]:
+def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -> Iterator[Finding]:
     for why in known.unusable.values():
         yield Finding("WRONG", why)
-    if not known.servers:
+    asked = dict(known.servers)
+    for name, server in known.servers.items():
+        if isinstance(server, HttpServer) and not network:
+            del asked[name]
+            yield Finding("note", f"{name} ({known.source}): reached by URL; not asked, as told")
+    if not asked:
         return
     try:
-        with ToolClient(known.servers, limits=turn_limits(config)) as client:
+        with ToolClient(asked, limits=turn_limits(config)) as client:
             outcomes = client.connect()
     except MissingDependencyError:
         return  # said already
@@ -234,7 +242,7 @@ def _asked(url: str, key: str | None, model: str) -> Finding:
     elapsed_s = time.monotonic() - started
     if status in (401, 403):
         return Finding("WRONG", f"{url} refuses the key (HTTP {status}).\nSet {key_names(url)[0]} again.")
-    if status >= 500:
+    if status >= 500 and status != _NO_SUCH_METHOD:
         return Finding("WRONG", f"{url} is out of order (HTTP {status}).\nTry again later.")
     return Finding("ok", f"{model} at {url}; it answers in {elapsed_s:.2f} s")
 

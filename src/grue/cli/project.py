@@ -75,10 +75,15 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
             servers[name] = to_tool_server(name, file.server(name))
         except MCPConfigError as error:
             unusable[name] = str(error)
-    return KnownServers(source=str(path), servers=servers, unusable=unusable, warnings=file.warnings)
+    return KnownServers(source=_shown(path), servers=servers, unusable=unusable, warnings=file.warnings)
 
 
 def no_such_server(name: str, known: KnownServers) -> str:
     """Return what to say to somebody who asks for a server that is not there."""
     names = ", ".join((*known.servers, *known.unusable)) or "none"
     return f"There is no MCP server {name!r}. Known ({known.source}): {names}."
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

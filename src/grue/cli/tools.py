@@ -108,6 +108,8 @@ def described(opened: SessionOpened, source: str, width: int) -> Iterator[str]:
 
 def _argument(name: str, schema: object, *, required: bool, width: int) -> Iterator[str]:
     needed = "required" if required else "optional"
+    if isinstance(schema, dict) and "default" in schema:
+        needed += f", default {json.dumps(schema['default'], ensure_ascii=False)}"
     yield from _wrapped(f"    {name}: {kind_of(schema)}, {needed}", width, hanging="        ")
     description = schema.get("description") if isinstance(schema, dict) else None
     if isinstance(description, str):
@@ -127,8 +129,7 @@ def kind_of(schema: object) -> str:
         options = schema.get("anyOf") or schema.get("oneOf")
         return " or ".join(map(kind_of, options)) if isinstance(options, list) else "anything"
     words = [f"list of {kind_of(schema.get('items'))}" if name == "array" else str(name) for name in names]
-    default = f", default {json.dumps(schema['default'], ensure_ascii=False)}" if "default" in schema else ""
-    return " or ".join(words) + default
+    return " or ".join(words)
 
 
 def _properties(tool: ToolDefinition) -> dict[str, object]:

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator, model_validator
@@ -130,6 +130,8 @@ class GameConfiguration(_Table):
         mcp_tool_call_timeout_seconds: Seconds that one tool call may take, above 0; fractions are fine.
         mcp_server_startup_timeout_seconds: Seconds from spawn to the listed tools, above 0.
         mcp_force_tool_support: Offer tools whatever the model's name suggests (R12.4).
+        mcp_tool_lock: What becomes of a tool that is not as `mcp_tools.lock`, next to `mcp_config_file`, has
+            it: `report` it, `refuse` to offer it, or take no notice of the lock (`off`).
         client_base_url: Base URL of an OpenAI-compatible endpoint; OpenRouter by default.
         agent_model: The agent's model, as that endpoint names it.
         agent_sampling: Sampling parameters, all left out by default.
@@ -143,6 +145,7 @@ class GameConfiguration(_Table):
     mcp_tool_call_timeout_seconds: _Seconds = 30
     mcp_server_startup_timeout_seconds: _Seconds = 10
     mcp_force_tool_support: bool = False
+    mcp_tool_lock: Literal["report", "refuse", "off"] = "report"
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     agent_model: _Text = "anthropic/claude-haiku-5.5"
     agent_sampling: AgentSampling = dataclasses.field(default_factory=AgentSampling)

@@ -6,12 +6,15 @@ from os import PathLike
 from msgspec import Struct
 
 from grue.actors.llm_endpoint import LlmSettings
+from grue.config import tool_lock_file
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.secrets import api_key
 from grue.config.settings import GameConfiguration
+from grue.errors import MCPConfigError
 from grue.mcp_transport.client import McpServer
-from grue.messages import TurnLimits
+from grue.messages import FailurePolicy, OnToolDrift, TurnLimits
 from grue.protocol.retry import RetryPolicy
+from grue.protocol.tool_lock import ToolLock
 
 
 class Configured(Struct, frozen=True):
@@ -20,6 +23,8 @@ class Configured(Struct, frozen=True):
     llm: LlmSettings
     servers: dict[str, McpServer]
     limits: TurnLimits
+    policy: FailurePolicy
+    tool_lock: ToolLock | None
 
 
 def from_configuration(path: str | PathLike[str]) -> Configured:
@@ -30,10 +35,37 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
     """
     config = GameConfiguration.from_toml(path)
     servers: dict[str, McpServer] = {}
+    lock: ToolLock | None = None
     if config.mcp_enabled:
+        lock = tool_lock(config)
         file = MCPConfig.from_file(config.mcp_config_path)
         servers = {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
-    return Configured(llm_settings(config), servers, turn_limits(config))
+    policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
+    return Configured(llm_settings(config), servers, turn_limits(config), policy, lock)
+
+
+def tool_lock(config: GameConfiguration) -> ToolLock | None:
+    """Return the tool lock that holds for the configured servers; `None`: all that they list is approved.
+
+    Raises:
+        MCPConfigError: The file cannot be used; or it is missing, and what it does not have is to be refused.
+    """
+    if config.mcp_tool_lock == "off":
+        return None
+    path = tool_lock_file.lock_path(config.mcp_config_path)
+    lock = tool_lock_file.read(path)
+    if lock is None and config.mcp_tool_lock == "refuse":
+        raise MCPConfigError(
+            f'There is no tool lock {path}, and [tool.zorkgpt.mcp] tool_lock = "refuse" wants one. '
+            "Look at the servers' tools, and approve them with: grue tools --lock",
+            path=str(path),
+        )
+    return lock
+
+
+def on_tool_drift(config: GameConfiguration) -> OnToolDrift:
+    """Return what is to become of a tool that is not as the lock has it."""
+    return "ignore" if config.mcp_tool_lock == "off" else config.mcp_tool_lock
 
 
 def llm_settings(config: GameConfiguration) -> LlmSettings:

@@ -28,12 +28,22 @@ from grue.mcp_transport.failures import (
 from grue.mcp_transport.http import HttpServer, HttpWire
 from grue.mcp_transport.listing import read_tools
 from grue.mcp_transport.notices import NoticeKind, ServerNotice
+from grue.mcp_transport.output_schemas import OutputSchemas
 from grue.mcp_transport.process_group import ProcessRegistry, ServerExit, SpawnError
 from grue.mcp_transport.server_requests import Abilities
 from grue.mcp_transport.stdio import Ending, ProcessLimits, StdioServer, leaves_no_time
 from grue.mcp_transport.wire import ProcessWire, Wire
-from grue.messages import JsonObject, ServerFailure, ServerName, ToolCallResult, ToolDefinition
+from grue.messages import (
+    JsonObject,
+    OnToolDrift,
+    ServerFailure,
+    ServerName,
+    ToolCallResult,
+    ToolDefinition,
+    ToolDrifted,
+)
 from grue.protocol.safe_text import plain_text
+from grue.protocol.tool_lock import ServerPins, screen
 from grue.protocol.tool_results import from_mcp
 
 if TYPE_CHECKING:
@@ -46,6 +56,18 @@ _NOTICE_CHARS = 500
 _METHOD_NOT_FOUND = -32601
 
 
+class Pinning(Struct, frozen=True, kw_only=True):
+    """Which definitions of a server's tools are approved, and what becomes of others.
+
+    Attributes:
+        on_drift: Called with each drift, once a session, as `on_notice` is.
+    """
+
+    pins: ServerPins
+    policy: OnToolDrift
+    on_drift: Callable[[ToolDrifted], None] | None = None
+
+
 class ClientOptions(Struct, frozen=True, kw_only=True):
     """How a client treats its server.
 
@@ -54,12 +76,14 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         abilities: What the server is offered beside calling its tools.
         max_pages: Pages of the listing that are read at most.
         on_notice: Called with each notice, in the event loop; must not block or raise.
+        pinning: What is approved of its tools; `None`: all that it lists.
     """
 
     limits: ProcessLimits = ProcessLimits()
     abilities: Abilities = Abilities()
     max_pages: int = 100
     on_notice: Callable[[ServerNotice], None] | None = None
+    pinning: Pinning | None = None
 
 
 class Listing(Struct, frozen=True, kw_only=True):
@@ -94,8 +118,11 @@ class McpClient:
         self._options = options or ClientOptions()
         self._wire = _wire(server, registry, self._options.limits)
         self._link: sdk.Link | None = None
+        self._outputs = OutputSchemas(self._notify)
+        self._drifted: set[ToolDrifted] = set()
         self._phase: Phase = "spawn"
         self._started = 0.0
+        self._entering_s = 0.0
 
     async def __aenter__(self) -> Self:
         require_mcp()
@@ -105,6 +132,7 @@ class McpClient:
         except SpawnError as error:
             remedy = await self._wire.remedy("spawn", missing=error.missing is not None)
             raise await self._failed(str(error), remedy) from error
+        self._entering_s = time.monotonic() - self._started
         return self
 
     async def __aexit__(
@@ -135,8 +163,8 @@ class McpClient:
         """Initialize the session and list the tools, all pages of them (R3.3, P8, P37).
 
         Args:
-            timeout_s: For handshake and listing together, or less where the server's options say so;
-                importing the SDK does not count.
+            timeout_s: For entering, handshake and listing together (R13.3), or less where the server's options
+                say so; importing the SDK does not count.
 
         Raises:
             ServerFailed: Phase `initialize` or `list`: refused, timed out, died, spoke something else.
@@ -152,10 +180,10 @@ class McpClient:
         await link.__aenter__()
         self._link = link
         try:
-            with anyio.fail_after(timeout_s):
+            with anyio.fail_after(max(0.0, timeout_s - self._entering_s)):
                 return await self._handshake(link)
         except TimeoutError as error:
-            cause = f"no answer to {self._method} within {timeout_s:.2g} s"
+            cause = f"no answer to {self._method} within {timeout_s:g} s"
             remedy = await self._wire.remedy(self._phase, timed_out=True)
             raise await self._failed(cause, remedy) from error
         except sdk.SdkError as error:
@@ -170,6 +198,8 @@ class McpClient:
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool and return what it answered, an error of the tool's own included (R11).
+
+        A result that is not what the tool's output schema promises is an error too.
 
         Cancelling tells the server that the call is cancelled.
 
@@ -193,7 +223,6 @@ class McpClient:
         try:
             with anyio.fail_after(timeout_s):
                 answer = await self._link.request("tools/call", {"name": tool, "arguments": arguments})
-                return from_mcp(answer)
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
         except sdk.SdkError as error:
@@ -205,6 +234,7 @@ class McpClient:
             text = self._wire.redactor.text(plain_text(error.message))
             details = None if fault is not None else error.data
             raise ToolRefusedError(text, code=error.code, details=details) from error
+        return self._outputs.checked(tool, answer, from_mcp(answer))
 
     async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Return the tools, listed anew, if the server says that they have changed.
@@ -219,7 +249,7 @@ class McpClient:
         link.tools_changed = False
         try:
             with anyio.fail_after(timeout_s):
-                return self._server.options.select(await self._list(link), self._notify)
+                return self._offered(await self._list(link))
         except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
             self._notify("bad_tool", f"its new listing is not to be had: {first_fault(error)}")
             return None
@@ -232,11 +262,24 @@ class McpClient:
         welcome = await link.initialize()
         self._phase = "list"
         return Listing(
-            tools=self._server.options.select(await self._list(link), self._notify),
+            tools=self._offered(await self._list(link)),
             protocol_version=plain_text(welcome.protocol_version),
             server_version=plain_text(welcome.server_version),
             instructions=welcome.instructions,
         )
+
+    def _offered(self, listed: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+        """Return the tools that configuration and tool lock let the server offer."""
+        tools = self._server.options.select(listed, self._notify)
+        pinning = self._options.pinning
+        if pinning is not None:
+            tools, notes = screen(pinning.pins, ServerName(self._server.name), tools, pinning.policy)
+            for note in notes:
+                if note not in self._drifted and pinning.on_drift is not None:
+                    pinning.on_drift(note)
+            self._drifted.update(notes)
+        self._outputs.declare(tools)
+        return tools
 
     async def _list(self, link: "sdk.Link") -> tuple[ToolDefinition, ...]:
         """Read all pages; a cursor seen before or too many pages end the listing with what there is."""
@@ -268,12 +311,7 @@ class McpClient:
         return tuple(tools.values())
 
     async def _broken(self, link: "sdk.Link") -> ServerFailed:
-        await self._wire.settle()
-        if self.exit is not None:
-            cause = f"the server ended during {self._method} ({self.exit})"
-        else:
-            cause = f"the connection broke during {self._method}: {link.stream.broken}"
-        return await self._failed(cause)
+        return await self._failed(await self._wire.broken(self._method, link.stream.broken))
 
     async def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
         wire = self._wire

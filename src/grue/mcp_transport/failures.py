@@ -96,7 +96,8 @@ def remedy_for(command: str, phase: Phase, *, missing: bool = False, timed_out: 
     if phase in ("call", "close"):
         return "Run the command in a terminal to see why the server ends."
     if program in _NODE:
-        return "Check that Node.js is installed and the package is available."
+        check = "Check that Node.js is installed and the package is available."
+        return f"{check} Install Node.js: https://nodejs.org/" if missing else check
     if missing:
         return _INSTALL.get(
             program, f"Install {program}, or correct `command` in the server's configuration."

@@ -4,6 +4,7 @@ The SDK's transports do the talking; what goes wrong below the protocol is told 
 without what an address or a header may hold of secrets.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from types import TracebackType
@@ -99,7 +100,7 @@ class HttpWire:
     """The way to a server by URL. There is no process, so nothing that it could end by or say last."""
 
     def __init__(self, server: HttpServer, max_message_bytes: int) -> None:
-        self.redactor = Redactor(server.named_values())
+        self.redactor = Redactor({**os.environ, **server.named_values()})
         self._server = server
         self._max_message_bytes = max_message_bytes
         self._tasks = BackgroundTasks()
@@ -126,8 +127,9 @@ class HttpWire:
         self._tasks.start(self._stream.carry)
         return self._stream
 
-    async def settle(self) -> None:
-        """Return at once: what broke the connection is known."""
+    async def broken(self, method: str, why: str | None) -> str:
+        """Return what the stream knows: there is nothing else to see."""
+        return why or f"the connection broke during {method}"
 
     async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
         """Return what to do: what the fault itself advises, or what fits the phase."""

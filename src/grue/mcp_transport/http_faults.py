@@ -27,6 +27,11 @@ SESSION_LOST = WireFault(
     ends_session=True,
     remedy="The server has restarted, or has given the session up; the next turn opens a new one.",
 )
+ENDPOINT_ELSEWHERE = WireFault(
+    "it names an endpoint at another host, which is not used: what is sent is meant for the configured one",
+    ends_session=True,
+    remedy="If that host is the server that is meant, make it the `url`.",
+)
 CUT_SHORT = WireFault("the connection was closed before the answer was complete", ends_session=True)
 NO_MESSAGE = WireFault("its answer is no MCP message", ends_session=False)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from grue.mcp_transport.notices import Notify
 from grue.messages import ServerName, ToolDefinition
+from grue.protocol.tool_results import json_object
 
 
 def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> Iterator[ToolDefinition]:
@@ -22,12 +23,13 @@ def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> I
             name = tool.get("name") if isinstance(tool, dict) else None
             notify("bad_tool", f"{name or f'tool {number}'}: {fault}")
             continue
+        output_schema = tool.get("outputSchema")
         yield ToolDefinition(
             server=server,
             tool=tool["name"],
             description=tool.get("description") or "",
-            input_schema=tool["inputSchema"],
-            output_schema=tool.get("outputSchema"),
+            input_schema=json_object(tool["inputSchema"]),
+            output_schema=json_object(output_schema) if isinstance(output_schema, dict) else None,
         )
 
 
@@ -43,4 +45,7 @@ def _fault(tool: Any) -> str | None:
         return "inputSchema is not the schema of an object"
     if not isinstance(tool.get("outputSchema") or {}, dict):
         return "outputSchema is not a schema"
+    execution = tool.get("execution")
+    if isinstance(execution, dict) and execution.get("taskSupport") == "required":
+        return "it can only be called as a task, and grue calls tools"
     return None

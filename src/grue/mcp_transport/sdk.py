@@ -36,7 +36,16 @@ _MOST_ROUNDS = 10
 _DECLINED = -1
 """The code that the specification uses for a request that a person turned down."""
 
-__all__ = ["LineStream", "Link", "MessageStream", "SdkError", "encode_message", "is_closed", "read_message"]
+__all__ = [
+    "LineStream",
+    "Link",
+    "MessageStream",
+    "SdkError",
+    "encode_message",
+    "is_closed",
+    "read_message",
+    "refusal_of",
+]
 
 
 class MessageStream(Protocol):
@@ -211,8 +220,8 @@ class Link:
     async def initialize(self) -> Welcome:
         """Agree on a revision of the protocol: by a handshake, or with servers that know none, by discovery.
 
-        The handshake comes first. A server that offers nothing older than 2026-07-28 refuses it at once, while
-        one that ignores what it does not know would let a probe wait for its timeout.
+        The handshake comes first. A server that offers nothing older than 2026-07-28 refuses it at once,
+        while one that ignores what it does not know would let a probe wait for its timeout.
 
         Raises:
             SdkError: The server refused, or the connection broke.
@@ -322,10 +331,10 @@ def read_message(line: bytes) -> types.JSONRPCMessage | None:
     try:
         return types.jsonrpc_message_adapter.validate_python(value, by_name=False)
     except ValueError:
-        return _refusal(value)
+        return refusal_of(value)
 
 
-def _refusal(value: dict[str, Any]) -> types.JSONRPCError | None:
+def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
     """Return the error that stands for an unusable answer, if it is an answer at all."""
     request_id = value.get("id")
     if "method" in value or not isinstance(request_id, int | str):

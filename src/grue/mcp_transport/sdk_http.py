@@ -19,6 +19,7 @@ import anyio
 import httpx2
 import mcp_types as types
 import msgspec
+import pydantic
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
@@ -27,6 +28,7 @@ from grue.mcp_transport.failures import WireFault, first_fault
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.http_faults import (
     CUT_SHORT,
+    ENDPOINT_ELSEWHERE,
     NO_MESSAGE,
     SESSION_LOST,
     content_fault,
@@ -36,7 +38,7 @@ from grue.mcp_transport.http_faults import (
     transport_fault,
 )
 from grue.mcp_transport.notices import Notify
-from grue.mcp_transport.sdk import encode_message, read_message
+from grue.mcp_transport.sdk import encode_message, read_message, refusal_of
 from grue.protocol.safe_text import plain_text
 
 __all__ = ["HttpStream"]
@@ -50,7 +52,11 @@ _IDLE_S = 3.0
 """How long an unused connection is kept: less than the five seconds after which common servers close it, for
 a request that meets the closing is lost."""
 
-_within = contextvars.ContextVar("grue_http_stream", default=False)
+_ELSEWHERE = "Endpoint origin does not match"
+"""What the SDK logs, and then waits for ever, where a server names an endpoint at another host."""
+
+_our_stream = contextvars.ContextVar["HttpStream | None"]("grue_http_stream", default=None)
+"""Set in the tasks that the libraries run for us: whom to tell what they log."""
 
 
 class HttpStream:
@@ -79,7 +85,7 @@ class HttpStream:
 
         Shielded, because ending the session takes an exchange of its own: `leave` ends it, always.
         """
-        _within.set(True)
+        _our_stream.set(self)
         try:
             with self._scope:
                 await self._carry()
@@ -118,6 +124,12 @@ class HttpStream:
         if self.broken is None:
             self.broken, self.remedy = fault.cause, fault.remedy
         self._arrived.close()
+
+    def logged(self, text: str) -> None:
+        """Take what a library logs on our behalf."""
+        self._notify("noise", text)
+        if text.startswith(_ELSEWHERE):
+            self.break_off(ENDPOINT_ELSEWHERE)
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message."""
@@ -175,11 +187,14 @@ class HttpStream:
 
     async def _receive_all(self, read: Any) -> None:
         async for item in read:
-            if isinstance(item, Exception):
-                self._notify("noise", first_fault(item))
-            else:
+            if not isinstance(item, Exception):
                 self._deliver(_in_our_words(item))
-        self.break_off(CUT_SHORT)
+                continue
+            self._notify("noise", first_fault(item))
+            refusal = _refusal_in(item)
+            if refusal is not None:
+                self._deliver(SessionMessage(refusal))
+        self._leaving.set()  # and what the transport raises now is the reason
 
     async def _send_all(self, write: Any) -> None:
         async for item in self._unsent:
@@ -212,14 +227,14 @@ class _Client(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request; a fault goes to the stream, and the caller gets an answer that it can ignore."""
-        head = _head(request)
+        head = await _head(request)
         limit_s = None if _is_awaited(request, head) else self._server.connect_timeout_s
         try:
             with anyio.fail_after(limit_s):
                 response = await super().send(request, **options)
                 outcome = await self._judge(request, response, head)
         except TimeoutError:
-            return httpx2.Response(202, request=request)
+            return _taken(request)
         except httpx2.RequestError as error:
             where = f"{request.url.host}:{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
             outcome = transport_fault(error, where, self._server.connect_timeout_s)
@@ -232,7 +247,7 @@ class _Client(httpx2.AsyncClient):
             self._stream.break_off(fault)
             return httpx2.Response(503, request=request)
         # A stream for the server's own messages is an offer; it is declined with a 405.
-        return httpx2.Response(405 if request.method == "GET" else 202, request=request)
+        return httpx2.Response(405, request=request) if request.method == "GET" else _taken(request)
 
     async def _judge(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
@@ -251,7 +266,7 @@ class _Client(httpx2.AsyncClient):
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _kind(response))
             if not awaited or (response.is_success and self._server.transport == "sse"):
-                return httpx2.Response(202, request=request)
+                return _taken(request)
             return await self._read(request, response, head)
         finally:
             await response.aclose()
@@ -280,7 +295,7 @@ class _Client(httpx2.AsyncClient):
                 200, headers={**kept, "content-type": _JSON}, content=content, request=request
             )
         self._stream.answer(head.id, message)
-        return httpx2.Response(202, request=request)
+        return _taken(request)
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -294,11 +309,11 @@ class _Head(msgspec.Struct, frozen=True):
         return self.id is not None and self.method is not None
 
 
-def _head(request: httpx2.Request) -> _Head:
+async def _head(request: httpx2.Request) -> _Head:
     if request.method != "POST":
         return _Head()
     try:
-        return msgspec.json.decode(request.content, type=_Head)
+        return msgspec.json.decode(await request.aread(), type=_Head)
     except msgspec.DecodeError:
         return _Head()
 
@@ -308,6 +323,11 @@ def _stays(request: httpx2.Request, following: httpx2.Request) -> bool:
     before, after = request.url, following.url
     same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
     return same and request.method == following.method and after.userinfo in (b"", before.userinfo)
+
+
+def _taken(request: httpx2.Request) -> httpx2.Response:
+    """Return the response after which a transport has nothing more to do."""
+    return httpx2.Response(200 if request.method == "DELETE" else 202, request=request)
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
@@ -374,11 +394,17 @@ def _stands_for(error: types.ErrorData) -> WireFault | None:
     return None
 
 
+def _refusal_in(error: Exception) -> types.JSONRPCError | None:
+    """Return the error that stands for an answer that the transport could not use, if it was one."""
+    if not isinstance(error, pydantic.ValidationError):
+        return None
+    values = (each["input"] for each in error.errors())
+    return next((refusal_of(value) for value in values if isinstance(value, dict)), None)
+
+
 def _broken_by(error: Exception) -> WireFault:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, ValueError):  # the SDK's, for an endpoint elsewhere
-        return WireFault("it names an endpoint at another host, which is not used", ends_session=True)
     if isinstance(error, RuntimeError):  # its reader has ended before there was an endpoint
         return WireFault("its stream of events ended before it named an endpoint", ends_session=True)
     return WireFault(f"its stream of events is not usable: {first_fault(error)}", ends_session=True)
@@ -390,13 +416,16 @@ def _tls(*, secure: bool) -> ssl.SSLContext:
     return httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-class _Quiet(logging.Filter):
-    """Keeps back what libraries log on our behalf: it is told as failures and notices, and may show a URL."""
+class _Told(logging.Filter):
+    """Keeps back what libraries log on our behalf, and tells it where it belongs: it may show a URL."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        del record
-        return not _within.get()
+        stream = _our_stream.get()
+        # What comes with an exception comes as an item of the stream, too.
+        if stream is not None and record.levelno >= logging.WARNING and not record.exc_info:
+            stream.logged(record.getMessage())
+        return stream is None
 
 
 for _name in ("httpx2", "mcp.client.sse", "mcp.client.streamable_http"):
-    logging.getLogger(_name).addFilter(_Quiet())
+    logging.getLogger(_name).addFilter(_Told())

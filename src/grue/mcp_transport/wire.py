@@ -46,8 +46,8 @@ class Wire(Protocol):
         """Return both directions of the connection, once."""
         ...
 
-    async def settle(self) -> None:
-        """Wait, briefly, for what has most likely broken the connection."""
+    async def broken(self, method: str, why: str | None) -> str:
+        """Return what broke the connection during `method`; `why` is what the stream knows of it."""
         ...
 
     async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
@@ -106,10 +106,13 @@ class ProcessWire:
 
         return LineStream(self._process, lambda text: notify("noise", text))
 
-    async def settle(self) -> None:
-        """Wait for the exit that has most likely closed the pipes."""
+    async def broken(self, method: str, why: str | None) -> str:
+        """Wait for the exit that has most likely closed the pipes, and name it."""
         with anyio.move_on_after(_EXIT_SEEN_S):
             await self._process.wait_exit()
+        if self.exit is not None:
+            return f"the server ended during {method} ({self.exit})"
+        return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
         """Return what to do; if Node is too old for a server that died at its start, say so (R14)."""

@@ -49,6 +49,7 @@ from grue.messages import (
     ServerNoted,
     SessionOpened,
     ToolCalled,
+    ToolDrifted,
     ToolRejected,
     ToolReturned,
     ToolSkipped,
@@ -58,6 +59,7 @@ from grue.messages import (
     TurnFailure,
 )
 from grue.protocol.safe_text import printable
+from grue.protocol.tool_lock import drift_text
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
 
@@ -140,7 +142,7 @@ class _Call(Struct, frozen=True):
     server: str
 
 
-_Connecting: TypeAlias = RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted
+_Connecting: TypeAlias = RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted | ToolDrifted
 _Calling: TypeAlias = (
     CompletionReceived | ToolCalled | ToolReturned | ToolTimedOut | ServerDied | ToolRejected | ToolSkipped
 )
@@ -161,6 +163,7 @@ class EventFeed:
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id
         self._attempts: dict[ServerName, ConnectFailed] = {}
+        self._drifted: set[ToolDrifted] = set()
         self._begin(())
 
     def _begin(self, servers: tuple[ServerName, ...]) -> None:
@@ -217,11 +220,33 @@ class EventFeed:
             case ServerNoted(server=server, kind="bad_tool", text=text):
                 ignored = f"MCP server '{server}' lists a tool that cannot be used: {text}"
                 return [moment.warning("mcp_bad_tool", ignored, server_name=server, error=text)]
+            case ServerNoted(server=server, kind="bad_schema", text=text):
+                unchecked = f"MCP server '{server}' gives results that are not checked: {text}"
+                return [moment.warning("mcp_bad_schema", unchecked, server_name=server, error=text)]
             case ServerNoted():
                 pass
+            case ToolDrifted():
+                return self._drift(moment, body)
             case never:
                 assert_never(never)
         return []
+
+    def _drift(self, moment: _Moment, body: ToolDrifted) -> list[Event]:
+        """Say once an episode what every session of it notes."""
+        if body in self._drifted:
+            return []
+        self._drifted.add(body)
+        return [
+            moment.warning(
+                "mcp_tool_drift",
+                f"MCP tool drift: {drift_text(body)}",
+                tool_name=f"{body.server}.{body.tool}",
+                server_name=body.server,
+                change=body.change,
+                parts=list(body.parts),
+                refused=body.refused,
+            )
+        ]
 
     def _disabled(self, moment: _Moment, body: McpDisabled) -> Event:
         failed = self._attempts.pop(body.server, None)

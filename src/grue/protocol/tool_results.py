@@ -2,6 +2,22 @@
 
 Everything in a `ToolCallResult` is a JSON value by construction: what JSON cannot say (NaN, lone surrogates,
 bytes, foreign objects) is replaced on the way in, so that nothing later can fail to write it (P43, P44).
+
+| the server's result         | `content`, whole, as in the trace     | what the model reads          |
+|-----------------------------|---------------------------------------|-------------------------------|
+| structured content          | that; the blocks repeat it            | its JSON                      |
+| one text block, JSON        | the object or array                   | its JSON                      |
+| text blocks only            | the text, blocks joined by newlines   | the text                      |
+| other blocks among them     | the list of blocks as they came       | a list, each block as follows |
+| - text                      |                                       | as it came                    |
+| - image, audio              |                                       | MIME type, size in bytes      |
+| - resource link             |                                       | URI, name, description        |
+| - embedded resource, text   |                                       | URI, MIME type, text          |
+| - embedded resource, binary |                                       | URI, MIME type, size in bytes |
+| - anything else             |                                       | as it came                    |
+
+All of it is cut to a size. Images and sound are told of and not shown: most endpoints take text only as the
+answer to a tool call, and base64 in it is noise that costs tokens.
 """
 
 import base64
@@ -12,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from grue.messages import JsonObject, ToolCallResult
 
@@ -125,9 +142,11 @@ def _error_text(blocks: list[JsonObject]) -> str:
 def history_text(result: ToolCallResult, max_chars: int) -> str:
     """Return the JSON text of `result` for the conversation, cut to `max_chars` (R11.5, P44).
 
-    A result that is too large keeps its beginning; its content becomes text with a marker that says how much
-    was cut, so that what the model reads is JSON all the same. Markers and braces come on top of `max_chars`.
+    Blocks that are no text are described, by the table above. A result that is too large keeps its beginning;
+    its content becomes text with a marker that says how much was cut, so that what the model reads is JSON
+    all the same. Markers and braces come on top of `max_chars`.
     """
+    result = replace(result, content=_readable(result.content))
     text = _written(result.to_dict())
     if len(text) <= max_chars:
         return text
@@ -140,6 +159,42 @@ def history_text(result: ToolCallResult, max_chars: int) -> str:
     if _written_chars(content) > room:
         content = _cut(content if isinstance(content, str) else _written(content), room)
     return _written({**shown, "content": content})
+
+
+def _readable(content: object) -> object:
+    """Return content in which no block carries base64: a list of blocks is one of objects with a type."""
+    if not isinstance(content, list):
+        return content
+    if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in content):
+        return content
+    return [_readable_block(block) for block in content]
+
+
+def _readable_block(block: JsonObject) -> JsonObject:
+    match block:
+        case {"type": "image" | "audio", "data": str(data)}:
+            return {**_members(block, "type", "mimeType"), "bytes": _decoded_bytes(data)}
+        case {"type": "resource_link", "uri": str()}:
+            return _members(block, "type", "uri", "name", "description")
+        case {"type": "resource", "resource": dict(resource)}:
+            return {"type": "resource", **_readable_resource(resource)}
+        case _:
+            return block
+
+
+def _readable_resource(resource: JsonObject) -> JsonObject:
+    described = _members(resource, "uri", "mimeType", "text")
+    blob = resource.get("blob")
+    return {**described, "bytes": _decoded_bytes(blob)} if isinstance(blob, str) else described
+
+
+def _members(block: JsonObject, *names: str) -> JsonObject:
+    return {name: block[name] for name in names if name in block}
+
+
+def _decoded_bytes(base64_text: str) -> int:
+    """Return how many bytes base64 text stands for, without decoding what may be megabytes."""
+    return len(base64_text.rstrip("=")) * 3 // 4
 
 
 def _cut(text: str, room: int) -> str:

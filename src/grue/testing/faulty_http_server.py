@@ -112,6 +112,7 @@ class Exchange(BaseHTTPRequestHandler):
     """One connection: request after request, each answered or failed by its phase."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: FaultyHttpServer
     phase = ""
 

@@ -79,6 +79,7 @@ def _flags() -> argparse.ArgumentParser:
     add(
         "--grandchild", action="store_true", help="start a process that holds standard output for ten minutes"
     )
+    add("--runaway", metavar="SECONDS", type=float, help="the same in a session of its own, for that long")
     add("--noise", metavar="N", type=int, default=0, help="N lines of garbage before each answer")
     add("--invalid-utf8", action="store_true", help="invalid UTF-8 inside the answers to calls")
     add("--huge-result", metavar="BYTES", type=int, default=0, help="answers to calls with that much text")
@@ -160,6 +161,9 @@ class FaultyServer:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if flags.grandchild:
             subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+        if flags.runaway:
+            command = ["sleep", str(flags.runaway)]
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         if flags.fork and os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _sleep_for_ever()

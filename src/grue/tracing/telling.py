@@ -5,6 +5,7 @@ from typing import assert_never
 import msgspec
 
 from grue import facts, messages
+from grue.protocol.tool_lock import drift_text
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.reading import EpisodeBody
 
@@ -77,6 +78,8 @@ def _of_session(body: EpisodeBody) -> str:
             return f"{server}, {ending}{exited}, {_time(body.elapsed_s)}"
         case messages.ServerNoted(server=server, kind=kind, text=text):
             return f"{server}, {kind}: {_quoted(text)}"
+        case messages.ToolDrifted():
+            return drift_text(body)
         case _:
             return ""
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.cli.arguments import read_arguments
-from grue.cli.tools import kind_of
+from grue.cli.tools import described, kind_of
 from grue.errors import MCPConfigError
-from grue.messages import ServerName, ToolDefinition
+from grue.messages import ServerName, SessionOpened, ToolDefinition
 
 
 def tool(closed: bool = False, **properties: Any) -> ToolDefinition:
@@ -111,7 +111,6 @@ def test_any_json_survives_where_the_schema_says_nothing(values: dict[str, Any])
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string or null"),
         ({"enum": ["a", 1]}, 'one of "a", 1'),
         ({"enum": list(range(20))}, "one of 0, 1, 2, 3, 4, 5, 6, 7, ..."),
-        ({"type": "integer", "default": 3}, "integer, default 3"),
         ({}, "anything"),
         ({"type": "array"}, "list of anything"),
         (True, "anything"),
@@ -119,3 +118,9 @@ def test_any_json_survives_where_the_schema_says_nothing(values: dict[str, Any])
 )
 def test_a_schema_is_told_in_a_few_words(schema: Any, words: str) -> None:
     assert kind_of(schema) == words
+
+
+def test_an_argument_is_told_with_its_default() -> None:
+    listed = tool(pages={"type": "integer", "default": 3, "description": "How\nmany \x1b[31m"})
+    lines = list(described(SessionOpened(server=ServerName("s"), tools=(listed,)), "here", 80))
+    assert lines[-2:] == ["    pages: integer, optional, default 3", "        How many \\u001b[31m"]

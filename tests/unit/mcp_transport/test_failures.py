@@ -40,13 +40,20 @@ def test_a_failure_in_a_call_does_not_claim_that_the_start_failed() -> None:
     assert failure_text(failure).splitlines() == ["MCP server 's' failed in call: it broke", "Command: c"]
 
 
+def test_a_server_by_url_is_reached_and_has_an_address() -> None:
+    failure = ServerFailure(server=ServerName("s"), phase="initialize", command="https://h/mcp", cause="gone")
+    assert failure_text(failure).splitlines() == [
+        "Failed to reach MCP server 's': gone",
+        "URL: https://h/mcp",
+    ]
+
+
 @pytest.mark.parametrize("command", ["node", "npx", "/usr/bin/npx"])
 @pytest.mark.parametrize("phase", ["spawn", "initialize", "list"])
 def test_r14_5_node_commands_get_the_words_of_the_requirement(command: str, phase: Phase) -> None:
-    for missing in (True, False):
-        assert remedy_for(command, phase, missing=missing) == (
-            "Check that Node.js is installed and the package is available."
-        )
+    words = "Check that Node.js is installed and the package is available."
+    assert remedy_for(command, phase) == words
+    assert remedy_for(command, phase, missing=True) == f"{words} Install Node.js: https://nodejs.org/"
 
 
 def test_r14_1_a_missing_command_says_what_to_install() -> None:

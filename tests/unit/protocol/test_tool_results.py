@@ -1,5 +1,6 @@
 """From what a tool gave back to what the model reads: always JSON, never too long, nothing lost unsaid."""
 
+import base64
 import collections
 import datetime as dt
 import enum
@@ -210,3 +211,97 @@ def test_p25_the_words_for_a_timeout_and_a_failure() -> None:
     assert tool_results.timed_out(30.0).error_message == "Tool call timed out after 30s"
     assert tool_results.timed_out(0.25).error_message == "Tool call timed out after 0.25s"
     assert tool_results.call_failed("no").error_message == "Tool call failed: no"
+
+
+# --- Blocks that are no text ---
+
+AUDIO = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
+LINK = {
+    "type": "resource_link",
+    "uri": "file:///map.svg",
+    "name": "map",
+    "description": "The cellar.",
+    "mimeType": "image/svg+xml",
+    "_meta": {"x": 1},
+}
+NOTE = {
+    "type": "resource",
+    "resource": {"uri": "file:///note", "mimeType": "text/plain", "text": "Beware.", "_meta": {}},
+}
+BLOB = {"type": "resource", "resource": {"uri": "file:///zip", "mimeType": "application/zip", "blob": "AAA="}}
+
+
+@pytest.mark.parametrize(
+    ("block", "shown"),
+    [
+        (BLOCK, BLOCK),
+        (IMAGE, {"type": "image", "mimeType": "image/png", "bytes": 2}),
+        (AUDIO, {"type": "audio", "mimeType": "audio/wav", "bytes": 3}),
+        ({"type": "image", "data": ""}, {"type": "image", "bytes": 0}),
+        (
+            LINK,
+            {"type": "resource_link", "uri": "file:///map.svg", "name": "map", "description": "The cellar."},
+        ),
+        (
+            NOTE,
+            {"type": "resource", "uri": "file:///note", "mimeType": "text/plain", "text": "Beware."},
+        ),
+        (BLOB, {"type": "resource", "uri": "file:///zip", "mimeType": "application/zip", "bytes": 2}),
+        ({"type": "image", "url": "x"}, {"type": "image", "url": "x"}),
+        ({"type": "resource", "resource": "x"}, {"type": "resource", "resource": "x"}),
+        ({"type": "hologram", "data": "AAAA"}, {"type": "hologram", "data": "AAAA"}),
+    ],
+)
+def test_blocks_are_kept_whole_and_told_of_in_the_history(block: Any, shown: Any) -> None:
+    for failed in (False, True):
+        result = from_mcp({"content": [BLOCK, block, IMAGE], "isError": failed})
+        assert result.content == [BLOCK, block, IMAGE], "the trace has everything"
+        content = json.loads(history_text(result, 20_000))["content"]
+        assert content == [BLOCK, shown, {"type": "image", "mimeType": "image/png", "bytes": 2}]
+
+
+@given(st.binary(max_size=50))
+def test_the_size_of_an_image_is_that_of_its_bytes(image: bytes) -> None:
+    block = {"type": "image", "data": base64.b64encode(image).decode(), "mimeType": "image/png"}
+    (shown,) = json.loads(history_text(from_mcp({"content": [block]}), 1000))["content"]
+    assert shown["bytes"] == len(image)
+
+
+def test_megabytes_of_base64_never_reach_the_history() -> None:
+    data = "A" * 8_000_000
+    big = [
+        {"type": "image", "data": data, "mimeType": "image/png"},
+        {"type": "resource", "resource": {"uri": "file:///zip", "blob": data}},
+    ]
+    text = history_text(from_mcp({"content": [BLOCK, *big]}), 20_000)
+    assert len(text) < 300
+    assert "hello" in text
+    assert "cut" not in text
+    assert "AAAA" not in text
+
+
+def test_the_text_of_an_embedded_resource_is_cut_like_any_other() -> None:
+    note = {"type": "resource", "resource": {"uri": "file:///note", "text": "Beware. " * 10_000}}
+    text = history_text(from_mcp({"content": [note]}), 1000)
+    assert "Beware. Beware." in text
+    assert "[cut: " in text
+    assert len(text) < 1200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"type": "image", "data": "aGk="},
+        [IMAGE, {"data": "aGk="}],
+        [IMAGE, {"type": 7}],
+        ["image", IMAGE],
+        {"images": [IMAGE]},
+    ],
+)
+def test_only_a_list_of_typed_blocks_is_taken_for_one(content: object) -> None:
+    assert json.loads(history_text(success(content), 1000)) == {"content": content}
+
+
+def test_structured_content_stands_for_the_blocks_beside_it() -> None:
+    answer: Any = {"content": [BLOCK, IMAGE], "structuredContent": {"n": 1}}
+    assert from_mcp(answer) == ToolCallResult({"n": 1})

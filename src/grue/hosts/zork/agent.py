@@ -3,8 +3,10 @@
 import logging
 from typing import Any
 
+from msgspec.structs import replace
+
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import turn_limits
+from grue.config.wiring import on_tool_drift, turn_limits
 from grue.hosts.zork.client import LLMClient, tool_support_error
 from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.hosts.zork.manager import MCPManager
@@ -39,7 +41,7 @@ class ZorkAgent:
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines;
             `None`: no tools.
         recorder: Where every message is recorded; `None`: a new one.
-        policy: What failures lead to.
+        policy: What failures lead to; what becomes of a tool that drifts is the configuration's word.
         turn_timeout_s: Limit for a turn; `None`: none.
 
     Attributes:
@@ -94,8 +96,9 @@ class ZorkAgent:
             llm=self._llm(sampling),
             servers=servers,
             limits=turn_limits(config, turn_timeout_s),
-            policy=policy,
+            policy=replace(policy or FailurePolicy(), on_tool_drift=on_tool_drift(config)),
             recorder=recorder,
+            tool_lock=mcp_manager.tool_lock if isinstance(mcp_manager, MCPManager) else None,
         )
 
     @property

@@ -13,7 +13,9 @@ from typing import Any
 from grue.actors.owned_session import OwnedSession, SessionWiring
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration
+from grue.config.wiring import on_tool_drift, tool_lock
 from grue.errors import MCPError, MCPServerStartupError
+from grue.mcp_transport.client import ClientOptions
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import StdioServer
 from grue.messages import (
@@ -33,7 +35,7 @@ from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_names import split_name
 from grue.protocol.tool_schemas import openai_tool, openai_tools
 from grue.runtime.trace import Recorder
-from grue.tool_servers import connect_to, hide_secrets
+from grue.tool_servers import connect_to, hide_secrets, pinning
 from grue.turn_errors import error_for
 
 
@@ -55,12 +57,15 @@ class MCPManager:
         ignored_servers: Names of the others (R2.6).
         config_warnings: What else of the file has no effect, one sentence each.
         tool_server: How it is reached.
+        tool_lock: The approved definitions of its tools, from `mcp_tools.lock` next to the file of servers;
+            `None`: whatever it lists.
         connection: What the episode knows of it: never connected, connected before, given up. Plain data,
             to be read, stored and set.
         recorder: Where the messages of its sessions are recorded.
 
     Raises:
-        MCPConfigError: The file is missing, or names no server that can be used (R2.2, R2.3).
+        MCPConfigError: The file is missing, or names no server that can be used (R2.2, R2.3); the tool lock
+            cannot be used.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class MCPManager:
         self.ignored_servers = servers.ignored_servers
         self.config_warnings = servers.warnings
         self.tool_server = to_tool_server(name, self.server_config)
+        self.tool_lock = tool_lock(config)
         self.langfuse_client = langfuse_client
         self.connection: Settled = Untried()
         self.recorder = Recorder()
@@ -124,7 +130,8 @@ class MCPManager:
             timeout_s=self.config.mcp_server_startup_timeout_seconds,
         )
         # The session must not refer to the manager, or nobody could lose the manager while it is open.
-        connect = connect_to(self.server_name, self.tool_server, self._registry)
+        options = ClientOptions(pinning=pinning(self.tool_lock, self.server_name, on_tool_drift(self.config)))
+        connect = connect_to(self.server_name, self.tool_server, self._registry, options)
         session = OwnedSession(command, SessionWiring(connect, self.recorder, self.connection))
         self._session = session
         outcome = await session.opened()

@@ -1,0 +1,153 @@
+"""Play turns without end against good and faulty servers, in one process, and see whether anything grows.
+
+    python benchmarks/soak.py                  2,000 turns, about four minutes
+    python benchmarks/soak.py --turns 300 --warm-up 100
+
+Every other turn is one of a single long episode with a sound server; the others go through the rows of the
+fault matrix, each with a runner, a model's endpoint and a server of its own. Prints what the process holds
+after the warm-up and after every 200 turns more; exits with 1 if that has grown by the end, or if a turn did
+not end as it has to.
+"""
+
+import argparse
+import gc
+import itertools
+import os
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import psutil
+from msgspec.structs import replace
+
+from grue.actors.llm_endpoint import LlmSettings
+from grue.mcp_transport.guard import guard
+from grue.mcp_transport.stdio import ProcessLimits
+from grue.runner import Runner, TurnRequest
+from grue.testing.fault_turns import GRACE_S, Fault, a_turn
+from grue.testing.faults import FAULTS
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+MARK = "GRUE_SOAK_MARK"
+EVERY = 200
+MEMORY_MB = 6.0
+"""What the resident memory may be above that after the warm-up: the allocator's own ups and downs."""
+
+SLOW = ("python-sdk-server", "line-of-10-mb", "turn-limit-and-stubborn")
+"""Rows that would take most of the time; a second of their own interpreter's start, for instance."""
+
+
+class Held(NamedTuple):
+    """What this process holds at one moment."""
+
+    turn: int
+    descriptors: int
+    threads: int
+    processes: int
+    memory_mb: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.turn:6} turns  {self.descriptors:4} descriptors  {self.threads:3} threads  "
+            f"{self.processes:3} processes  {self.memory_mb:7.1f} MB"
+        )
+
+
+def held(turn: int) -> Held:
+    """Count everything, processes of whatever parent included; the guard is none of them."""
+    gc.collect()
+    me = psutil.Process()
+    mine = {child.pid for child in me.children(recursive=True)} - {guard.pid}
+    marked = {
+        process.pid for process in psutil.process_iter() if process.pid != me.pid and _is_marked(process)
+    }
+    return Held(turn, me.num_fds(), me.num_threads(), len(mine | marked), me.memory_info().rss / 2**20)
+
+
+def _is_marked(process: psutil.Process) -> bool:
+    try:
+        return process.environ().get(MARK) == os.environ[MARK]
+    except (psutil.Error, OSError):
+        return False
+
+
+def rows() -> Sequence[Fault]:
+    """Return the rows of the matrix that are turns, with limits as short as they can be."""
+    chosen = [fault for fault in FAULTS if fault.drive is None and fault.name not in SLOW]
+    return [
+        replace(
+            fault,
+            startup_s=min(fault.startup_s, 0.3) if fault.startup_s < 10 else fault.startup_s,
+            call_s=min(fault.call_s, 0.1) if fault.call_s < 10 else fault.call_s,
+            flags=tuple("0.15" if flag == "0.4" else flag for flag in fault.flags),
+        )
+        for fault in chosen
+    ]
+
+
+def episode_reply(request: LlmRequest) -> LlmReply:
+    """Call the tool once a turn, then answer."""
+    if any(message["role"] == "tool" for message in request.messages):
+        return text_reply("done")
+    return tool_calls_reply(("faulty.echo", {"text": "hi"}))
+
+
+def soak(turns: int, warm_up: int) -> int:
+    """Play, print, and return the exit status."""
+    samples: list[Held] = []
+    surprises: Counter[str] = Counter()
+    faults = itertools.cycle(rows())
+    request = TurnRequest[str](system="Use the tool.", user="Go on.")
+    with ScriptedLlmServer(episode_reply) as llm:
+        episode = Runner(
+            llm=LlmSettings(base_url=llm.base_url, model="scripted"),
+            servers={"faulty": Fault(name="sound").server()},
+            process_limits=ProcessLimits(exit_grace_s=GRACE_S, term_grace_s=GRACE_S),
+        )
+        started = time.monotonic()
+        for turn in range(1, turns + 1):
+            if turn % 2:
+                if episode.run_turn(request).kind != "answered":
+                    surprises["the episode"] += 1
+            else:
+                fault = next(faults)
+                if a_turn(fault).outcome != fault.outcome:
+                    surprises[fault.name] += 1
+            llm.requests.clear()
+            if turn in (warm_up, turns) or (turn > warm_up and turn % EVERY == 0):
+                samples.append(held(turn))
+                print(samples[-1], flush=True)
+        print(f"{turns} turns in {time.monotonic() - started:.0f} s")
+    return _judged(samples, surprises)
+
+
+def _judged(samples: Sequence[Held], surprises: Counter[str]) -> int:
+    first, last = samples[0], samples[-1]
+    grown = [
+        f"{name} grew from {before} to {after}"
+        for name, before, after in zip(Held._fields[1:4], first[1:4], last[1:4], strict=True)
+        if after > before
+    ]
+    if last.memory_mb > first.memory_mb + MEMORY_MB:
+        grown.append(f"memory grew by {last.memory_mb - first.memory_mb:.1f} MB")
+    wrong = [f"{name}: {count} turns did not end as they have to" for name, count in surprises.items()]
+    for line in (*grown, *wrong):
+        print(line, file=sys.stderr)
+    return 1 if grown or wrong else 0
+
+
+def main() -> None:
+    """Read the options and soak."""
+    parser = argparse.ArgumentParser(description="Play turns without end and see whether anything grows.")
+    parser.add_argument("--turns", type=int, default=2000)
+    parser.add_argument("--warm-up", type=int, default=100, help="turns before the first count")
+    options = parser.parse_args()
+    os.environ[MARK] = uuid.uuid4().hex
+    sys.exit(soak(options.turns, options.warm_up))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What `grue tools` says of the tool lock, and `grue tools --lock` writes into it."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from grue.cli.project import BUNDLED, KnownServers
+from grue.config import tool_lock_file
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import on_tool_drift
+from grue.errors import MCPConfigError
+from grue.messages import ServerName, ToolDefinition, ToolDrifted
+from grue.protocol.safe_text import printable
+from grue.protocol.tool_lock import ToolPin, drift_text, lock_of, screen
+
+Listings = Mapping[str, tuple[ToolDefinition, ...]]
+"""What each server that could be asked lists."""
+
+_MARKS = {"added": "+", "removed": "-", "changed": "~"}
+
+
+def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[str]:
+    """Yield one sentence for each tool that is not as the lock of its servers' file has it.
+
+    Raises:
+        MCPConfigError: The lock cannot be used.
+    """
+    if known.source == BUNDLED or config.mcp_tool_lock == "off":
+        return
+    lock = tool_lock_file.read(tool_lock_file.lock_path(Path(known.source)))
+    if lock is None:
+        return
+    for name, tools in listings.items():
+        _, notes = screen(lock.pins(name), ServerName(name), tools, on_tool_drift(config))
+        for note in notes:
+            yield printable(drift_text(note))
+
+
+def approve(known: KnownServers, listings: Listings) -> Iterator[str]:
+    """Write what the servers list into the lock of their file, and yield what has changed in it.
+
+    Args:
+        known: All servers of the file; those that are not in `listings` keep their pins.
+        listings: What is approved.
+
+    Raises:
+        MCPConfigError: There is no file of servers, or the lock cannot be written.
+    """
+    if known.source == BUNDLED:
+        raise MCPConfigError(
+            "There is nothing to lock: no file of MCP servers is configured. Name one with --mcp-config."
+        )
+    path = tool_lock_file.lock_path(Path(known.source))
+    changes = tool_lock_file.write(path, listings, keep=(*known.servers, *known.unusable))
+    approved = {name: lock_of(tools) for name, tools in listings.items()}
+    for change in changes:
+        yield _line(change, approved.get(change.server, {}).get(change.tool))
+    count = sum(map(len, approved.values()))
+    state = f"{len(changes)} changed" if changes else "nothing has changed"
+    yield f"{path}: {count} tool{'' if count == 1 else 's'} approved, {state}"
+
+
+def _line(change: ToolDrifted, pin: ToolPin | None) -> str:
+    what = pin.summary if pin is not None and change.change == "added" else ""
+    if change.change == "changed":
+        what = ", ".join(part.replace("_", " ") for part in change.parts)
+    return printable(f"{_MARKS[change.change]} {change.server}.{change.tool}  {what}").rstrip()

@@ -1,0 +1,95 @@
+"""`mcp_tools.lock`: the approved definitions of tools as a file, made to be committed and read in a diff.
+
+JSON, sorted, one line for each digest. It lies next to the file of MCP servers.
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from grue.config.reading import read_config_text
+from grue.config.strict_json import parse_json
+from grue.errors import MCPConfigError
+from grue.messages import ServerName, ToolDefinition, ToolDrifted
+from grue.protocol.tool_lock import ToolLock, ToolPin, lock_of, screen
+
+FILE_NAME = "mcp_tools.lock"
+_VERSION = 1
+_COMMAND = "grue tools --lock"
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    servers: dict[str, dict[str, ToolPin]]
+
+
+def lock_path(mcp_config: Path) -> Path:
+    """Return where the lock of a file of MCP servers lies."""
+    return mcp_config.parent / FILE_NAME
+
+
+def read(path: Path) -> ToolLock | None:
+    """Return what a file has; `None`: it is not there.
+
+    Raises:
+        MCPConfigError: It cannot be read, or is not a tool lock of a version that is known.
+    """
+    if not path.exists():
+        return None
+    document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+    version = document.get("version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > _VERSION:
+        raise MCPConfigError(
+            f"{path} is a tool lock of version {version}; this grue knows version {_VERSION}. Upgrade grue.",
+            path=str(path),
+        )
+    try:
+        return ToolLock(msgspec.convert(document, _File).servers)
+    except msgspec.ValidationError as error:
+        raise MCPConfigError(
+            f"{path} is not a tool lock: {error}. Restore it, or write it anew with: {_COMMAND}",
+            path=str(path),
+        ) from error
+
+
+def write(
+    path: Path, tools_by_server: Mapping[str, Iterable[ToolDefinition]], *, keep: Collection[str] = ()
+) -> tuple[ToolDrifted, ...]:
+    """Approve what servers list now, and return what has changed by that, server by server.
+
+    Args:
+        path: The file; it is replaced as a whole, or made.
+        tools_by_server: What each server lists.
+        keep: Servers whose pins stay as they are if they are not listed anew, such as one that could not be
+            started. All others that the file has are dropped from it.
+
+    Raises:
+        MCPConfigError: There is something else in the file, or it cannot be written.
+    """
+    before = read(path) or ToolLock()
+    listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
+    servers = {name: dict(pins) for name, pins in before.servers.items() if name in keep}
+    servers |= {name: lock_of(tools) for name, tools in listed.items()}
+    changes: list[ToolDrifted] = []
+    for name in sorted({*before.servers, *servers} - (set(keep) - set(listed))):
+        _, notes = screen(before.pins(name), ServerName(name), listed.get(name, ()), "report")
+        changes += notes
+    _replace(path, {"version": _VERSION, "servers": msgspec.to_builtins(servers)})
+    return tuple(changes)
+
+
+def _replace(path: Path, document: object) -> None:
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        # A lone surrogate in a tool's name becomes the escape that JSON has for it.
+        new.write_bytes(text.encode("utf-8", "backslashreplace"))
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error

@@ -1,0 +1,203 @@
+"""Whether a tool's result is what the tool said it would be: structured content against its output schema.
+
+The schema comes from the server, and so does what is checked: neither is trusted. References are resolved
+within the schema only, nothing is fetched. Keywords that need regular expressions, which can run for ever, or
+compare every item with every other, are passed over. What is too large is not checked, and a check that takes
+too long is given up. What cannot be checked is let through, with a notice.
+
+`jsonschema` comes with the package mcp; it is imported when the first result is checked.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import msgspec
+
+from grue.mcp_transport.notices import Notify
+from grue.messages import JsonObject, ToolCallResult, ToolDefinition
+from grue.protocol import tool_results
+from grue.protocol.safe_text import printable
+
+MAX_SCHEMA_BYTES = 30_000
+MAX_CONTENT_BYTES = 1_000_000
+MAX_CHECK_S = 0.5
+
+_FAULT_CHARS = 300
+_NOT_CHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+_check_until: ContextVar[float] = ContextVar("check_until")
+
+Check: TypeAlias = Callable[[object], str | None]
+"""Says what is wrong with structured content, if anything is."""
+
+
+class _GivenUpError(Exception):
+    """The text says why."""
+
+
+class OutputSchemas:
+    """The output schemas of one session's tools, each compiled once, when its tool first answers.
+
+    One that cannot be compiled or used is given up for the session.
+
+    Args:
+        notify: Hears of what cannot be used or checked, as `bad_schema`.
+    """
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._schemas: dict[str, JsonObject] = {}
+        self._checks: dict[str, Check | None] = {}
+
+    def declare(self, tools: Iterable[ToolDefinition]) -> None:
+        """Take a listing in place of the one before."""
+        before = self._schemas
+        self._schemas = {tool.tool: tool.output_schema for tool in tools if tool.output_schema is not None}
+        for name in [name for name in self._checks if self._schemas.get(name) != before[name]]:
+            del self._checks[name]
+
+    def checked(self, tool: str, answer: JsonObject, result: ToolCallResult) -> ToolCallResult:
+        """Return the result of a call, or an error with the same content if it breaks the tool's promise.
+
+        Args:
+            tool: Bare name.
+            answer: The result object of `tools/call`.
+            result: What was read from it.
+        """
+        if result.is_error or tool not in self._schemas:
+            return result
+        if tool not in self._checks:
+            self._checks[tool] = self._compiled(tool)
+        check = self._checks[tool]
+        if check is None:
+            return result
+        if answer.get("structuredContent") is None:
+            fault: str | None = "it has no structured content"
+        else:
+            fault = self._fault(tool, check, result.content)
+        if fault is None:
+            return result
+        message = f"The tool's result is not what its output schema says: {fault}"
+        return tool_results.failure(message, result.content)
+
+    def _compiled(self, tool: str) -> Check | None:
+        try:
+            return _check_of(self._schemas[tool])
+        except Exception as error:  # noqa: BLE001 - a server's schema may break its compiler in any way
+            self._give_up(tool, error)
+            return None
+
+    def _fault(self, tool: str, check: Check, content: object) -> str | None:
+        if len(msgspec.json.encode(content)) > MAX_CONTENT_BYTES:
+            self._notify(
+                "bad_schema", f"{tool}: a result of more than {MAX_CONTENT_BYTES} bytes is not checked"
+            )
+            return None
+        try:
+            return check(content)
+        except Exception as error:  # noqa: BLE001 - or show only when it is used that it cannot be
+            self._give_up(tool, error)
+            return None
+
+    def _give_up(self, tool: str, error: Exception) -> None:
+        self._checks[tool] = None
+        self._notify("bad_schema", f"{tool}: its output schema is not used: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    # The first line of the validator's own words; the others repeat the schema.
+    return printable(str(error).strip().partition("\n")[0] or type(error).__name__, _FAULT_CHARS)
+
+
+def _check_of(schema: JsonObject) -> Check:
+    """Compile a schema.
+
+    Raises:
+        Exception: It is too large, or not valid; of whatever type the validator has for it.
+    """
+    import jsonschema  # type: ignore[import-untyped]  # it ships no types
+    from referencing import Registry
+
+    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
+        raise _GivenUpError(f"it is larger than {MAX_SCHEMA_BYTES} bytes")
+    dialect = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    if dialect in (jsonschema.Draft3Validator, jsonschema.Draft4Validator):
+        raise _GivenUpError("its dialect of JSON Schema is too old")
+    own = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
+    if _leads_elsewhere(own):
+        # The validator would go on there with its plain class, without our limits.
+        raise _GivenUpError("it refers to something outside, or is made of several schemas")
+    dialect.check_schema(own, format_checker=jsonschema.FormatChecker(()))
+    validator = _bounded(dialect)(own, registry=Registry())
+
+    def check(content: object) -> str | None:
+        token = _check_until.set(time.monotonic() + MAX_CHECK_S)
+        try:
+            error = next(validator.iter_errors(content), None)
+        finally:
+            _check_until.reset(token)
+        return None if error is None else _told(error)
+
+    return check
+
+
+def _told(error: Any) -> str:
+    place = "" if error.json_path == "$" else f"{error.json_path}: "
+    return printable(f"{place}{error.message}", _FAULT_CHARS)
+
+
+def _leads_elsewhere(value: object) -> bool:
+    match value:
+        case {"$schema": str()} | {"$id": str()}:
+            return True
+        case dict():
+            outside = any(_is_outside(value.get(name)) for name in _REFERENCES)
+            return outside or any(map(_leads_elsewhere, value.values()))
+        case list():
+            return any(map(_leads_elsewhere, value))
+        case _:
+            return False
+
+
+def _is_outside(reference: object) -> bool:
+    return isinstance(reference, str) and not reference.startswith("#")
+
+
+@functools.cache
+def _bounded(dialect: Any) -> Any:
+    """Return a validator of the same dialect that keeps to our limits."""
+    from jsonschema import validators
+
+    keywords = {name: _timed(keyword) for name, keyword in dialect.VALIDATORS.items()}
+    keywords |= {name: _no_check for name in _NOT_CHECKED if name in keywords}
+    keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
+    return validators.extend(dialect, keywords)
+
+
+def _timed(keyword: Any) -> Any:
+    def timed(validator: Any, value: Any, content: Any, schema: Any) -> Any:
+        if time.monotonic() > _check_until.get():
+            raise _GivenUpError(f"the check takes longer than {MAX_CHECK_S} s")
+        return keyword(validator, value, content, schema)
+
+    return timed
+
+
+def _no_check(validator: Any, value: Any, content: Any, schema: Any) -> Iterator[Any]:
+    del validator, value, content, schema
+    return iter(())
+
+
+def _without_patterns(keyword: Any) -> Any:
+    def additional(validator: Any, value: Any, content: Any, schema: Mapping[str, Any]) -> Any:
+        chosen = _no_check if "patternProperties" in schema else keyword
+        return chosen(validator, value, content, schema)
+
+    return additional

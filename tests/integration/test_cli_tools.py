@@ -1,0 +1,231 @@
+"""`grue tools`, `grue call` and `grue doctor`, as a user runs them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from commands import faulty, grue, write_servers
+
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import ScriptedLlmServer
+
+
+def printable(text: str) -> bool:
+    return all(line.isprintable() for line in text.splitlines())
+
+
+def table(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+
+
+def test_tools_lists_the_bundled_server_where_none_is_configured(tmp_path: Path) -> None:
+    listed = grue("tools", cwd=tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.startswith("mind · 1 tool · MCP 2025-11-25 · bundled with grue\n")
+    assert "    thoughtNumber: integer, required\n        The number of this step, from 1\n" in listed.stdout
+    assert max(map(len, listed.stdout.splitlines())) <= 80
+    assert printable(listed.stdout)
+
+
+def test_tools_lists_every_configured_server_though_one_fails(tmp_path: Path) -> None:
+    write_servers(
+        tmp_path / "mcp.json",
+        good=faulty("--malformed-tool"),
+        bad=faulty("--exit-at", "start", "--stderr", "no disk \x1b[31mred"),
+        off={**faulty(), "disabled": True},
+        unset={"command": "x", "args": ["${GRUE_NOT_SET}"]},
+    )
+    with assert_nothing_left():
+        listed = grue("tools", "--mcp-config", "mcp.json", cwd=tmp_path)
+    assert listed.returncode == 1
+    assert re.findall(r"^  (\S+)$", listed.stdout, re.MULTILINE) == ["good.echo", "good.fail", "good.environ"]
+    assert "no disk red" in listed.stderr
+    assert "GRUE_NOT_SET" in listed.stderr
+    assert "off" not in listed.stdout
+    assert printable(listed.stdout + listed.stderr)
+
+
+def test_tools_of_one_server_starts_no_other(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    write_servers(tmp_path / "mcp.json", one=faulty(), two=faulty("--record", str(record)))
+    listed = grue("tools", "one", "--mcp-config", "mcp.json", "--json", cwd=tmp_path)
+    (server,) = json.loads(listed.stdout)["servers"]
+    assert server["server"] == "one"
+    assert server["protocol_version"] == "2025-11-25"
+    assert server["tools"][0]["input_schema"]["required"] == ["text"]
+    assert not record.exists()
+
+
+def test_tools_as_json_has_the_failures_too(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp.json", bad=faulty("--exit-at", "list"))
+    listed = grue("tools", "--mcp-config", "mcp.json", "--json", cwd=tmp_path)
+    assert listed.returncode == 1
+    (server,) = json.loads(listed.stdout)["servers"]
+    assert (server["server"], server["phase"]) == ("bad", "list")
+
+
+def test_r2_4_the_project_s_file_is_used(tmp_path: Path) -> None:
+    table(tmp_path, "[tool.zorkgpt.mcp]\nenabled = true\nconfig_file = 'mine.json'\n")
+    write_servers(tmp_path / "mine.json", box=faulty())
+    called = grue("call", "box.echo", '{"text": "hi"}', cwd=tmp_path)
+    assert (called.returncode, called.stdout) == (0, "hi\n"), called.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "stdout"),
+    [
+        (["box.echo", '{"text": "hi"}'], "hi\n"),
+        (["box.echo", "--arg", "text=7"], "7\n"),
+        (["box.echo", '{"text": "no"}', "--arg", "text=a=b"], "a=b\n"),
+        (["box.echo", "--arg", "text=\x1b[31mred\x07"], "red\\u0007\n"),
+        (["box.echo", "--arg", 'text={"a": [1]}'], '{\n  "a": [\n    1\n  ]\n}\n'),
+        (["box.echo", "--arg", "text=hi", "--json"], '{"content": "hi"}\n'),
+    ],
+)
+def test_call_prints_the_result(tmp_path: Path, args: list[str], stdout: str) -> None:
+    write_servers(tmp_path / "mcp.json", box=faulty())
+    called = grue("call", *args, "--mcp-config", "mcp.json", cwd=tmp_path)
+    assert (called.returncode, called.stdout, called.stderr) == (0, stdout, "")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (["box.fail"], 1, "told to fail"),
+        (["box.echo", "--arg", "text=hi", "--timeout", "0.2"], 1, "timed out after 0.2s"),
+        (["box.nope"], 2, "There is no tool 'box.nope'. Listed: box.echo, box.fail, box.environ"),
+        (["other.x"], 2, "There is no MCP server 'other'. Known (mcp.json): box, bad."),
+        (["echo"], 2, "SERVER.TOOL"),
+        (["box.echo", "{text}"], 2, "not JSON"),
+        (["box.echo", "[1]"], 2, "no JSON object"),
+        (["box.echo", "--arg", "text"], 2, "NAME=VALUE"),
+        (["bad.echo"], 1, "no disk"),
+    ],
+)
+def test_call_says_what_went_wrong(tmp_path: Path, args: list[str], status: int, words: str) -> None:
+    bad = faulty("--exit-at", "start", "--stderr", "no disk")
+    write_servers(tmp_path / "mcp.json", box=faulty("--slow-call", "0.5"), bad=bad)
+    with assert_nothing_left():
+        called = grue("call", *args, "--mcp-config", "mcp.json", cwd=tmp_path)
+    assert called.returncode == status, called.stderr
+    assert words in called.stderr
+    assert "Traceback" not in called.stderr
+
+
+def test_call_shows_what_the_server_says_beside_its_answer(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp.json", box=faulty("--chatty"))
+    called = grue("call", "box.echo", "--arg", "text=hi", "--mcp-config", "mcp.json", cwd=tmp_path)
+    assert called.stdout == "hi\n"
+    assert called.stderr == "log: info: working on it\nprogress: 1/2\n"
+
+
+def test_doctor_is_content_with_nothing_configured(tmp_path: Path) -> None:
+    found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert found.returncode == 0, found.stdout
+    for words in ("Python 3.", "mcp 2.", "mind (bundled with grue): MCP 2025-11-25, 1 tool, up in", "dfrotz"):
+        assert words in found.stdout
+    assert "WRONG" not in found.stdout
+
+
+def test_doctor_finds_each_fault_and_says_what_to_do(tmp_path: Path) -> None:
+    table(tmp_path, "[tool.zorkgpt.mcp]\nenabled = true\nconfig_file = 'mcp.json'\n[tool.zorkgpt.llm]\n")
+    write_servers(
+        tmp_path / "mcp.json",
+        good={**faulty("--ignore-eof"), "oauth": {}},
+        bad=faulty("--exit-at", "initialize", "--stderr", "no disk"),
+        absent={"command": "grue-has-no-such-command"},
+        unset={"command": "x", "env": {"KEY": "${GRUE_NOT_SET}"}},
+    )
+    with assert_nothing_left():
+        found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert found.returncode == 1
+    for words in (
+        "ok     mcp.json: 4 servers",
+        "does not use the key 'oauth'",
+        "note   good (mcp.json): MCP 2025-11-25, 3 tools",
+        "it had to be terminated",
+        "no disk",
+        "grue-has-no-such-command",
+        "GRUE_NOT_SET",
+    ):
+        assert words in found.stdout, found.stdout
+    assert found.stdout.count("WRONG") == 3
+
+
+def test_doctor_asks_a_server_at_a_url_unless_told_not_to(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp.json", far={"url": "http://127.0.0.1:9/mcp"})
+    asked = grue("doctor", "--mcp-config", "mcp.json", cwd=tmp_path)
+    spared = grue("doctor", "--mcp-config", "mcp.json", "--no-network", cwd=tmp_path)
+    assert (asked.returncode, spared.returncode) == (1, 0), asked.stdout + spared.stdout
+    assert "WRONG  Failed to reach MCP server 'far'" in asked.stdout
+    assert "far (mcp.json): reached by URL; not asked" in spared.stdout
+
+
+def test_doctor_names_the_missing_key(tmp_path: Path) -> None:
+    table(tmp_path, "[tool.zorkgpt.llm]\nagent_model = 'some/model'\n")
+    found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert found.returncode == 1
+    assert "GRUE_API_KEY or OPENROUTER_API_KEY" in found.stdout
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_doctor_asks_the_endpoint(tmp_path: Path, reachable: bool) -> None:
+    with ScriptedLlmServer([]) as llm:
+        url = llm.base_url
+        table(tmp_path, f"[tool.zorkgpt.llm]\nclient_base_url = '{url}'\n")
+        if reachable:
+            found = grue("doctor", cwd=tmp_path, GRUE_API_KEY="sk-of-the-doctor")
+    if not reachable:
+        found = grue("doctor", cwd=tmp_path, GRUE_API_KEY="sk-of-the-doctor")
+    assert found.returncode == (0 if reachable else 1), found.stdout
+    assert ("it answers in" if reachable else "cannot be reached") in found.stdout
+    assert "sk-of-the-doctor" not in found.stdout + found.stderr
+
+
+def test_r14_doctor_without_mcp_names_the_command(tmp_path: Path) -> None:
+    without = (
+        "import importlib.metadata as m\nreal = m.version\n"
+        "def version(name):\n"
+        "    if name == 'mcp':\n        raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.version = version\n"
+    )
+    found = grue("doctor", "--no-network", cwd=tmp_path, before=without)
+    assert found.returncode == 1
+    assert "pip install 'grue[mcp]'" in found.stdout
+
+
+def test_r14_doctor_without_node_says_who_needs_it(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp.json", seq={"command": "npx", "args": ["-y", "some-server"]})
+    found = grue("doctor", "--no-network", "--mcp-config", "mcp.json", cwd=tmp_path, PATH="/nowhere")
+    assert found.returncode == 1
+    assert "Node.js is not installed, and seq needs it" in found.stdout
+
+
+def test_r2_2_doctor_finds_a_missing_file(tmp_path: Path) -> None:
+    found = grue("doctor", "--no-network", "--mcp-config", "nowhere.json", cwd=tmp_path)
+    assert found.returncode == 1
+    assert "WRONG  MCP is enabled but config file not found: nowhere.json" in found.stdout
+
+
+def test_doctor_says_of_a_file_that_is_not_used(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp_config.json", box=faulty())
+    found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert "note   mcp_config.json is not used" in found.stdout
+
+
+ONE_FAULT = """
+import grue.testing.faults as faults, msgspec
+faults.run_matrix.__defaults__ = ((msgspec.structs.replace(faults.SOUND[0], outcome={outcome!r}),),)
+"""
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("answered", 0), ("forced", 1)])
+def test_doctor_tries_the_faults(tmp_path: Path, outcome: str, status: int) -> None:
+    found = grue("doctor", "--faults", cwd=tmp_path, before=ONE_FAULT.format(outcome=outcome))
+    assert found.returncode == status, found.stdout
+    line, total = found.stdout.splitlines()
+    assert re.match(r"well-behaved +answered returned +\d+\.\d\d s  ", line)
+    assert line.endswith("  ok") == (status == 0)
+    assert total.startswith(f"1 faults, {status} of them wrong, ")

@@ -1,0 +1,359 @@
+"""The MCP client over HTTP: a real server of each transport, and the faulty one, one fault at a time."""
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import pytest
+from http_servers import real_http_server
+
+from grue.mcp_transport.client import ClientOptions, Listing, McpClient
+from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.mcp_transport.http import HttpServer
+from grue.mcp_transport.notices import ServerNotice
+from grue.mcp_transport.server_options import ServerOptions
+from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry
+from grue.messages import JsonObject, ServerFailure, ToolCallResult
+from grue.testing.faulty_http_server import faulty_http_server
+from grue.testing.leftovers import assert_nothing_left
+
+pytestmark = pytest.mark.anyio
+
+HI: JsonObject = {"text": "hi"}
+ECHO = ToolCallResult(content="hi")
+TOKEN = "hunter2hunter2"
+SMALL = ProcessLimits(max_line_bytes=100_000)
+
+
+@pytest.fixture(autouse=True)
+async def sdk() -> None:
+    # The SDK's import takes its time, and keeps descriptors: neither is the tests' matter.
+    from grue.mcp_transport import sdk_http
+
+    assert sdk_http
+
+
+class Session:
+    """A client of one server, and what it was told beside."""
+
+    def __init__(self, url: str, transport: Literal["http", "sse"] = "http", **more: Any) -> None:
+        self.notices: list[ServerNotice] = []
+        self.server = HttpServer(name="far", url=url, transport=transport, **more)
+        self.listing: Listing
+        self.closed_after_s = 0.0
+
+    def noted(self, kind: str) -> list[str]:
+        return [notice.text for notice in self.notices if notice.kind == kind]
+
+    @contextlib.asynccontextmanager
+    async def opened(
+        self, open_s: float = 5, limits: ProcessLimits | None = None
+    ) -> AsyncIterator[McpClient]:
+        """Open a session within `open_s`, and assert that it leaves nothing."""
+        options = ClientOptions(limits=limits or ProcessLimits(), on_notice=self.notices.append)
+        client = McpClient(self.server, ProcessRegistry(), options)
+        with assert_nothing_left():
+            async with client:
+                self.listing = await client.open(open_s)
+                yield client
+                closing = time.monotonic()
+            self.closed_after_s = time.monotonic() - closing
+
+
+async def failure_of(run: Awaitable[object], within_s: float = 1.5) -> ServerFailure:
+    before = time.monotonic()
+    with pytest.raises(ServerFailed) as caught:
+        await run
+    assert time.monotonic() - before < within_s
+    assert TOKEN not in str(caught.value)
+    assert "ExceptionGroup" not in str(caught.value)
+    assert caught.value.failure.remedy
+    return caught.value.failure
+
+
+async def one_call(session: Session, call_s: float = 5, **limits: Any) -> ToolCallResult:
+    with anyio.fail_after(8):
+        async with session.opened(**limits) as client:
+            return await client.call("echo", HI, call_s)
+
+
+async def refusal_of(session: Session, **limits: Any) -> str:
+    with anyio.fail_after(8):
+        async with session.opened(**limits) as client:
+            texts = []
+            for _ in range(2):  # the second: it cost only the first call
+                with pytest.raises(ToolRefusedError) as caught:
+                    await client.call("echo", HI, 5)
+                texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--stateless",), ("--transport", "sse")], ids=" ".join)
+async def test_a_real_server_is_listed_and_used(flags: tuple[str, ...]) -> None:
+    with real_http_server(*flags) as url:
+        session = Session(url, "sse" if "sse" in flags else "http")
+        async with session.opened() as client:
+            assert [tool.tool for tool in session.listing.tools] == ["echo", "fail", "slow", "big", "chatty"]
+            assert session.listing.protocol_version == "2025-11-25"
+            assert session.listing.server_version == "real 1.0"
+            assert (client.pid, client.exit, client.ending) == (None, None, None)
+            assert await client.call("echo", HI, 5) == ECHO
+            assert (await client.call("fail", {}, 5)).is_error
+            assert len(str((await client.call("big", {"length": 900_000}, 5)).content)) == 900_000
+            await client.call("chatty", {}, 5)
+        assert session.noted("progress") == ([] if "--json" in flags else ["1/2"])
+        assert session.noted("noise") == []
+        assert session.closed_after_s < 0.5
+
+
+@pytest.mark.parametrize("flags", [(), ("--transport", "sse")], ids=" ".join)
+async def test_p24_a_timed_out_call_is_cancelled_and_the_session_goes_on(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    record = tmp_path / "record"
+    with real_http_server("--record", str(record), *flags) as url, anyio.fail_after(10):
+        session = Session(url, "sse" if flags else "http")
+        async with session.opened() as client:
+            before = time.monotonic()
+            with pytest.raises(ToolTimedOutError, match=r"timed out after 0.2s"):
+                await client.call("slow", {"seconds": 30}, 0.2)
+            assert time.monotonic() - before < 0.5
+            assert await client.call("echo", HI, 5) == ECHO
+    said = [json.loads(line) for line in record.read_text().splitlines()]
+    late = next(each["id"] for each in said if each["method"] == "tools/call")
+    cancelled = [each["params"]["requestId"] for each in said if each["method"] == "notifications/cancelled"]
+    assert cancelled == [late]
+    assert flags or said[-1]["http"] == "DELETE"
+
+
+async def test_cancelling_the_host_leaves_nothing_and_ends_the_session(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    with real_http_server("--record", str(record)) as url, assert_nothing_left():
+        with anyio.move_on_after(0.5) as scope:
+            async with Session(url).opened() as client:
+                await client.call("slow", {"seconds": 30}, 30)
+        assert scope.cancelled_caught
+    assert json.loads(record.read_text().splitlines()[-1])["http"] == "DELETE"
+
+
+async def test_headers_go_with_every_request_and_a_token_that_is_refused_is_not_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with real_http_server("--token", TOKEN) as url, caplog.at_level(logging.DEBUG):
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        assert await one_call(Session(f"{url}?api_key=hunter2", headers=headers)) == ECHO
+        failure = await failure_of(one_call(Session(f"{url}?api_key=hunter2")))
+    assert failure.cause.startswith("the server does not accept the credentials (HTTP 401 Unauthorized")
+    assert failure.command == url
+    assert "headers" in failure.remedy
+    body = ("--body", f"no {TOKEN} here")
+    with faulty_http_server("--status", "initialize=403", *body) as url:
+        failure = await failure_of(one_call(Session(url, headers=headers)))
+    assert failure.cause.endswith("(HTTP 403 Forbidden: no [redacted:Authorization token] here)")
+    logged = [record for record in caplog.records if record.name.startswith(("httpx2", "mcp.client"))]
+    assert not logged, "what they log has URLs in it"
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_options_choose_tools_and_limit_calls() -> None:
+    with real_http_server() as url:
+        session = Session(url, options=ServerOptions(call_timeout_s=0.2, include=("echo", "sl?w", "gone_*")))
+        async with session.opened() as client:
+            assert [tool.tool for tool in session.listing.tools] == ["echo", "slow"]
+            with pytest.raises(ToolTimedOutError, match=r"timed out after 0.2s"):
+                await client.call("slow", {"seconds": 30}, 30)
+    assert session.noted("bad_tool") == ["tools.include has 'gone_*', and the server lists no such tool"]
+    with faulty_http_server("--silent-at", "initialize") as url:
+        session = Session(url, options=ServerOptions(startup_timeout_s=0.2))
+        failure = await failure_of(one_call(session), within_s=0.8)
+    assert failure.cause == "no answer to initialize within 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("flags", "phase", "cause"),
+    [
+        ("--status initialize=404", "initialize", "no MCP server answers at this address (HTTP 404 "),
+        ("--status initialize=405", "initialize", "no MCP server answers at this address (HTTP 405 "),
+        ("--status initialize=500 --body oops", "initialize", "the server failed (HTTP 500 Internal Server "),
+        ("--status list=503", "list", "the server failed (HTTP 503 Service Unavailable)"),
+        ("--status list=302 --location http://other/x?k=1", "list", "redirects to http://other/x (HTTP 302)"),
+        ("--status list=308 --location http://127.0.0.1:1/mcp", "list", "redirects to http://127.0.0.1:1/mcp"),
+        ("--status initialize=307 --location /mcp", "initialize", "Redirect to http://127.0.0.1"),
+        ("--page-at initialize", "initialize", "it answered with text/html instead of an MCP message"),
+        ("--garbage-at initialize", "initialize", "its answer is no MCP message"),
+        ("--null-at initialize", "initialize", "result is null"),
+        ("--null-at list --events", "list", "its answer is no MCP message"),
+        ("--reset-at initialize", "initialize", "was lost before the answer came: Connection reset by peer"),
+        ("--close-at list", "list", "was lost before the answer came: Server disconnected"),
+        ("--cut-at list", "list", "was lost before the answer came: peer closed connection"),
+        ("--cut-at list --events", "list", "the connection was closed before the answer was complete"),
+        ("--half-open", "initialize", "no answer to initialize within 0.5 s"),
+        ("--silent-at initialize", "initialize", "no answer to initialize within 0.5 s"),
+        ("--silent-at initialized", "list", "no answer to tools/list within 0.5 s"),
+        ("--drip 0.02", "initialize", "no answer to initialize within 0.5 s"),
+        ("--legacy --status get=401", "initialize", "the server does not accept the credentials (HTTP 401 "),
+        ("--legacy --status get=302 --location http://other/sse", "initialize", "redirects to http://other/sse"),
+        ("--legacy --page-at get", "initialize", "it answered with text/html instead of an MCP message"),
+        ("--legacy --cut-at get", "initialize", "its stream of events ended before it named an endpoint"),
+        ("--legacy --elsewhere http://other/x", "initialize", "it names an endpoint at another host"),
+        ("--legacy --half-open", "initialize", "no answer to initialize within 0.5 s"),
+        ("--legacy --silent-at list", "list", "no answer to tools/list within 0.5 s"),
+        ("--legacy --exit-after initialize", "initialize", "was closed before the answer was complete"),
+    ],
+)  # fmt: skip
+async def test_r6_1_each_failure_to_open_names_its_cause(flags: str, phase: str, cause: str) -> None:
+    open_s = 0.5 if "within 0.5 s" in cause else 5
+    with faulty_http_server(*flags.split()) as url:
+        session = Session(url, "sse" if "--legacy" in flags else "http")
+        failure = await failure_of(one_call(session, open_s=open_s))
+    assert (failure.phase, failure.command, failure.exit_status) == (phase, url, None)
+    assert cause in failure.cause
+
+
+@pytest.mark.parametrize("transport", ["http", "sse"])
+@pytest.mark.parametrize(
+    ("url", "cause"),
+    [
+        ("http://127.0.0.1:9/mcp", "connection refused by 127.0.0.1:9"),
+        ("http://nowhere.invalid/mcp", "no address is known for the host nowhere.invalid"),
+    ],
+)
+async def test_r6_1_a_server_that_is_not_there(url: str, cause: str, transport: Any) -> None:
+    failure = await failure_of(one_call(Session(url, transport)), within_s=6)
+    assert (failure.phase, failure.cause) == ("initialize", cause)
+    assert "`url`" in failure.remedy
+
+
+async def test_r6_1_a_plain_server_has_no_secure_connection() -> None:
+    with faulty_http_server() as url:
+        failure = await failure_of(one_call(Session(url.replace("http:", "https:"))))
+    assert failure.cause.startswith("no secure connection to 127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        ("--status call=404", "session lost: the server does not know this session any more"),
+        ("--status call=401", "the server does not accept the credentials (HTTP 401 Unauthorized)"),
+        ("--status call=302 --location http://other/x", "the server redirects to http://other/x (HTTP 302)"),
+        ("--reset-at call", "was lost before the answer came: Connection reset by peer"),
+        ("--cut-at call", "was lost before the answer came: peer closed connection"),
+        ("--cut-at call --events", "the connection was closed before the answer was complete"),
+        ("--exit-at call", "was lost before the answer came: "),
+        ("--exit-after list", ""),
+        ("--legacy --status call=404", "session lost"),
+        ("--legacy --exit-at call", "was lost before the answer came: "),
+        ("--legacy --huge-result 2000000", "Server-sent event exceeded the 1048576 byte limit"),
+    ],
+)
+async def test_what_ends_the_session_in_a_call_says_so_at_once(flags: str, cause: str) -> None:
+    with faulty_http_server(*flags.split()) as url:
+        failure = await failure_of(one_call(Session(url, "sse" if "--legacy" in flags else "http")))
+    assert failure.phase == "call" or not cause
+    assert cause in failure.cause
+
+
+async def test_a_session_that_the_server_has_forgotten_is_lost_whatever_status_says_so() -> None:
+    body = json.dumps(
+        {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "No valid session ID provided"}}
+    )
+    flags = ("--status", "call=400", "--body", body, "--body-type", "application/json")
+    with faulty_http_server(*flags) as url:
+        failure = await failure_of(one_call(Session(url)))
+    assert failure.cause.startswith("session lost")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--status call=503 --body busy", "the server failed (HTTP 503 Service Unavailable: busy)"),
+        ("--status call=429", "the server has had too many requests (HTTP 429 Too Many Requests)"),
+        ("--status call=418", "the server refused the request (HTTP 418 I'm a Teapot)"),
+        ("--page-at call", "it answered with text/html instead of an MCP message (HTTP 200)"),
+        ("--garbage-at call", "its answer is no MCP message"),
+        ("--null-at call", "The server's answer is not usable: result is null"),
+        ("--null-at call --events", "its answer is no MCP message"),
+        ("--huge-result 200000", "its answer is longer than 100000 bytes"),
+        ("--huge-result 200000 --events", "exceeded the 100000 byte limit"),
+        ("--legacy --status call=500", "the server failed (HTTP 500 Internal Server Error)"),
+        ("--legacy --null-at call", "The server's answer is not usable: result is null"),
+    ],
+)
+async def test_r6_4_a_bad_answer_costs_only_its_call(flags: str, words: str) -> None:
+    with faulty_http_server(*flags.split()) as url:
+        session = Session(url, "sse" if "--legacy" in flags else "http")
+        assert words in await refusal_of(session, limits=SMALL)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--events",
+        "--stateless",
+        "--status get=500",
+        "--reset-at get",
+        "--page-at get",
+        "--status initialized=401",
+        "--reset-at delete",
+        "--status delete=405",
+        "--drip 0.0001",
+        "--legacy",
+    ],
+)
+async def test_faults_that_need_not_matter_do_not(flags: str) -> None:
+    with faulty_http_server(*flags.split()) as url:
+        session = Session(url, "sse" if "--legacy" in flags else "http")
+        assert await one_call(session) == ECHO
+    assert session.closed_after_s < 0.5
+
+
+async def test_a_notification_that_is_never_taken_holds_up_nothing_for_long() -> None:
+    with faulty_http_server("--silent-at", "initialized") as url:
+        before = time.monotonic()
+        assert await one_call(Session(url, connect_timeout_s=0.3)) == ECHO
+        assert time.monotonic() - before < 1
+
+
+async def test_a_redirect_within_the_server_is_followed() -> None:
+    with real_http_server() as url:
+        assert await one_call(Session(f"{url}/")) == ECHO
+
+
+@pytest.mark.parametrize(
+    "flags", ["--silent-at call", "--silent-at call --silent-at cancel", "--legacy --silent-at call"]
+)
+async def test_a_timeout_holds_call_after_call(flags: str) -> None:
+    with faulty_http_server(*flags.split()) as url, anyio.fail_after(8):
+        async with Session(url, "sse" if "--legacy" in flags else "http").opened() as client:
+            for _ in range(3):
+                before = time.monotonic()
+                with pytest.raises(ToolTimedOutError):
+                    await client.call("echo", HI, 0.2)
+                assert time.monotonic() - before < 0.4
+
+
+async def test_p9_closing_takes_a_second_at_most() -> None:
+    with faulty_http_server("--silent-at", "delete") as url:
+        session = Session(url)
+        assert await one_call(session) == ECHO
+    assert 0.9 < session.closed_after_s < 1.3
+
+
+async def test_many_sessions_in_one_process_leave_nothing() -> None:
+    with faulty_http_server() as url, assert_nothing_left(), anyio.fail_after(30):
+        for _ in range(10):
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(_use, url)
+
+
+async def _use(url: str) -> None:
+    async with McpClient(HttpServer(name="far", url=url), ProcessRegistry()) as client:
+        await client.open(10)
+        assert await client.call("echo", HI, 10) == ECHO

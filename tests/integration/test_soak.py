@@ -1,0 +1,50 @@
+"""Many turns in one process, good servers and faulty ones: nothing grows. The long run is in benchmarks/."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
+
+pytest.importorskip("mcp")
+
+LEAKING = """
+import runpy, os, subprocess, sys, threading, time
+from grue.testing import fault_turns
+real = fault_turns.a_turn
+def leaking(fault):
+    {leak}
+    return real(fault)
+fault_turns.a_turn = leaking
+sys.argv[1:] = ["--turns", "10", "--warm-up", "4"]
+runpy.run_path({soak!r}, run_name="__main__")
+"""
+
+
+def soak(*command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_p9_150_turns_of_all_kinds_leave_nothing() -> None:
+    run = soak(str(SOAK), "--turns", "150", "--warm-up", "50")
+    assert run.returncode == 0, run.stdout + run.stderr
+    counts = re.findall(r"(\d+) turns +(\d+) descriptors +(\d+) threads +(\d+) processes", run.stdout)
+    assert [count[0] for count in counts] == ["50", "150"]
+    assert counts[1][3] == "0"
+
+
+LEAKS = {
+    "descriptors": "os.dup(0)",
+    "threads": "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    "processes": "subprocess.Popen(['sleep', '9'], stdout=-3, stderr=-3)",
+}
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_what_grows_is_told(what: str) -> None:
+    run = soak("-W", "ignore", "-c", LEAKING.format(leak=LEAKS[what], soak=str(SOAK)))
+    assert run.returncode == 1, run.stdout
+    assert f"{what} grew from" in run.stderr

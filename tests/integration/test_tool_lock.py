@@ -1,0 +1,232 @@
+"""A server whose tools are not as they were approved, in real turns under each policy."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transport_servers import faulty
+from typed_server import typed_server
+
+from grue import FailurePolicy, LlmSettings, Runner, StdioServer, TurnOutcome, TurnRequest
+from grue.config import tool_lock_file
+from grue.config.settings import GameConfiguration
+from grue.facts import HostFact
+from grue.hosts.zork.agent import ZorkAgent
+from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.manager import MCPManager
+from grue.messages import AnyMessage, OnToolDrift, ServerNoted, SessionOpened, ToolDefinition, ToolDrifted
+from grue.observers.events import Event, EventFeed
+from grue.protocol.tool_lock import ToolLock, lock_of
+from grue.runtime.trace import Envelope
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_client import ToolClient
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+ECHO = tool_calls_reply(("faulty.echo", {"text": "hello"}))
+DONE = text_reply("done")
+FIRST = ["faulty.echo", "faulty.fail", "faulty.environ"]
+
+
+class Turns:
+    """Turns with one runner: their outcomes, what was said, what the model was asked."""
+
+    def __init__(self, server: StdioServer, replies: list[Any], *, turns: int = 1, **options: Any) -> None:
+        self.said: list[AnyMessage | HostFact] = []
+        self.events: list[Event] = []
+        self._feed = EventFeed("e")
+        with ScriptedLlmServer(replies) as llm, assert_nothing_left():
+            settings = LlmSettings(base_url=llm.base_url, model="m")
+            runner = Runner(llm=settings, servers={server.name: server}, **options)
+            runner.recorder.add(self._hear)
+            self.outcomes: list[TurnOutcome[str]] = [
+                runner.run_turn(TurnRequest(system="s", user="u")) for _ in range(turns)
+            ]
+            self.asked: list[LlmRequest] = list(llm.requests)
+
+    def _hear(self, envelope: Envelope[Any], line: bytes) -> None:
+        self.said.append(envelope.body)
+        self.events += self._feed.feed(envelope)
+
+    def drifts(self) -> list[tuple[str, str, tuple[str, ...], bool]]:
+        notes = [body for body in self.said if isinstance(body, ToolDrifted)]
+        return [(note.tool, note.change, note.parts, note.refused) for note in notes]
+
+    def offered(self) -> list[list[str]]:
+        return [[tool["function"]["name"] for tool in ask.body.get("tools", ())] for ask in self.asked]
+
+
+@pytest.fixture(scope="module")
+def listed() -> tuple[ToolDefinition, ...]:
+    with ToolClient({"faulty": faulty()}) as client:
+        opened = client.connect("faulty")["faulty"]
+    assert isinstance(opened, SessionOpened)
+    return opened.tools
+
+
+def lock(*tools: ToolDefinition) -> ToolLock:
+    return ToolLock({"faulty": lock_of(tools)})
+
+
+def policy(on_drift: OnToolDrift) -> FailurePolicy:
+    return FailurePolicy(on_tool_drift=on_drift)
+
+
+def test_tools_as_approved_are_offered_without_a_word(listed: tuple[ToolDefinition, ...]) -> None:
+    turns = Turns(faulty(), [ECHO, DONE], tool_lock=lock(*listed), policy=policy("refuse"))
+    assert turns.offered() == [FIRST, FIRST]
+    assert turns.drifts() == []
+    assert turns.outcomes[0].tool_calls[0].settlement == "returned"
+
+
+@pytest.mark.parametrize(
+    ("on_drift", "offered", "refused"),
+    [("report", FIRST, False), ("refuse", ["faulty.fail"], True)],
+)
+def test_a_changed_and_an_unknown_tool_when_the_session_opens(
+    listed: tuple[ToolDefinition, ...], on_drift: OnToolDrift, offered: list[str], refused: bool
+) -> None:
+    echo, fail, _environ = listed
+    approved = lock(type(echo)(server="faulty", tool="echo", input_schema=echo.input_schema), fail)
+    turns = Turns(faulty(), [ECHO, DONE], tool_lock=approved, policy=policy(on_drift))
+    assert turns.offered() == [offered, offered]
+    assert turns.drifts() == [
+        ("echo", "changed", ("description",), refused),
+        ("environ", "added", (), refused),
+    ]
+    (call,) = turns.outcomes[0].tool_calls
+    assert call.settlement == ("rejected" if refused else "returned"), "what is not offered is not called"
+
+
+@pytest.mark.parametrize(
+    ("on_drift", "later", "refused"),
+    [("report", ["faulty.echo", "faulty.added"], False), ("refuse", [], True)],
+)
+def test_a_server_that_changes_its_tools_in_the_middle_of_a_turn(
+    listed: tuple[ToolDefinition, ...], on_drift: OnToolDrift, later: list[str], refused: bool
+) -> None:
+    replies = [ECHO, ECHO, ECHO, DONE]
+    turns = Turns(faulty("--change-tools"), replies, tool_lock=lock(*listed), policy=policy(on_drift))
+    assert turns.offered()[0] == turns.offered()[1] == FIRST
+    assert turns.offered()[2:] == [later, later]
+    assert turns.drifts() == [
+        ("added", "added", (), refused),
+        ("echo", "changed", ("input_schema",), refused),
+        ("environ", "removed", (), False),
+        ("fail", "removed", (), False),
+    ]
+    settled = [call.settlement for call in turns.outcomes[0].tool_calls]
+    assert settled[-1] == ("skipped" if refused else "returned")
+
+
+def test_to_ignore_drift_is_to_have_no_lock(listed: tuple[ToolDefinition, ...]) -> None:
+    turns = Turns(faulty("--change-tools"), [ECHO, DONE], tool_lock=lock(), policy=policy("ignore"))
+    assert turns.offered()[0] == FIRST
+    assert turns.drifts() == []
+    assert Turns(faulty(), [DONE], policy=policy("refuse")).offered() == [FIRST], "no lock, nothing pinned"
+
+
+def test_every_session_notes_a_drift_and_the_episodes_log_tells_it_once() -> None:
+    turns = Turns(faulty(), [DONE, DONE], turns=2, tool_lock=ToolLock())
+    assert [tool for tool, *_ in turns.drifts()] == ["echo", "environ", "fail"] * 2
+    told = [event for event in turns.events if event.event_type == "mcp_tool_drift"]
+    assert [event.fields["tool_name"] for event in told] == ["faulty.echo", "faulty.environ", "faulty.fail"]
+    assert {event.level for event in told} == {"warning"}
+
+
+# --- From the files of a project ---
+
+
+def project(folder: Path, setting: str, server: StdioServer) -> Path:
+    entry = {"command": server.command, "args": list(server.args)}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {server.name: entry}}))
+    file = folder / "pyproject.toml"
+    file.write_text(
+        f'[tool.zorkgpt.mcp]\nenabled = true\nconfig_file = "mcp.json"\ntool_lock = "{setting}"\n'
+        '[tool.zorkgpt.llm]\nclient_base_url = "http://127.0.0.1:9/v1"\nagent_model = "gpt-4o"\n'
+    )
+    return file
+
+
+@pytest.mark.parametrize(
+    ("setting", "offered"), [("refuse", ["faulty.echo"]), ("report", FIRST), ("off", FIRST)]
+)
+def test_a_project_s_lock_and_setting_hold_for_its_turns(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...], setting: str, offered: list[str]
+) -> None:
+    file = project(tmp_path, setting, faulty())
+    tool_lock_file.write(tmp_path / tool_lock_file.FILE_NAME, {"faulty": listed[:1]})
+    with ScriptedLlmServer([DONE]) as llm:
+        file.write_text(file.read_text().replace("http://127.0.0.1:9/v1", llm.base_url))
+        with Runner.from_toml(file) as runner:
+            runner.run_turn(TurnRequest(system="s", user="u"))
+        (asked,) = llm.requests
+    assert [tool["function"]["name"] for tool in asked.body["tools"]] == offered
+
+
+def test_the_zork_agent_keeps_to_the_lock_of_its_manager(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    file = project(tmp_path, "refuse", faulty())
+    tool_lock_file.write(tmp_path / tool_lock_file.FILE_NAME, {"faulty": listed[:1]})
+    with ScriptedLlmServer([text_reply('{"thinking": "t", "action": "look"}')]) as llm:
+        config = GameConfiguration.from_toml(file)
+        client = LLMClient(config, base_url=llm.base_url, api_key="none")
+        agent = ZorkAgent(config=config, client=client, mcp_manager=MCPManager(config))
+        agent.get_action_with_reasoning("It is dark.")
+        (asked,) = llm.requests
+    assert [tool["function"]["name"] for tool in asked.body["tools"]] == ["faulty.echo"]
+
+
+@pytest.mark.anyio
+async def test_the_manager_s_own_sessions_keep_to_it_too(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    file = project(tmp_path, "refuse", faulty())
+    tool_lock_file.write(tmp_path / tool_lock_file.FILE_NAME, {"faulty": listed[:1]})
+    manager = MCPManager(GameConfiguration.from_toml(file))
+    await manager.connect_session()
+    schemas: list[Any] = await manager.get_tool_schemas()
+    refused = await manager.call_tool("faulty.fail", {})
+    await manager.disconnect_session()
+    assert [schema["function"]["name"] for schema in schemas] == ["faulty.echo"]
+    assert (refused.error_message or "").startswith("Unknown MCP tool: faulty.fail")
+
+
+# --- What tools promise and what they give ---
+
+ANSWER = tool_calls_reply(("typed.answer", {}))
+TEXT = {"type": "text", "text": "21 degrees"}
+
+
+def test_a_result_that_breaks_its_tool_s_promise_is_told_to_the_model_and_the_turn_goes_on() -> None:
+    schema = {"type": "object", "properties": {"celsius": {"type": "number"}}}
+    server = typed_server({"content": [TEXT], "structuredContent": {"celsius": "warm"}}, outputSchema=schema)
+    turns = Turns(server, [ANSWER, DONE])
+    (call,) = turns.outcomes[0].tool_calls
+    assert (call.settlement, call.result.is_error) == ("returned", True)
+    told = json.loads(turns.asked[1].body["messages"][-1]["content"])
+    assert told["error"].endswith("$.celsius: 'warm' is not of type 'number'")
+    assert told["content"] == {"celsius": "warm"}
+    assert turns.outcomes[0].response == "done"
+
+
+def test_a_schema_that_is_none_is_noted_and_nothing_else() -> None:
+    server = typed_server({"content": [TEXT]}, outputSchema={"type": "warm"})
+    turns = Turns(server, [ANSWER, DONE])
+    assert turns.outcomes[0].tool_calls[0].result.content == "21 degrees"
+    assert not turns.outcomes[0].tool_calls[0].result.is_error
+    (noted,) = [body for body in turns.said if isinstance(body, ServerNoted)]
+    assert noted.kind == "bad_schema"
+    assert [event.event_type for event in turns.events].count("mcp_bad_schema") == 1
+
+
+def test_an_image_is_in_the_trace_and_not_in_the_conversation() -> None:
+    image = {"type": "image", "data": "A" * 60_000, "mimeType": "image/png"}
+    turns = Turns(typed_server({"content": [TEXT, image]}), [ANSWER, DONE])
+    assert turns.outcomes[0].tool_calls[0].result.content == [TEXT, image]
+    told = json.loads(turns.asked[1].body["messages"][-1]["content"])
+    shown = {"type": "image", "mimeType": "image/png", "bytes": 45_000}
+    assert told == {"content": [TEXT, shown]}

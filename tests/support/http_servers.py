@@ -1,0 +1,23 @@
+"""Servers over HTTP in processes of their own, for tests."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_REAL = Path(__file__).parent / "http_mcp_server.py"
+
+
+@contextlib.contextmanager
+def real_http_server(*flags: str) -> Iterator[str]:
+    """Run the server that is written on the SDK; yield its URL."""
+    path = "sse" if "sse" in flags else "mcp"
+    with subprocess.Popen(
+        [sys.executable, str(_REAL), *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None, "as asked for"
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/{path}"
+        finally:
+            server.kill()

@@ -1,0 +1,35 @@
+"""An MCP server whose listing and whose one result are given on its command line; standard library only."""
+
+import json
+import sys
+from typing import Any
+
+from grue.mcp_transport.stdio import StdioServer
+
+
+def typed_server(result: dict[str, Any], **tool: Any) -> StdioServer:
+    """A server with the tool `answer`, the rest of which is `tool`; every call returns `result`."""
+    listed = {"name": "answer", "inputSchema": {"type": "object"}, **tool}
+    args = (__file__, json.dumps([listed]), json.dumps(result))
+    return StdioServer(name="typed", command=sys.executable, args=args)
+
+
+def main(tools: str, result: str) -> None:
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" not in message:
+            continue
+        body = {
+            "initialize": {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "typed", "version": "1"},
+            },
+            "tools/list": {"tools": json.loads(tools)},
+            "tools/call": json.loads(result),
+        }[message["method"]]
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": body}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,46 @@
+"""What an `HttpServer` shows of itself, and what it keeps to itself."""
+
+import pytest
+
+from grue.mcp_transport.http import HttpServer
+from grue.protocol.secret_names import secrets_in
+
+KEY = "0123456789abcdef0123"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://h/mcp", "http://h/mcp"),
+        ("https://user:hunter2@h:8443/mcp/?token=hunter2#hunter2", "https://h:8443/mcp/"),
+        (f"https://h/api/{KEY}/mcp", "https://h/api/[...]/mcp"),
+        ("https://h/model-context-protocol-endpoint", "https://h/model-context-protocol-endpoint"),
+        ("http://[::1]:80/mcp", "http://[::1]:80/mcp"),
+        ("HTTP://h", "http://h"),
+    ],
+)
+def test_the_address_shows_where_and_no_secret(url: str, address: str) -> None:
+    server = HttpServer(name="far", url=url, headers={"X-Key": "hunter2"})
+    assert server.address == address
+    assert repr(server) == f"HttpServer(name='far', url={address!r}, transport='http')"
+    assert "hunter2" not in repr(server)
+
+
+def test_all_that_may_be_secret_is_known_by_a_name_that_says_so() -> None:
+    server = HttpServer(
+        name="far",
+        url=f"https://user:pass%20word%20pass@h/{KEY}/mcp?api_key=query-secret&plain=not-a-secret",
+        headers={
+            "Authorization": "Bearer header-secret",
+            "X-Api-Key": "second-secret",
+            "Accept": "text/plain",
+        },
+    )
+    assert secrets_in(server.named_values()) == {
+        "Authorization": "Bearer header-secret",
+        "Authorization token": "header-secret",
+        "X-Api-Key": "second-secret",
+        "api_key": "query-secret",
+        "URL password": "pass word pass",
+        "URL key 1": KEY,
+    }

@@ -1,0 +1,29 @@
+"""What can stand behind a session, and under which name."""
+
+import pytest
+
+from grue.actors.function_tools import FunctionTools
+from grue.errors import MCPConfigError
+from grue.mcp_transport.stdio import StdioServer
+from grue.runtime.trace import Recorder
+from grue.tool_servers import hide_secrets, usable_servers
+
+
+def test_a_server_goes_by_the_name_that_it_is_given_here() -> None:
+    servers = usable_servers({"a": StdioServer(name="b", command="x"), "f": FunctionTools({})})
+    assert [getattr(server, "name", None) for server in servers.values()] == ["a", None]
+
+
+@pytest.mark.parametrize("name", ["", "a.b"])
+def test_a_name_that_no_tool_could_have_is_refused(name: str) -> None:
+    with pytest.raises(MCPConfigError, match=r"SERVER\.TOOL"):
+        usable_servers({name: FunctionTools({})})
+
+
+def test_secrets_of_servers_are_hidden_from_the_trace() -> None:
+    recorder, shown = Recorder(), []
+    recorder.add(lambda envelope, line: shown.append(line))
+    hide_secrets(recorder, [StdioServer(name="a", command="x", env={"A_TOKEN": "planted-0123456789"})])
+    recorder.record({"text": "it is planted-0123456789"}, sender="a")
+    assert b"planted" not in shown[0]
+    assert b"[redacted:A_TOKEN]" in shown[0]
