@@ -128,6 +128,11 @@ def test_to_ignore_drift_is_to_have_no_lock(listed: tuple[ToolDefinition, ...]) 
     assert Turns(faulty(), [DONE], policy=policy("refuse")).offered() == [FIRST], "no lock, nothing pinned"
 
 
+def test_a_session_notes_a_drift_once_though_it_lists_again() -> None:
+    turns = Turns(faulty("--change-tools"), [ECHO, ECHO, DONE], tool_lock=ToolLock())
+    assert [tool for tool, *_ in turns.drifts()] == ["echo", "environ", "fail", "added"]
+
+
 def test_every_session_notes_a_drift_and_the_episodes_log_tells_it_once() -> None:
     turns = Turns(faulty(), [DONE, DONE], turns=2, tool_lock=ToolLock())
     assert [tool for tool, *_ in turns.drifts()] == ["echo", "environ", "fail"] * 2

@@ -93,12 +93,15 @@ def tools(
     server: Annotated[str | None, typer.Argument(help="One of the servers.", show_default="all")] = None,
     mcp_config: _McpConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    lock: Annotated[
+        bool, typer.Option("--lock", help="Approve what they list now: write it to mcp_tools.lock.")
+    ] = False,
 ) -> None:
     """List the tools of the configured MCP servers, or of the bundled one where none is configured."""
     with _plain_errors():
         from grue.cli.tools import list_tools
 
-        if not list_tools(server, mcp_config, as_json=as_json):
+        if not list_tools(server, mcp_config, as_json=as_json, lock=lock):
             raise typer.Exit(FAILED)
 
 

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from grue.cli.project import KnownServers, known_servers, no_such_server, project_configuration
+from grue.cli.tool_lock import approve, drifts
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError
 from grue.mcp_transport.failures import failure_text
@@ -27,20 +28,33 @@ Outcome = SessionOpened | ServerFailure | str
 """What became of a server; a text: why it was not even started."""
 
 
-def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool) -> bool:
+def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:
     """Print every tool of every server, or of one, and say whether all of them could be asked.
 
+    Args:
+        server: Its name; `None`: all.
+        mcp_config: A file of servers; `None`: what the project names.
+        as_json: One object, and nothing else on stdout.
+        lock: Approve what is listed: write it into the tool lock, and say what changes by that.
+
     Raises:
-        MCPConfigError: The configuration cannot be used, or does not have that server.
+        MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
     """
     config = project_configuration()
-    known = _chosen(known_servers(config, mcp_config), server)
+    everything = known_servers(config, mcp_config)
+    known = _chosen(everything, server)
     with ToolClient(known.servers, limits=turn_limits(config)) as client:
         outcomes: dict[str, Outcome] = {**client.connect(), **known.unusable}
     if as_json:
         typer.echo(json.dumps({"servers": [_as_json(name, each) for name, each in outcomes.items()]}))
     else:
         _print(outcomes, known)
+    listed = {name: each.tools for name, each in outcomes.items() if isinstance(each, SessionOpened)}
+    if lock:
+        typer.echo("\n".join(approve(everything, listed)), err=as_json)
+    else:
+        for sentence in drifts(everything, listed, config):
+            typer.echo(f"grue: {sentence}", err=True)
     return all(isinstance(outcome, SessionOpened) for outcome in outcomes.values())
 
 

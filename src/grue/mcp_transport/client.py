@@ -163,8 +163,8 @@ class McpClient:
         """Initialize the session and list the tools, all pages of them (R3.3, P8, P37).
 
         Args:
-            timeout_s: For entering, handshake and listing together (R13.3), or less where the server's options
-                say so; importing the SDK does not count.
+            timeout_s: For entering, handshake and listing together (R13.3), or less where the server's
+                options say so; importing the SDK does not count.
 
         Raises:
             ServerFailed: Phase `initialize` or `list`: refused, timed out, died, spoke something else.

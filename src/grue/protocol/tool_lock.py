@@ -9,7 +9,7 @@ not matter, neither that of tools nor that of keys.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
 from msgspec import Struct
 
@@ -107,6 +107,8 @@ def drift_text(note: ToolDrifted) -> str:
         case "changed":
             parts = " and ".join(part.replace("_", " ") for part in note.parts)
             return f"{name} has another {parts} than was approved{consequence}"
+        case never:
+            assert_never(never)
 
 
 def _pin(tool: ToolDefinition) -> ToolPin:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grue.config import tool_lock_file
@@ -35,6 +35,7 @@ def test_the_file_is_sorted_indented_and_one_line_a_digest(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path], "nothing else is left in the folder"
 
 
+@example(names=["\ud800", "é"])
 @given(names=st.lists(st.text(st.characters(codec=None), min_size=1, max_size=10), max_size=5, unique=True))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     path = tmp_path_factory.mktemp("lock") / "mcp_tools.lock"

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -77,3 +78,11 @@ def test_p37_each_listed_tool_gives_one_definition_or_one_notice(listed: list[An
     assert len(found) + len(faults) == len(listed)
     assert len(found) >= listed.count(GOOD)
     assert all(tool.tool and isinstance(tool.description, str) for tool in found)
+
+
+def test_schemas_are_json_values_whatever_the_server_wrote() -> None:
+    odd: dict[str, Any] = {"type": "object", "default": math.nan, "title": "a\ud800"}
+    ((tool,), faults) = read([{**GOOD, "inputSchema": odd, "outputSchema": odd}])
+    assert tool.input_schema == tool.output_schema
+    assert tool.input_schema == {"type": "object", "default": None, "title": "a\ufffd"}
+    assert faults == []

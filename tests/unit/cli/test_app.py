@@ -1,0 +1,113 @@
+"""The commands, run in this process: what they print and how they exit."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import grue
+from grue.cli.app import app
+from grue.testing import faulty_server
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+ANSWER = json.dumps({"thinking": "why not", "action": "north", "new_objective": None})
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """A runner in an empty folder, without keys."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("GRUE_API_KEY", "OPENROUTER_API_KEY", "OPENAI_API_KEY", "GRUE_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return CliRunner()
+
+
+def write_servers(*flags: str) -> None:
+    program, *args = faulty_server.argv(*flags)
+    entry = {"command": program, "args": args}
+    Path("mcp_config.json").write_text(json.dumps({"mcpServers": {"faulty": entry}}))
+
+
+def test_the_version_is_the_packages(run: CliRunner) -> None:
+    told = run.invoke(app, ["--version"])
+    assert (told.exit_code, told.output) == (0, f"grue {grue.__version__}\n")
+
+
+def test_an_episode_is_played_and_its_trace_shown(run: CliRunner) -> None:
+    played = run.invoke(app, ["play", "--offline", "--seed", "7", "--turns", "10", "--run-dir", "run"])
+    assert played.exit_code == 0, played.output
+    assert "Turn 10 · Pantry" in played.output
+    assert "mind.think: " in played.output
+    assert "turn_limit: 10 of 100 points, 10 turns, 2 tool calls" in played.output
+    shown = run.invoke(app, ["trace", "show", "run", "--width", "90"])
+    assert shown.exit_code == 0
+    assert "SessionClosed" in shown.output
+
+
+def test_json_and_quiet_print_what_they_say(run: CliRunner) -> None:
+    lines = run.invoke(app, ["play", "--offline", "--turns", "1", "--json"]).output.splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["episode", "turn", "end"]
+    quiet = run.invoke(app, ["play", "--offline", "--turns", "1", "--quiet", "--run-dir", "q"]).output
+    assert quiet.strip().startswith("turn_limit: ")
+
+
+def test_an_episode_that_fails_exits_with_one(run: CliRunner) -> None:
+    Path("pyproject.toml").write_text("[tool.zorkgpt.retry]\nmax_retries = 0\n")
+    arguments = ["play", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--no-mcp"]
+    failed = run.invoke(app, arguments)
+    assert failed.exit_code == 1
+    assert "fallbacks: " in failed.output
+
+
+def test_a_configuration_that_cannot_be_used_exits_with_two(run: CliRunner) -> None:
+    refused = run.invoke(app, ["play", "--offline", "--mcp-config", "nowhere.json"])
+    assert refused.exit_code == 2
+    assert "grue: MCP initialization failed: " in refused.output
+
+
+def test_debugging_shows_where_an_error_came_from(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRUE_DEBUG", "1")
+    assert "Traceback" in run.invoke(app, ["play", "--offline", "--game", "chess"]).output
+
+
+def test_the_projects_own_settings_are_used(run: CliRunner) -> None:
+    write_servers()
+    Path("pyproject.toml").write_text("[tool.zorkgpt.mcp]\nenabled = true\n")
+    with ScriptedLlmServer([text_reply(ANSWER)]) as server:
+        played = run.invoke(
+            app, ["play", "--base-url", server.base_url, "--model", "m", "--turns", "1", "--run-dir", "run"]
+        )
+        assert played.exit_code == 0, played.output
+        names = [tool["function"]["name"] for tool in server.requests[0].body["tools"]]
+    assert names == ["faulty.echo", "faulty.fail", "faulty.environ"]
+
+
+def test_mcp_that_is_declined_in_so_many_words_stays_off(run: CliRunner) -> None:
+    Path("pyproject.toml").write_text("[tool.zorkgpt.mcp]\nenabled = false\n")
+    played = run.invoke(app, ["play", "--offline", "--turns", "1", "--run-dir", "run"])
+    assert "no tools" in played.output
+
+
+def test_tools_are_listed_and_called(run: CliRunner) -> None:
+    write_servers()
+    listed = run.invoke(app, ["tools", "--mcp-config", "mcp_config.json"])
+    assert listed.exit_code == 0, listed.output
+    assert "faulty.echo" in listed.output
+    called = run.invoke(app, ["call", "faulty.echo", '{"text": "hello"}', "--mcp-config", "mcp_config.json"])
+    assert called.exit_code == 0, called.output
+    assert "hello" in called.output
+    failed = run.invoke(app, ["call", "faulty.fail", "--mcp-config", "mcp_config.json"])
+    assert failed.exit_code == 1
+
+
+def test_the_doctor_says_what_is_wrong_and_exits_with_one(run: CliRunner) -> None:
+    write_servers()
+    well = run.invoke(app, ["doctor", "--no-network", "--mcp-config", "mcp_config.json"])
+    assert "faulty" in well.output
+    write_servers("--exit-at", "start", "--stderr", "no disk")
+    ill = run.invoke(app, ["doctor", "--no-network", "--mcp-config", "mcp_config.json"])
+    assert ill.exit_code == 1
+    assert "no disk" in ill.output
