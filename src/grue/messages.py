@@ -498,11 +498,13 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     Attributes:
         ending: How the process went: by itself when its input ended, on request (SIGTERM), by force
             (SIGKILL), before it was asked to (`died`); `none`: there was no process.
+        stderr_tail: The last lines that it wrote to stderr; untrusted, control characters removed.
     """
 
     server: ServerName
     ending: Literal["polite", "terminated", "killed", "died", "none"] = "none"
     exit_status: int | None = None
+    stderr_tail: str = ""
     elapsed_s: float = 0.0
 
 

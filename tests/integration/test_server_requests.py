@@ -10,7 +10,7 @@ from grue import LlmSettings, Runner, StdioServer, TurnLimits, TurnOutcome, Turn
 from grue.facts import HostFact
 from grue.mcp_transport.server_options import ServerOptions
 from grue.mcp_transport.server_requests import Declined, ElicitationRequest
-from grue.messages import AnyMessage, ServerNoted, SessionOpened, ToolsChanged
+from grue.messages import AnyMessage, ServerNoted, SessionClosed, SessionOpened, ToolsChanged
 from grue.runtime.trace import Envelope
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
@@ -175,3 +175,9 @@ def test_a_server_that_knows_only_the_newest_revision_is_used_all_the_same(
         outcome = runner.run_turn(TurnRequest(system="s", user="u"))
     assert outcome.tool_calls[0].result.content == greeting
     assert [body.protocol_version for body in said if isinstance(body, SessionOpened)] == ["2026-07-28"]
+
+
+def test_what_a_server_writes_to_stderr_is_in_the_trace_of_a_good_turn_too() -> None:
+    turn = Turn("--stderr", "warming up \x1b[31mslowly", replies=[ECHO, text_reply("done")])
+    (closed,) = [body for body in turn.said if isinstance(body, SessionClosed)]
+    assert closed.stderr_tail == "warming up slowly"

@@ -61,6 +61,10 @@ class ScriptedConnection:
     def ending(self) -> Any:
         return "polite" if self._left else None
 
+    @property
+    def last_words(self) -> str:
+        return ""
+
     async def __aenter__(self) -> Self:
         self._server.log.append("enter")
         if self._way == "fail on entering":

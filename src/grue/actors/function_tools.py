@@ -62,6 +62,7 @@ class FunctionConnection:
     pid = None
     exit = None
     ending = None
+    last_words = ""
 
     def __init__(
         self,

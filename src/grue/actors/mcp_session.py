@@ -112,6 +112,11 @@ class ToolConnection(Protocol):
         """What it took to end it."""
         ...
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote to standard error, without secrets."""
+        ...
+
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]
 """Makes a fresh connection, not yet entered; the note is for what a server does beside the protocol."""
@@ -239,6 +244,7 @@ class SessionActor(Actor[SessionCommand]):
             server=self._server,
             ending=(connection.ending if connection else None) or "none",
             exit_status=connection.exit.status if connection and connection.exit else None,
+            stderr_tail=connection.last_words if connection else "",
             elapsed_s=elapsed_s,
         )
         self._said_closed = True

@@ -97,6 +97,11 @@ class CancellableConnection:
         """What it took to end it."""
         return self._connection.ending
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote to standard error."""
+        return self._connection.last_words
+
 
 class SessionWiring(Struct, frozen=True):
     """What a session is made of.

@@ -159,6 +159,11 @@ class McpClient:
         """What it took to end it; `None` while it runs, or if there is none."""
         return self._wire.ending
 
+    @property
+    def last_words(self) -> str:
+        """The end of what the process wrote to standard error, without secrets; empty if there is none."""
+        return self._wire.last_words
+
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list the tools, all pages of them (R3.3, P8, P37).
 

@@ -153,6 +153,7 @@ class FakeConnection:
     pid = None
     exit = None
     ending = None
+    last_words = ""
 
     def __init__(self, server: FakeToolServer) -> None:
         self._server = server

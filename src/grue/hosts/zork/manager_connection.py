@@ -64,6 +64,7 @@ class ManagerConnection:
     pid = None
     exit = None
     ending = None
+    last_words = ""
 
     def __init__(self, manager: SessionManager, server: ServerName, note: Note) -> None:
         self._manager = manager
