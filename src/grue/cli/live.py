@@ -19,6 +19,7 @@ from grue.messages import (
     McpDisabled,
     RepairRequested,
     ServerDied,
+    ServerNoted,
     ToolCalled,
     ToolRejected,
     ToolReturned,
@@ -55,6 +56,7 @@ class LiveView:
             Decided: self._decided,
             ToolCalled: self._tool,
             ToolReturned: self._tool_error,
+            ServerNoted: self._progress,
         }
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
@@ -101,6 +103,10 @@ class LiveView:
     def _tool_error(self, body: ToolReturned) -> None:
         if body.result.is_error:
             self._lines(f"  ! {printable(body.result.error_message or '', _THOUGHT_CHARS)}", _YELLOW, "    ")
+
+    def _progress(self, body: ServerNoted) -> None:
+        if body.kind == "progress":
+            self._lines(f"    … {printable(body.text, _THOUGHT_CHARS)}", _DIM, "      ")
 
     def _decided(self, body: Decided) -> None:
         if body.reasoning:

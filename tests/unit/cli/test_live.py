@@ -20,6 +20,7 @@ from grue.messages import (
     ServerDied,
     ServerFailure,
     ServerName,
+    ServerNoted,
     ToolCalled,
     ToolCallRecord,
     ToolCallResult,
@@ -103,6 +104,12 @@ def test_nothing_untrusted_can_move_the_cursor_or_fake_a_line() -> None:
     text = shown(started(), seen(1, evil), *said)
     assert all(line.isprintable() for line in text.splitlines())
     assert "\nTurn 99" not in text
+
+
+def test_a_servers_progress_is_shown_and_its_noise_is_not() -> None:
+    progress = ServerNoted(server=SERVER, kind="progress", text="3/10 reading\x1b[2J")
+    noise = ServerNoted(server=SERVER, kind="noise", text="Server listening")
+    assert shown(progress, noise) == "    … 3/10 reading\\u001b[2J\n"
 
 
 def test_lines_keep_to_a_narrow_terminal() -> None:
