@@ -1,9 +1,15 @@
 """What every test may use."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+# A run in the background may have been started with signals ignored, and every program that a test starts
+# would inherit that: Ctrl-C could not be tried. Here they mean what they mean to a user.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
