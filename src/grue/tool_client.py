@@ -34,6 +34,7 @@ from grue.messages import (
 from grue.protocol import tool_results
 from grue.protocol.connection import Untried
 from grue.protocol.tool_names import split_name
+from grue.runtime.sync_edge import unmasked_interrupt
 from grue.runtime.trace import Recorder
 from grue.tool_servers import ToolServer, connect_to, hide_secrets, usable_servers
 from grue.turn_errors import error_for
@@ -222,12 +223,13 @@ class ToolClient:
         """Run a coroutine function in the sessions' loop; an interrupt of the wait cancels it."""
         if self._loop is None:
             raise RuntimeError("use the ToolClient in a `with` block")
-        future = self._portal.start_task_soon(function)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
+        with unmasked_interrupt():
+            future = self._portal.start_task_soon(function)
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()
+                raise
 
     def _close(self, *, hurried: bool) -> None:
         if self._loop is None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -65,6 +65,21 @@ def run_blocking(
         return anyio.run(function)
     finally:
         last_word()
+
+
+@contextlib.contextmanager
+def unmasked_interrupt() -> Iterator[None]:
+    """Let a Ctrl-C leave as what it is, also where it struck inside a lock's own code.
+
+    A `threading.Condition` that is interrupted as it releases its lock complains of the lock instead, with a
+    RuntimeError (seen in CPython 3.11).
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
 
 
 _warned: set[str] = set()
@@ -175,7 +190,8 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     thread = threading.Thread(target=target, name="grue-turn", daemon=True)
     thread.start()
     try:
-        _wait(finished)
+        with unmasked_interrupt():
+            _wait(finished)
     except KeyboardInterrupt:
         work.interrupt()
         thread.join(INTERRUPT_GRACE_S)

@@ -17,7 +17,7 @@ import anyio.lowlevel
 import pytest
 
 from grue.runtime import sync_edge
-from grue.runtime.sync_edge import BlockingInsideEventLoopWarning, run_blocking
+from grue.runtime.sync_edge import BlockingInsideEventLoopWarning, run_blocking, unmasked_interrupt
 
 T = TypeVar("T")
 
@@ -216,3 +216,16 @@ def test_ctrl_c_ends_the_call_within_seconds_wherever_it_was_made(where: str) ->
     cleaned = [] if where == "thread" else ["cleaned up", "last word"]
     assert rest.splitlines() == [*cleaned, "KeyboardInterrupt"]
     assert errors == ""
+
+
+def test_an_interrupt_that_a_lock_has_masked_leaves_as_what_it_is() -> None:
+    def masked() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()  # as a condition does that was interrupted while it released its lock
+
+    with pytest.raises(KeyboardInterrupt), unmasked_interrupt():
+        masked()
+    with pytest.raises(RuntimeError, match="of its own"), unmasked_interrupt():
+        raise RuntimeError("of its own")
