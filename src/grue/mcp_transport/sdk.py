@@ -5,8 +5,9 @@ Sending never blocks, so that its timeouts and cancellations hold against a serv
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import anyio
 import mcp_types as types
@@ -48,8 +49,8 @@ __all__ = [
 ]
 
 
-class MessageStream(Protocol):
-    """Both streams of the SDK's contract in one; sending never blocks.
+class MessageStream(ABC):
+    """Both streams of the SDK's contract in one; sending never blocks, and closing is the wire's own affair.
 
     Attributes:
         broken: Why nothing more can be exchanged, or `None` while it can.
@@ -57,36 +58,34 @@ class MessageStream(Protocol):
 
     broken: str | None
 
+    @abstractmethod
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message; raises `EndOfStream`, with `broken` set."""
-        ...
 
+    @abstractmethod
     async def send(self, item: SessionMessage) -> None:
         """Hand a message over; raises `BrokenResourceError` where nothing can be sent any more."""
-        ...
 
-    async def aclose(self) -> None:
-        """Called by the SDK when it is done."""
-        ...
+    async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
+        """Do nothing: the connection belongs to whoever made it."""
 
     def __aiter__(self) -> Self:
-        """Iterate over what is received."""
-        ...
+        return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        """Return the next message."""
-        ...
+        try:
+            return await self.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            raise StopAsyncIteration from None
 
     async def __aenter__(self) -> Self:
-        """Do nothing: the wire is entered by its owner."""
-        ...
+        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Close it."""
-        ...
+        await self.aclose()
 
 
-class LineStream:
+class LineStream(MessageStream):
     """Both streams of the SDK's contract: one JSON-RPC message a line, in and out.
 
     A line that is no message is reported and skipped. An answer that is not usable (`result: null`) becomes
@@ -123,24 +122,6 @@ class LineStream:
         except anyio.BrokenResourceError:
             self.broken = self.broken or "it does not read its input"
             raise
-
-    async def aclose(self) -> None:
-        """Do nothing: the process belongs to whoever started it."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
 
 class Welcome(Struct, frozen=True):

@@ -13,7 +13,7 @@ import math
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import httpx2
@@ -38,7 +38,7 @@ from grue.mcp_transport.http_faults import (
     transport_fault,
 )
 from grue.mcp_transport.notices import Notify
-from grue.mcp_transport.sdk import encode_message, read_message, refusal_of
+from grue.mcp_transport.sdk import MessageStream, encode_message, read_message, refusal_of
 from grue.protocol.safe_text import plain_text
 
 __all__ = ["HttpStream"]
@@ -59,7 +59,7 @@ _our_stream = contextvars.ContextVar["HttpStream | None"]("grue_http_stream", de
 """Set in the tasks that the libraries run for us: whom to tell what they log."""
 
 
-class HttpStream:
+class HttpStream(MessageStream):
     """Both directions of a connection; see `MessageStream`.
 
     Attributes:
@@ -140,24 +140,6 @@ class HttpStream:
         if self.broken is not None:
             raise anyio.BrokenResourceError
         self._outbound.send_nowait(item)
-
-    async def aclose(self) -> None:
-        """Do nothing: the connection belongs to whoever made it."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     async def _carry(self) -> None:
         async with self._transport() as (read, write), anyio.create_task_group() as pumps:
