@@ -7,7 +7,9 @@ their runner; they cross no channel.
 
 from typing import Literal, TypeAlias
 
-from grue.messages import Message, OutcomeKind
+import msgspec
+
+from grue.messages import JsonObject, Message, OutcomeKind
 
 
 class EpisodeStarted(Message, frozen=True, kw_only=True):
@@ -19,6 +21,7 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
         servers: Names of the tool servers in use; empty: MCP is off.
         scripted: The model is the offline script, not an LLM.
         max_turns: Turns after which the host stops.
+        settings: What else it was started with, the host's own; what is needed to go on with it.
     """
 
     episode_id: str
@@ -30,6 +33,7 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
     scripted: bool = False
     max_turns: int = 0
     version: str = ""
+    settings: JsonObject = msgspec.field(default_factory=dict)
 
 
 class McpInitialized(Message, frozen=True, kw_only=True):
@@ -97,13 +101,33 @@ class EpisodeEnded(Message, frozen=True, kw_only=True):
         detail: The same for people, with the cause.
     """
 
-    reason: Literal["won", "died", "quit", "turn_limit", "fallbacks", "failed", "interrupted"]
+    reason: Literal["won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"]
     detail: str
     turns: int
     score: int | None = None
     max_score: int | None = None
 
 
+class EpisodeResumed(Message, frozen=True, kw_only=True):
+    """The host goes on with an episode that was cut off; everything above in the trace is behind it.
+
+    Attributes:
+        turns: Finished turns, none of which is played or paid for again.
+        version: Of the program that goes on.
+    """
+
+    episode_id: str
+    turns: int
+    version: str = ""
+
+
 HostFact: TypeAlias = (
-    EpisodeStarted | McpInitialized | McpInitFailed | Observed | Decided | Remembered | EpisodeEnded
+    EpisodeStarted
+    | EpisodeResumed
+    | McpInitialized
+    | McpInitFailed
+    | Observed
+    | Decided
+    | Remembered
+    | EpisodeEnded
 )

@@ -6,7 +6,8 @@ the trace beside the messages (`IterationStarted`, `ToolCalled`). All are frozen
 their name, so that the trace file's schema is this module.
 
 ```
-host ── RunTurn ──▶ agent ── OpenSession ─────────▶ session   ▶ SessionOpened | McpDisabled | StartupFailed
+host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
+                    agent ── OpenSession ─────────▶ session   ▶ SessionOpened | McpDisabled | StartupFailed
                     agent ── RequestCompletion ───▶ llm       ▶ CompletionReceived | CompletionFailed
                     agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
                                                                      | ServerDied), ToolsChanged
@@ -184,6 +185,22 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much may be spent on the model; `None`: no limit.
+
+    What has reached a limit asks for no more than the final answer it is owed, and for no repair of it.
+
+    Attributes:
+        requests: Completions that are asked for, the forced final one included; retries are not counted.
+        tokens: Of what is sent and what comes back, together.
+        cost_usd: As far as the endpoint says what its replies cost.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+
+
 class TurnLimits(Struct, frozen=True, kw_only=True):
     """How much a turn may use.
 
@@ -196,6 +213,7 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
             sampling); 0: servers are not told that they may.
         turn_timeout_s: For the whole turn, teardown included; `None`: no limit.
         teardown_s: The part of it that is kept for closing sessions.
+        budget: For the model; the turn that reaches it is forced to its final answer.
     """
 
     max_tool_iterations: int = 20
@@ -205,6 +223,7 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     max_samplings: int = 0
     turn_timeout_s: float | None = None
     teardown_s: float = 5.0
+    budget: Budget = Budget()
 
 
 OnToolDrift = Literal["ignore", "report", "refuse"]
@@ -280,6 +299,14 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
     remedy: str = ""
 
 
+class ToolsUnsupported(Struct, frozen=True, kw_only=True, tag=True):
+    """Tools were wanted of a model that cannot call any (R12.5); `reason` says who says so."""
+
+    model: str
+    endpoint: str
+    reason: str
+
+
 class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
     """The turn ran out of time; `doing` says what it was waiting for."""
 
@@ -300,7 +327,9 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     raw: str | None = None
 
 
-TurnFailure: TypeAlias = ServerFailure | LlmFailure | DeadlineMissed | Interrupted | NoAnswer
+TurnFailure: TypeAlias = (
+    ServerFailure | LlmFailure | ToolsUnsupported | DeadlineMissed | Interrupted | NoAnswer
+)
 
 OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
 """How an answer came about; where several hold: fallback, forced, degraded, answered, in this order."""
@@ -325,6 +354,10 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
 
 
+SupportCheck = Literal["skip", "beside", "before"]
+"""Whether the model's endpoint is asked if it takes tools: not, while sessions open, before any is opened."""
+
+
 # --- host -> agent -> host ---
 
 
@@ -336,6 +369,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         servers: Names of the tool servers to open, in order; empty: no tools this turn.
         answer: The shape of the answer, `None` for any text.
         fallback: The answer to use where the model gives no acceptable one; `None`: fail instead.
+        support_check: When to ask whether the model can call tools; only where there are servers.
+        stream: The model's words are noted as they come (`TextDelta`).
     """
 
     turn: int
@@ -346,6 +381,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
     fallback: object = None
     limits: TurnLimits = TurnLimits()
     policy: FailurePolicy = FailurePolicy()
+    support_check: SupportCheck = "skip"
+    stream: bool = False
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -511,6 +548,25 @@ class SessionClosed(Message, frozen=True, kw_only=True):
 # --- agent -> llm -> agent ---
 
 
+class CheckToolSupport(Message, frozen=True, kw_only=True):
+    """agent -> llm: say whether the model can call tools, before it is offered any (R12)."""
+
+
+class ToolSupportChecked(Message, frozen=True, kw_only=True):
+    """llm -> agent: whether the model may be offered tools, by its endpoint's word or by its name.
+
+    Attributes:
+        by: Whose word it is: `forced` by the configuration, the `endpoint`'s model list, the model's `name`.
+        reason: Why not, for people; empty where it may.
+    """
+
+    model: str
+    endpoint: str
+    supported: bool
+    by: Literal["forced", "endpoint", "name"]
+    reason: str = ""
+
+
 class RequestCompletion(Message, frozen=True, kw_only=True):
     """agent -> llm, or a server's session by an ask: add what is new to the conversation and ask the model.
 
@@ -519,12 +575,14 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
     Attributes:
         conversation: Names the conversation; a name not seen before starts an empty one.
         request: One-based number of the request in its turn.
+        stream: Note the reply's words as they come.
     """
 
     conversation: ConversationId
     request: int
     new: tuple[ConversationItem, ...]
     mode: OfferTools | RequireAnswer
+    stream: bool = False
 
 
 class CompletionReceived(Message, frozen=True, kw_only=True):
@@ -532,11 +590,17 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
 
     Attributes:
         content: Its text; may stand beside tool calls.
-        finish_reason: The endpoint's word, kept for people: nothing is decided by it.
+        refusal: The model's words where it declines to answer, as far as the endpoint tells them apart.
+        reasoning: What it says of its thinking, for people; never an answer.
+        finish_reason: The endpoint's word in the terms of chat completions (`stop`, `length`, `tool_calls`,
+            `content_filter`), kept for people: nothing is decided by it.
+        usage: Of every reply that this one took, one that was cut short included.
     """
 
     request: int
     content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str | None = None
     model: str = ""
@@ -613,7 +677,7 @@ class ReplyUnusable(Message, frozen=True, kw_only=True):
 class FinalForced(Message, frozen=True, kw_only=True):
     """agent: asks for the final answer, without tools (R5.7)."""
 
-    reason: Literal["max_iterations", "no_content", "tool_timeout", "server_died"]
+    reason: Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
     iterations: int
 
 
@@ -692,6 +756,32 @@ class CompletionRetried(Message, frozen=True, kw_only=True):
     failure: LlmFailure
 
 
+class ReplyCut(Message, frozen=True, kw_only=True):
+    """llm: a reply ended at its length limit, in the middle of what it had to say.
+
+    Attributes:
+        limit_tokens: The limit that was sent; `None`: the endpoint's own.
+        retried_with: The larger limit with which it is asked for once more; `None`: it is taken as it is.
+    """
+
+    request: int
+    limit_tokens: int | None
+    retried_with: int | None = None
+    usage: Usage = Usage()
+
+
+class TextDelta(Message, frozen=True, kw_only=True):
+    """llm: a piece of a reply as it comes, in a turn that streams; a retry begins the reply anew.
+
+    Attributes:
+        part: What it belongs to: the answer's text, or what the model says of its thinking.
+    """
+
+    request: int
+    text: str
+    part: Literal["content", "reasoning"] = "content"
+
+
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
 Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
 
@@ -701,6 +791,7 @@ TurnEvent: TypeAlias = (
     | McpDisabled
     | StartupFailed
     | ToolsChanged
+    | ToolSupportChecked
     | CompletionReceived
     | CompletionFailed
     | ToolReturned
@@ -716,7 +807,14 @@ TurnEvent: TypeAlias = (
 """What the turn's state machine takes."""
 
 TurnCommand: TypeAlias = (
-    OpenSession | RequestCompletion | CallTools | CheckAnswer | CloseSession | TurnCompleted | TurnFailed
+    CheckToolSupport
+    | OpenSession
+    | RequestCompletion
+    | CallTools
+    | CheckAnswer
+    | CloseSession
+    | TurnCompleted
+    | TurnFailed
 )
 """What it asks its shell to do."""
 
@@ -726,8 +824,9 @@ TurnNote: TypeAlias = (
 """What it only says, for the trace."""
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
-LlmCommand: TypeAlias = RequestCompletion
+LlmCommand: TypeAlias = RequestCompletion | CheckToolSupport
+LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta
 SessionNote: TypeAlias = ConnectFailed | ToolCalled | ServerNoted | ToolDrifted
 
-AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | CompletionRetried
+AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote
 """Every message above; the trace reader decodes into it."""

@@ -8,6 +8,7 @@ from grue.messages import (
     LlmFailure,
     NoAnswer,
     ServerFailure,
+    ToolsUnsupported,
     TurnFailed,
     TurnFailure,
 )
@@ -34,6 +35,8 @@ def error_for(end: TurnFailed) -> MCPError:
                 model=failure.model,
                 endpoint=failure.endpoint,
             )
+        case ToolsUnsupported(model=model, reason=reason):
+            return tool_support_error(model, reason)
         case DeadlineMissed(limit_s=limit_s, doing=doing):
             text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}."
             return TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
@@ -41,6 +44,17 @@ def error_for(end: TurnFailed) -> MCPError:
             return AnswerError(f"The model gave no acceptable answer in turn {end.turn}: {reason}", raw=raw)
         case Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
+
+
+def tool_support_error(model: str, reason: str = "") -> MCPError:
+    """Return the error for tools that are wanted of a model that cannot call any (R12.5)."""
+    why = f"\nWhy: {reason}." if reason else ""
+    return MCPError(
+        f"Model '{model}' does not support tool calling.\n"
+        "Please either:\n"
+        "  1. Set mcp.enabled = false in pyproject.toml, or\n"
+        f"  2. Use a compatible model (gpt-4, claude-3, etc.){why}"
+    )
 
 
 def _llm_text(failure: LlmFailure) -> str:
