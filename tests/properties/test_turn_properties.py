@@ -9,9 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from grue.messages import (
     CallTools,
     CheckAnswer,
+    CheckToolSupport,
     CloseSession,
     CompletionFailed,
     CompletionReceived,
+    FinalForced,
     McpDisabled,
     OfferTools,
     OpenSession,
@@ -26,9 +28,11 @@ from grue.messages import (
     ToolRejected,
     ToolReturned,
     ToolSkipped,
+    ToolSupportChecked,
     ToolTimedOut,
     TurnCompleted,
     TurnFailed,
+    Usage,
 )
 from grue.protocol.tool_results import SKIPPED_AFTER_TIMEOUT
 
@@ -263,6 +267,49 @@ def test_a_turn_makes_at_most_max_tool_iterations_plus_two_requests(turn: Arbitr
     assert [request.request for request in requests] == list(range(1, len(requests) + 1))
     offers = [request for request in requests if isinstance(request.mode, OfferTools)]
     assert len(offers) <= turn.run.limits.max_tool_iterations
+
+
+@given(arbitrary_turns())
+@turns
+def test_a_reached_budget_asks_for_no_more_than_the_final_answer(turn: ArbitraryTurn) -> None:
+    budget = turn.run.limits.budget
+    spent = Usage()
+    for entry in turn.log:
+        match entry.body:
+            case CompletionReceived(usage=usage):
+                spent += usage
+            case RequestCompletion(mode=mode, request=number):
+                reached = (
+                    (budget.tokens is not None and spent.input_tokens + spent.output_tokens >= budget.tokens)
+                    or (budget.cost_usd is not None and (spent.cost_usd or 0) >= budget.cost_usd)
+                    or (budget.requests is not None and number >= budget.requests)
+                )
+                assert not (reached and isinstance(mode, OfferTools))
+                assert budget.requests is None or number <= budget.requests
+            case _:
+                pass
+    finals = [item for item in turn.went(RequestCompletion) if isinstance(item.mode, RequireAnswer)]
+    if turn.went(FinalForced) and turn.went(FinalForced)[0].reason == "budget" and budget.requests is None:
+        assert len(finals) == 1, "a spent budget leaves no repair"
+
+
+@given(arbitrary_turns())
+@turns
+def test_r12_5_no_tool_is_offered_before_the_model_is_known_to_take_tools(turn: ArbitraryTurn) -> None:
+    asked, known = turn.went(CheckToolSupport), False
+    assert len(asked) <= 1
+    for entry in turn.log:
+        match entry.body:
+            case ToolSupportChecked(supported=supported):
+                known = supported
+            case OpenSession():
+                assert known or turn.run.support_check != "before"
+            case RequestCompletion(mode=OfferTools()):
+                assert known or not asked
+            case _:
+                pass
+    if turn.run.support_check == "before" and not known:
+        assert not turn.went(OpenSession) or not turn.run.servers
 
 
 @given(arbitrary_turns())

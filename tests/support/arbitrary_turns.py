@@ -16,12 +16,15 @@ from turns import (
     failure,
     llm_failed,
     startup_failed,
+    support,
     tool,
 )
 
 from grue.messages import (
+    Budget,
     CallTools,
     CheckAnswer,
+    CheckToolSupport,
     CloseSession,
     CompletionReceived,
     FailurePolicy,
@@ -37,12 +40,15 @@ from grue.messages import (
     ToolSkipped,
     ToolTimedOut,
     TurnLimits,
+    Usage,
 )
 from grue.protocol.tool_loop import step
 from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 from grue.protocol.turn_states import Finished, Idle, TurnState
 
 TOOLS = ("look", "think", "ns.sit")
+COST = Usage(input_tokens=7, output_tokens=3, cost_usd=0.01)
+BUDGETS = (Budget(requests=1), Budget(requests=3), Budget(tokens=25), Budget(cost_usd=0.02))
 RUNS = st.builds(
     RunTurn,
     turn=st.integers(1, 9),
@@ -51,7 +57,20 @@ RUNS = st.builds(
     servers=st.sampled_from([("a", "b"), ("b", "a"), ("a", "b", "c"), ("a",), ("a", "b"), ()]),
     answer=st.sampled_from([ANSWER, None]),
     fallback=st.sampled_from([FALLBACK, None]),
-    limits=st.builds(TurnLimits, max_tool_iterations=st.sampled_from([3, 4, 2, 3, 1, 0])),
+    limits=st.builds(
+        TurnLimits,
+        max_tool_iterations=st.sampled_from([3, 4, 2, 3, 1, 0]),
+        budget=st.sampled_from(
+            [
+                *[Budget()] * 6,
+                Budget(requests=1),
+                Budget(requests=3),
+                Budget(tokens=25),
+                Budget(cost_usd=0.02),
+            ]
+        ),
+    ),
+    support_check=st.sampled_from(["skip", "skip", "beside", "before"]),
     policy=st.builds(
         FailurePolicy,
         after_timeout=st.sampled_from(["skip", "continue", "force"]),
@@ -158,24 +177,32 @@ class ArbitraryTurn:
                 self._sessions[server].perform(command)
             case RequestCompletion():
                 self._model.append(self._reply(command))
+            case CheckToolSupport():
+                self._model.append(support(self._draw(st.sampled_from([True, True, True, False]))))
             case CheckAnswer():
                 self._model.append(self._draw(st.sampled_from([ACCEPTED, REFUSED])))
 
     def _reply(self, request: RequestCompletion) -> Any:
         likely = "calls" if isinstance(request.mode, OfferTools) else "text"
-        kind = self._draw(st.sampled_from([*[likely] * 8, "calls", "text", "nothing", "failed"]))
+        kind = self._draw(st.sampled_from([*[likely] * 8, "calls", "text", "nothing", "refusal", "failed"]))
         content = self._draw(st.sampled_from([None, "", "hm"]))
         if kind == "failed":
             return llm_failed()
+        if kind == "refusal":
+            return CompletionReceived(request=request.request, refusal="I would rather not.", usage=COST)
         if kind != "calls":
-            return CompletionReceived(request=request.request, content="text" if kind == "text" else None)
+            text = "text" if kind == "text" else None
+            return CompletionReceived(request=request.request, content=text, usage=COST)
         if isinstance(request.mode, OfferTools) and request.mode.tools is not None:
             self._listed = [item.name for item in request.mode.tools]
         names = st.sampled_from([*self._listed * 3, "a.dance", "nobody"])
         amount = self._draw(st.sampled_from([3, 1, 4, 2, 5]))
         calls = [self._draw(st.tuples(names, ARGUMENTS)) for _ in range(amount)]
         return CompletionReceived(
-            request=request.request, content=content, tool_calls=tuple(self._call(*item) for item in calls)
+            request=request.request,
+            content=content,
+            tool_calls=tuple(self._call(*item) for item in calls),
+            usage=COST,
         )
 
     def _call(self, name: str, arguments: str) -> ToolCall:

@@ -21,12 +21,14 @@ from grue.messages import (
     SessionClosed,
     SessionOpened,
     StartupFailed,
+    SupportCheck,
     ToolCall,
     ToolCallResult,
     ToolDefinition,
     ToolReturned,
     ToolsChanged,
     ToolSkipped,
+    ToolSupportChecked,
     ToolTimedOut,
     TurnInterrupted,
     TurnLimits,
@@ -46,7 +48,11 @@ USAGE = Usage(input_tokens=3, output_tokens=2)
 
 
 def run(
-    *servers: str, fallback: object = FALLBACK, limits: TurnLimits | None = None, **policy: Any
+    *servers: str,
+    fallback: object = FALLBACK,
+    limits: TurnLimits | None = None,
+    support_check: SupportCheck = "skip",
+    **policy: Any,
 ) -> RunTurn:
     return RunTurn(
         turn=7,
@@ -57,6 +63,14 @@ def run(
         fallback=fallback,
         limits=limits or TurnLimits(),
         policy=FailurePolicy(**policy),
+        support_check=support_check,
+    )
+
+
+def support(supported: bool) -> ToolSupportChecked:
+    reason = "" if supported else "its list says so"
+    return ToolSupportChecked(
+        model="m", endpoint="http://x", supported=supported, by="endpoint", reason=reason
     )
 
 
@@ -106,6 +120,10 @@ def calls(*names: str, first: int = 1, content: str | None = None) -> Completion
 
 def text(content: str | None) -> CompletionReceived:
     return CompletionReceived(request=1, content=content, finish_reason="stop", usage=USAGE)
+
+
+def refusal(words: str) -> CompletionReceived:
+    return CompletionReceived(request=1, refusal=words, finish_reason="stop", usage=USAGE)
 
 
 def llm_failed() -> CompletionFailed:

@@ -16,6 +16,7 @@ from grue.messages import (
     AnswerRefused,
     CallTools,
     CheckAnswer,
+    CheckToolSupport,
     CloseSession,
     DeadlinePassed,
     LlmCommand,
@@ -47,7 +48,7 @@ class AgentActor(Actor[TurnEvent]):
 
     Args:
         mailbox: Where the turn and everything that comes of it arrives.
-        llm: Takes `RequestCompletion`.
+        llm: Takes `RequestCompletion` and `CheckToolSupport`.
         sessions: Take the tool messages, by server.
         check: The host's check of a final text.
         note: Records what nobody has to act upon.
@@ -111,7 +112,7 @@ class AgentActor(Actor[TurnEvent]):
 
     async def _perform(self, command: TurnCommand | TurnNote, cause: int) -> None:
         match command:
-            case RequestCompletion():
+            case RequestCompletion() | CheckToolSupport():
                 await self._llm.send(command, sender=self.name, cause=cause)
             case OpenSession() | CallTools():
                 await self._sessions[command.server].send(command, sender=self.name, cause=cause)

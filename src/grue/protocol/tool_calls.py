@@ -7,6 +7,7 @@ from typing import Literal, assert_never
 from msgspec import Struct
 
 from grue.messages import (
+    BatchId,
     JsonObject,
     ServerCall,
     ServerDied,
@@ -73,6 +74,8 @@ def _arguments(text: str) -> JsonObject | str:
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
+        if str(error).startswith("Extra data") and text.lstrip().startswith("{"):
+            return "the arguments are more than one JSON object: make one call for each"
         return f"the arguments are not valid JSON: {error}"
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
@@ -123,6 +126,15 @@ def record_settlement(calls: tuple[ToolCall, ...], iteration: int, event: Settle
             return record(call, iteration, "skipped", tool_results.failure(reason))
         case _:
             assert_never(event)
+
+
+def skip(
+    calls: tuple[ToolCall, ...], iteration: int, batch: BatchId, reason: str
+) -> tuple[tuple[ToolSkipped, ...], tuple[ToolCallRecord, ...]]:
+    """Return the notes and records of calls that no server gets to see, all for the same reason."""
+    notes = tuple(ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
+    result = tool_results.failure(reason)
+    return notes, tuple(record(call, iteration, "skipped", result) for call in calls)
 
 
 def tool_messages(records: tuple[ToolCallRecord, ...], max_result_chars: int) -> tuple[ToolMessage, ...]:

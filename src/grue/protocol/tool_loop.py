@@ -17,23 +17,26 @@ The rules it keeps:
     answer is forced (R5.7-10). A final text that the host's check refuses, an empty one, and one that calls
     tools again are each met by the one repair, then by the host's fallback. A turn thus makes at most
     `max_tool_iterations` + 2 requests.
-7.  Every session that was opened is closed before the turn ends, whatever ends it (P6). A deadline or an
+7.  A reached budget forces the final answer, after the calls of its reply, and leaves no repair.
+8.  Whether the model can call tools is asked before anything is started for it where that is doubtful, and
+    while sessions open where it is not; it is known before the first tool is offered (R12.5).
+9.  Every session that was opened is closed before the turn ends, whatever ends it (P6). A deadline or an
     interruption ends it in any state; what arrives after that is late, and ignored. So is a second word
     that a session is closed: one that is cancelled says so unasked.
 
-States (`turn_states.py`) are named for what they wait for. Commands come out in the order in which they are
-to be performed; notes for the trace stand before the command that they explain. What is not listed is an
-`IllegalEvent`.
+States (`turn_states.py`) are named for what they wait for. Commands come out in order, notes for the trace
+before the command that they explain. What is not listed is an `IllegalEvent`.
 
 ```
-Idle ─▶ AwaitingSessions ─▶ AwaitingCompletion ◀──▶ AwaitingTools ─▶ AwaitingReconnect ─▶ AwaitingSessions
-                                   ▲ │                    │
-                      repair, once │ ▼                    ▼
-                             AwaitingVerdict ─▶ AwaitingClose ─▶ Finished
+Idle ─▶ AwaitingSupport ─▶ AwaitingSessions ─▶ AwaitingCompletion ◀──▶ AwaitingTools ─▶ AwaitingReconnect
+                              ▲                       ▲ │                   │                │
+                              │          repair, once │ ▼                   ▼                │
+                              │                 AwaitingVerdict ─▶ AwaitingClose ─▶ Finished │
+                              └──────────────────────────────────────────────────────────────┘
 ```
 """
 
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -43,6 +46,7 @@ from grue.messages import (
     BatchId,
     CallTools,
     CheckAnswer,
+    CheckToolSupport,
     CloseSession,
     CompletionFailed,
     CompletionReceived,
@@ -69,14 +73,13 @@ from grue.messages import (
     SessionClosed,
     SessionOpened,
     StartupFailed,
-    SystemText,
     ToolCall,
-    ToolCallRecord,
-    ToolDefinition,
     ToolRejected,
     ToolReturned,
     ToolsChanged,
     ToolSkipped,
+    ToolsUnsupported,
+    ToolSupportChecked,
     ToolTimedOut,
     TurnCommand,
     TurnCompleted,
@@ -88,12 +91,13 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol import tool_results
-from grue.protocol.tool_calls import record, record_settlement, sort_calls, tool_messages
+from grue.protocol.tool_calls import record, record_settlement, skip, sort_calls, tool_messages
 from grue.protocol.turn_states import (
     AwaitingClose,
     AwaitingCompletion,
     AwaitingReconnect,
     AwaitingSessions,
+    AwaitingSupport,
     AwaitingTools,
     AwaitingVerdict,
     Finished,
@@ -104,9 +108,8 @@ from grue.protocol.turn_states import (
     Turn,
     TurnState,
     waiting_for,
+    without,
 )
-
-T = TypeVar("T")
 
 FINAL_REQUEST = "Please provide your final action now without calling any more tools."
 REPAIR_REQUEST = (
@@ -114,6 +117,7 @@ REPAIR_REQUEST = (
     "Reply once more, with nothing but the answer in the form that was asked for, and call no tools."
 )
 
+DECLINED = "the model declined to answer: {words}"
 Commands: TypeAlias = tuple[TurnCommand | TurnNote, ...]
 Transition: TypeAlias = tuple[TurnState, Commands]
 
@@ -131,17 +135,23 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
     match state, event:
         case Idle(), RunTurn():
             return _begin(event)
+        case AwaitingSupport(turn=turn), ToolSupportChecked(supported=True):
+            return _open_all(turn, asking=False)
+        case AwaitingSessions(asking=True), ToolSupportChecked(supported=True):
+            return _when_all_reported(replace(state, asking=False))
+        case ((AwaitingSupport() | AwaitingSessions(asking=True)), ToolSupportChecked()):
+            return _unsupported(state, event)
         case AwaitingSessions(pending=pending), SessionOpened(server=server) if server in pending:
             return _opened(state, event)
         case AwaitingSessions(pending=pending), McpDisabled(server=server) if server in pending:
             return _given_up(state, event)
         case AwaitingSessions(pending=pending), StartupFailed(server=server) if server in pending:
-            others = _without(pending, server)
+            others = without(pending, server)
             return _fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
-        case AwaitingCompletion(turn=turn, phase="loop"), CompletionReceived():
-            return _loop_reply(_count_usage(turn, event), event)
-        case AwaitingCompletion(turn=turn, phase=phase), CompletionReceived():
-            return _final_reply(_count_usage(turn, event), phase, event)
+        case AwaitingCompletion(turn=turn, phase="loop"), CompletionReceived(usage=usage):
+            return _loop_reply(turn.count(usage), event)
+        case AwaitingCompletion(turn=turn, phase=phase), CompletionReceived(usage=usage):
+            return _final_reply(turn.count(usage), phase, event)
         case AwaitingCompletion(turn=turn), CompletionFailed(failure=failure):
             return _fail(turn, failure)
         case AwaitingTools(batch=batch, pending=pending), (
@@ -149,9 +159,9 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
         ) if event.batch == batch and event.call_id in pending:
             return _settle(state, event)
         case AwaitingTools(turn=turn), ToolsChanged(server=server, tools=tools) if server in turn.open:
-            return replace(state, turn=_relist(turn, server, tools)), ()
+            return replace(state, turn=turn.relist(server, tools)), ()
         case AwaitingReconnect(turn=turn, server=server), SessionClosed() if event.server == server:
-            turn = replace(turn, open=_without(turn.open, server), reconnected=True)
+            turn = replace(turn, open=without(turn.open, server), reconnected=True)
             return AwaitingSessions(turn, (server,), state.new), (_open(turn.run, server),)
         case AwaitingVerdict(turn=turn), AnswerAccepted(answer=answer):
             return _complete(turn, answer, state.content)
@@ -174,10 +184,24 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
 
 def _begin(run: RunTurn) -> Transition:
     turn = Turn(run=run)
-    opening = (SystemText(run.system), UserText(run.user))
     if not run.servers or run.limits.max_tool_iterations < 1:
-        return _ask(turn, "only", opening)
-    return AwaitingSessions(turn, run.servers, opening), tuple(_open(run, server) for server in run.servers)
+        return _ask(turn, "only", turn.opening)
+    if run.support_check == "before":
+        return AwaitingSupport(turn), (CheckToolSupport(),)
+    return _open_all(turn, asking=run.support_check == "beside")
+
+
+def _open_all(turn: Turn, *, asking: bool) -> Transition:
+    run = turn.run
+    commands = tuple(_open(run, server) for server in run.servers)
+    state = AwaitingSessions(turn, run.servers, turn.opening, asking)
+    return state, (*commands, CheckToolSupport()) if asking else commands
+
+
+def _unsupported(state: AwaitingSupport | AwaitingSessions, event: ToolSupportChecked) -> Transition:
+    pending = state.pending if isinstance(state, AwaitingSessions) else ()
+    failure = ToolsUnsupported(model=event.model, endpoint=event.endpoint, reason=event.reason)
+    return _fail(replace(state.turn, open=(*state.turn.open, *pending)), failure)
 
 
 def _open(run: RunTurn, server: ServerName) -> OpenSession:
@@ -190,38 +214,32 @@ def _open(run: RunTurn, server: ServerName) -> OpenSession:
 
 
 def _opened(state: AwaitingSessions, event: SessionOpened) -> Transition:
-    turn = _relist(state.turn, event.server, event.tools)
+    turn = state.turn.relist(event.server, event.tools)
     turn = replace(turn, open=(*turn.open, event.server))
-    return _when_all_reported(turn, _without(state.pending, event.server), state.new)
+    return _when_all_reported(_reported(state, turn, event.server))
 
 
 def _given_up(state: AwaitingSessions, event: McpDisabled) -> Transition:
-    turn = _relist(state.turn, event.server, ())
+    turn = state.turn.relist(event.server, ())
     turn = replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
-    return _when_all_reported(turn, _without(state.pending, event.server), state.new)
+    return _when_all_reported(_reported(state, turn, event.server))
 
 
-def _relist(turn: Turn, server: ServerName, listed: tuple[ToolDefinition, ...]) -> Turn:
-    """Put `listed` in the place of what the server listed before, the servers in their order.
-
-    The same episode then offers the same list, however fast each of them boots.
-    """
-    order = {name: position for position, name in enumerate(turn.run.servers)}
-    others = tuple(tool for tool in turn.tools if tool.server != server)
-    tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
-    return replace(turn, tools=tools, relisted=True)
+def _reported(state: AwaitingSessions, turn: Turn, server: ServerName) -> AwaitingSessions:
+    return replace(state, turn=turn, pending=without(state.pending, server))
 
 
-def _when_all_reported(
-    turn: Turn, pending: tuple[ServerName, ...], new: tuple[ConversationItem, ...]
-) -> Transition:
-    if pending:
-        return AwaitingSessions(turn, pending, new), ()
+def _when_all_reported(state: AwaitingSessions) -> Transition:
+    turn = state.turn
+    if state.pending or state.asking:
+        return state, ()
+    if turn.tools and turn.budget_reached:
+        return _force(turn, "budget", state.new)
     if turn.tools:
-        return _ask(turn, "loop", new)
+        return _ask(turn, "loop", state.new)
     if turn.reconnected:
-        return _force(turn, "server_died", new)
-    return _ask(turn, "only", new)
+        return _force(turn, "server_died", state.new)
+    return _ask(turn, "only", state.new)
 
 
 # --- Asking the model ---
@@ -241,7 +259,11 @@ def _ask(
         most = turn.run.limits.max_tool_iterations
         notes = (*notes, IterationStarted(iteration=turn.iterations + 1, max_iterations=most))
     request = RequestCompletion(
-        conversation=ConversationId(f"turn-{turn.run.turn}"), request=turn.requests, new=new, mode=mode
+        conversation=ConversationId(f"turn-{turn.run.turn}"),
+        request=turn.requests,
+        new=new,
+        mode=mode,
+        stream=turn.run.stream,
     )
     return AwaitingCompletion(turn, phase), (*notes, request)
 
@@ -259,6 +281,8 @@ def _loop_reply(turn: Turn, reply: CompletionReceived) -> Transition:
         return _call(replace(turn, iterations=turn.iterations + 1), reply.tool_calls)
     if _has_text(reply.content):
         return _check(turn, "loop", reply.content)
+    if reply.refusal:
+        return _refuse(turn, "loop", DECLINED.format(words=reply.refusal), raw=reply.refusal)
     unusable = ReplyUnusable(finish_reason=reply.finish_reason, iteration=turn.iterations + 1)
     return _force(turn, "no_content", (), (unusable,))
 
@@ -268,6 +292,8 @@ def _final_reply(turn: Turn, phase: Phase, reply: CompletionReceived) -> Transit
         return _refuse_calls(turn, phase, reply)
     if _has_text(reply.content):
         return _check(turn, phase, reply.content)
+    if reply.refusal:
+        return _refuse(turn, phase, DECLINED.format(words=reply.refusal), raw=reply.refusal)
     return _refuse(turn, phase, "the reply was empty", raw=reply.content)
 
 
@@ -278,10 +304,6 @@ def _check(turn: Turn, phase: Phase, content: str | None) -> Transition:
 
 def _has_text(content: str | None) -> bool:
     return bool(content and content.strip())
-
-
-def _count_usage(turn: Turn, reply: CompletionReceived) -> Turn:
-    return replace(turn, usage=turn.usage + reply.usage)
 
 
 # --- Tools ---
@@ -328,7 +350,7 @@ def _settle(
     state: AwaitingTools, event: ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
 ) -> Transition:
     settled = record_settlement(state.calls, state.turn.iterations, event)
-    state = replace(state, pending=_without(state.pending, event.call_id), settled=(*state.settled, settled))
+    state = replace(state, pending=without(state.pending, event.call_id), settled=(*state.settled, settled))
     notes: tuple[TurnNote, ...] = ()
     match event:
         case ServerDied():
@@ -347,16 +369,8 @@ def _settle(
 def _skip_unsent(state: AwaitingTools, reason: str) -> tuple[AwaitingTools, tuple[TurnNote, ...]]:
     unsent = {call.call_id for run in state.unsent for call in run.calls}
     calls = tuple(call for call in state.calls if call.call_id in unsent)
-    notes, records = _skip(calls, state.turn.iterations, state.batch, reason)
+    notes, records = skip(calls, state.turn.iterations, state.batch, reason)
     return replace(state, unsent=(), settled=(*state.settled, *records)), notes
-
-
-def _skip(
-    calls: tuple[ToolCall, ...], iteration: int, batch: BatchId, reason: str
-) -> tuple[tuple[TurnNote, ...], tuple[ToolCallRecord, ...]]:
-    notes = tuple(ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
-    result = tool_results.failure(reason)
-    return notes, tuple(record(call, iteration, "skipped", result) for call in calls)
 
 
 def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transition:
@@ -369,20 +383,17 @@ def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transitio
     used_up = turn.iterations >= turn.run.limits.max_tool_iterations
     if state.broken == "server_died":
         if policy.after_death == "reconnect" and not turn.reconnected and not used_up:
-            server = _server_of(turn, records)
+            server = turn.server_that_died(records)
             return AwaitingReconnect(turn, server, new), (*notes, CloseSession(server=server))
         return _force(turn, "server_died", new, notes)
     if state.broken == "tool_timeout" and policy.after_timeout == "force":
         return _force(turn, "tool_timeout", new, notes)
     if used_up:
         return _force(turn, "max_iterations", new, notes)
+    if turn.budget_reached:
+        return _force(turn, "budget", new, notes)
     # The server may have taken its last tool away.
     return _ask(turn, "loop" if turn.tools else "only", new, notes=notes)
-
-
-def _server_of(turn: Turn, records: tuple[ToolCallRecord, ...]) -> ServerName:
-    died = next(record for record in records if record.settlement == "died")
-    return next(tool.server for tool in turn.tools if tool.name == died.name)
 
 
 # --- The answer ---
@@ -391,7 +402,7 @@ def _server_of(turn: Turn, records: tuple[ToolCallRecord, ...]) -> ServerName:
 def _refuse_calls(turn: Turn, phase: Phase, reply: CompletionReceived) -> Transition:
     """Answer the calls of a reply that was not offered any tools, without executing them."""
     batch = BatchId(turn.batches + 1)
-    notes, records = _skip(reply.tool_calls, turn.iterations, batch, tool_results.SKIPPED_TOO_LATE)
+    notes, records = skip(reply.tool_calls, turn.iterations, batch, tool_results.SKIPPED_TOO_LATE)
     turn = replace(turn, batches=batch, records=(*turn.records, *records))
     new = tool_messages(records, turn.run.limits.max_result_chars)
     why = "it calls tools, which are no longer available"
@@ -407,9 +418,11 @@ def _refuse(
     new: tuple[ConversationItem, ...] = (),
     notes: tuple[TurnNote, ...] = (),
 ) -> Transition:
-    if phase != "repair":
+    if phase != "repair" and not turn.budget_spent:
         text = UserText(REPAIR_REQUEST.format(reason=reason))
         return _ask(turn, "repair", (*new, text), notes=(*notes, RepairRequested(reason=reason)))
+    if phase != "repair":
+        reason = f"{reason} (the budget leaves no second try)"
     if turn.run.fallback is None:
         return _fail(turn, NoAnswer(reason=reason, raw=raw), notes)
     end = _completed(turn, "fallback", turn.run.fallback, raw, reason)
@@ -458,7 +471,7 @@ def _close(turn: Turn, end: TurnCompleted | TurnFailed, notes: tuple[TurnNote, .
 
 
 def _closed(state: AwaitingClose, server: ServerName) -> Transition:
-    pending = _without(state.pending, server)
+    pending = without(state.pending, server)
     if pending:
         return AwaitingClose(state.turn, pending, state.end), ()
     return Finished(), (state.end,)
@@ -485,7 +498,3 @@ def _abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Trans
         # This one was asked to close already.
         commands = tuple(item for item in commands if item != CloseSession(server=state.server))
     return following, commands
-
-
-def _without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
-    return tuple(other for other in items if other != item)

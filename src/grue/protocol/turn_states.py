@@ -3,9 +3,10 @@
 `tool_loop.py` says how one follows another.
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.messages import (
     BatchId,
@@ -13,19 +14,23 @@ from grue.messages import (
     ConversationItem,
     RunTurn,
     ServerName,
+    SystemText,
     ToolCall,
     ToolCallRecord,
     ToolDefinition,
     TurnCompleted,
     TurnFailed,
     Usage,
+    UserText,
 )
 from grue.protocol.tool_calls import Run
+
+T = TypeVar("T")
 
 Phase = Literal["loop", "only", "forced", "repair"]
 """What a completion was asked for: tools on offer, none to offer, to finish, to mend the answer."""
 
-ForceReason = Literal["max_iterations", "no_content", "tool_timeout", "server_died"]
+ForceReason = Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
 
 
 class Turn(Struct, frozen=True, kw_only=True):
@@ -54,17 +59,68 @@ class Turn(Struct, frozen=True, kw_only=True):
     degraded: str = ""
     reconnected: bool = False
 
+    @property
+    def opening(self) -> tuple[ConversationItem, ...]:
+        """What its conversation begins with."""
+        return SystemText(self.run.system), UserText(self.run.user)
+
+    def relist(self, server: ServerName, listed: tuple[ToolDefinition, ...]) -> "Turn":
+        """Put `listed` in the place of what the server listed before, the servers in their order.
+
+        The same episode then offers the same list, however fast each of them boots.
+        """
+        order = {name: position for position, name in enumerate(self.run.servers)}
+        others = tuple(tool for tool in self.tools if tool.server != server)
+        tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
+        return replace(self, tools=tools, relisted=True)
+
+    def server_that_died(self, records: tuple[ToolCallRecord, ...]) -> ServerName:
+        """Return whose death these records of one reply tell of."""
+        died = next(record for record in records if record.settlement == "died")
+        return next(tool.server for tool in self.tools if tool.name == died.name)
+
+    def count(self, usage: Usage) -> "Turn":
+        """Add what a completion took."""
+        return replace(self, usage=self.usage + usage)
+
+    @property
+    def budget_reached(self) -> bool:
+        """No more may be spent than the one request takes that is kept back for the final answer."""
+        most = self.run.limits.budget.requests
+        return self.budget_spent or (most is not None and self.requests + 1 >= most)
+
+    @property
+    def budget_spent(self) -> bool:
+        """Nothing more may be spent, not even on a repair."""
+        budget, usage = self.run.limits.budget, self.usage
+        return (
+            (budget.requests is not None and self.requests >= budget.requests)
+            or (budget.tokens is not None and usage.input_tokens + usage.output_tokens >= budget.tokens)
+            or (budget.cost_usd is not None and (usage.cost_usd or 0.0) >= budget.cost_usd)
+        )
+
 
 class Idle(Struct, frozen=True):
     """Waits for `RunTurn`."""
 
 
+class AwaitingSupport(Struct, frozen=True):
+    """Waits for the word that the model can call tools, before anything is started for it."""
+
+    turn: Turn
+
+
 class AwaitingSessions(Struct, frozen=True):
-    """Waits until each of `pending` has opened or is given up; `new` goes into the next request."""
+    """Waits until each of `pending` has opened or is given up; `new` goes into the next request.
+
+    Attributes:
+        asking: The word that the model can call tools is still to come, too.
+    """
 
     turn: Turn
     pending: tuple[ServerName, ...]
     new: tuple[ConversationItem, ...]
+    asking: bool = False
 
 
 class AwaitingCompletion(Struct, frozen=True):
@@ -124,6 +180,7 @@ class Finished(Struct, frozen=True):
 
 TurnState: TypeAlias = (
     Idle
+    | AwaitingSupport
     | AwaitingSessions
     | AwaitingCompletion
     | AwaitingTools
@@ -134,7 +191,12 @@ TurnState: TypeAlias = (
 )
 
 LiveState: TypeAlias = (
-    AwaitingSessions | AwaitingCompletion | AwaitingTools | AwaitingReconnect | AwaitingVerdict
+    AwaitingSupport
+    | AwaitingSessions
+    | AwaitingCompletion
+    | AwaitingTools
+    | AwaitingReconnect
+    | AwaitingVerdict
 )
 """The states in which the turn's end is still open."""
 
@@ -142,6 +204,8 @@ LiveState: TypeAlias = (
 def waiting_for(state: LiveState) -> str:
     """Return what a turn in this state waits for, in the words of an error text."""
     match state:
+        case AwaitingSupport() | AwaitingSessions(pending=()):
+            return "asking whether the model takes tools"
         case AwaitingSessions(pending=pending):
             return f"starting {', '.join(pending)}"
         case AwaitingCompletion():
@@ -153,3 +217,8 @@ def waiting_for(state: LiveState) -> str:
             return f"restarting {server}"
         case _:
             return "checking the answer"
+
+
+def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
+    """Return the items but this one."""
+    return tuple(other for other in items if other != item)

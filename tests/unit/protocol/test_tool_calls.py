@@ -77,10 +77,17 @@ def test_p18_arguments_are_read(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "x", "{'a': 1}", '{"n": NaN}', '{"n": -Infinity}', '{"n": 1e999}', "[" * 100_000]
+    "text", ["{", "x", "1 1", "{'a': 1}", '{"n": NaN}', '{"n": -Infinity}', '{"n": 1e999}', "[" * 100_000]
 )
 def test_r6_4_text_that_is_not_json_is_rejected(text: str) -> None:
     assert rejection(text).startswith("Tool call failed: the arguments are not valid JSON: ")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}{"b": 2}', ' {} {"a": 1}', "{}{}"])
+def test_r6_4_more_than_one_object_is_rejected_with_what_to_do(text: str) -> None:
+    assert rejection(text) == (
+        "Tool call failed: the arguments are more than one JSON object: make one call for each"
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", "null", '"text"', "1", "true"])

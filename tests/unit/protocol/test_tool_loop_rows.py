@@ -412,6 +412,7 @@ def test_usage_is_summed_over_the_requests() -> None:
 
 LIVE = {
     "starting a": (run("a"),),
+    "asking whether the model takes tools": (run("a", support_check="beside"), opened("a")),
     "waiting for the model (request 1)": OPEN,
     "waiting for a.look": (*OPEN, calls("a.think", "a.look"), returned(1)),
     "restarting a": (run("a", after_death="reconnect"), opened("a"), calls("a.think"), died(1)),

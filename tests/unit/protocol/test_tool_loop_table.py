@@ -21,6 +21,7 @@ from turns import (
     run,
     skipped,
     startup_failed,
+    support,
     text,
     timed_out,
 )
@@ -40,7 +41,10 @@ STATES: dict[str, TurnState] = {
     name: Walk(*events).state
     for name, events in {
         "Idle": (),
+        "AwaitingSupport": (run("a", support_check="before"),),
         "AwaitingSessions": (BEGIN,),
+        "AwaitingSessions, asking": (run("a", support_check="beside"),),
+        "AwaitingSessions, only asking": (run("a", support_check="beside"), opened("a")),
         "AwaitingSessions, one left": (BEGIN, opened("a")),
         "AwaitingCompletion, loop": ASKED,
         "AwaitingCompletion, only": (run(),),
@@ -64,6 +68,8 @@ EVENTS: dict[str, Any] = {
     "SessionOpened a": opened("a"),
     "SessionOpened b": opened("b"),
     "SessionOpened stranger": opened("x"),
+    "ToolSupportChecked yes": support(True),
+    "ToolSupportChecked no": support(False),
     "McpDisabled a": disabled("a"),
     "McpDisabled b": disabled("b"),
     "McpDisabled stranger": disabled("x"),
@@ -123,6 +129,27 @@ LISTED: dict[str, dict[str, str]] = {
         "StartupFailed b": "AwaitingClose: CloseSession",
         "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
         "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingSupport": {
+        "ToolSupportChecked yes": "AwaitingSessions: OpenSession",
+        "ToolSupportChecked no": "Finished: TurnFailed",
+        "DeadlinePassed": "Finished: TurnFailed",
+        "TurnInterrupted": "Finished: TurnFailed",
+    },
+    "AwaitingSessions, asking": {
+        "ToolSupportChecked yes": "AwaitingSessions:",
+        "ToolSupportChecked no": "AwaitingClose: CloseSession",
+        "SessionOpened a": "AwaitingSessions:",
+        "McpDisabled a": "AwaitingSessions:",
+        "StartupFailed a": "Finished: TurnFailed",
+        "DeadlinePassed": "AwaitingClose: CloseSession",
+        "TurnInterrupted": "AwaitingClose: CloseSession",
+    },
+    "AwaitingSessions, only asking": {
+        "ToolSupportChecked yes": f"AwaitingCompletion: {LOOP_REQUEST}",
+        "ToolSupportChecked no": "AwaitingClose: CloseSession",
+        "DeadlinePassed": "AwaitingClose: CloseSession",
+        "TurnInterrupted": "AwaitingClose: CloseSession",
     },
     "AwaitingSessions, one left": {
         "SessionOpened b": f"AwaitingCompletion: {LOOP_REQUEST}",
@@ -244,8 +271,8 @@ ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
 def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
-    assert len(get_args(TurnState)) == 8
-    assert len(get_args(TurnEvent)) == 16
+    assert len(get_args(TurnState)) == 9
+    assert len(get_args(TurnEvent)) == 17
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
     for name, state in STATES.items():

@@ -1,0 +1,59 @@
+"""What an episode has spent on its model, and what that leaves for the next turn."""
+
+from typing import TypeVar
+
+from msgspec import Struct
+
+from grue.errors import BudgetSpent
+from grue.messages import Budget, Usage
+
+
+class Spent(Struct, frozen=True, kw_only=True):
+    """What the finished turns of an episode took."""
+
+    requests: int = 0
+    usage: Usage = Usage()
+
+    @property
+    def tokens(self) -> int:
+        """Of what was sent and what came back, together."""
+        return self.usage.input_tokens + self.usage.output_tokens
+
+    def plus(self, requests: int, usage: Usage) -> "Spent":
+        """Return the same with one more turn."""
+        return Spent(requests=self.requests + requests, usage=self.usage + usage)
+
+    def reached(self, episode: Budget) -> str:
+        """Return which limit of the episode's budget is reached, in words; empty: none."""
+        for limit, spent, what in (
+            (episode.requests, self.requests, "requests"),
+            (episode.tokens, self.tokens, "tokens"),
+            (episode.cost_usd, self.usage.cost_usd or 0.0, "USD"),
+        ):
+            if limit is not None and spent >= limit:
+                return f"the episode's budget is spent: {spent:g} of {limit:g} {what}"
+        return ""
+
+    def left(self, episode: Budget, turn: Budget) -> Budget:
+        """Return what a turn may spend: its own budget, or what is left of the episode's if that is less.
+
+        Raises:
+            BudgetSpent: Nothing is left of the episode's.
+        """
+        reached = self.reached(episode)
+        if reached:
+            raise BudgetSpent(f"No further turn can be run: {reached}.")
+        cost = self.usage.cost_usd or 0.0
+        return Budget(
+            requests=_lesser(turn.requests, episode.requests, self.requests),
+            tokens=_lesser(turn.tokens, episode.tokens, self.tokens),
+            cost_usd=_lesser(turn.cost_usd, episode.cost_usd, cost),
+        )
+
+
+N = TypeVar("N", int, float)
+
+
+def _lesser(own: N | None, of_all: N | None, spent: N) -> N | None:
+    left = None if of_all is None else of_all - spent
+    return min((limit for limit in (own, left) if limit is not None), default=None)
