@@ -14,6 +14,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from grue.messages import ToolSupportChecked
+
 
 class ToolSupportPolicy(Protocol):
     """The one setting that matters here; `GameConfiguration` has it."""
@@ -91,3 +93,32 @@ def supports_tool_calling(
         return endpoint_says
     rule = rule_for(model)
     return rule is None or rule.supported
+
+
+def checked_support(
+    model: str, endpoint: str, *, forced: bool = False, endpoint_says: bool | None = None
+) -> ToolSupportChecked:
+    """Return whether `model` may be offered tools, and by whose word (R12, D8).
+
+    Args:
+        model: Name as the endpoint takes it.
+        endpoint: Its base URL without credentials.
+        forced: The configuration bypasses every check (R12.4).
+        endpoint_says: What the endpoint's own model list says; `None` where it says nothing.
+    """
+    if forced:
+        return ToolSupportChecked(model=model, endpoint=endpoint, supported=True, by="forced")
+    if endpoint_says is not None:
+        reason = "" if endpoint_says else "the endpoint's model list names no tools among its parameters"
+        return ToolSupportChecked(
+            model=model, endpoint=endpoint, supported=endpoint_says, by="endpoint", reason=reason
+        )
+    rule = rule_for(model)
+    denied = rule is not None and not rule.supported
+    return ToolSupportChecked(
+        model=model,
+        endpoint=endpoint,
+        supported=not denied,
+        by="name",
+        reason=rule.reason if rule is not None and denied else "",
+    )

@@ -35,6 +35,11 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
         exponential_base: Factor from one wait to the next.
         jitter_factor: Largest share that chance adds to a wait.
         timeout_s: For one request, from the connect to the last byte of the reply.
+        connect_timeout_s: For the connect.
+        first_byte_timeout_s: From the connect to the first byte of the reply; `None`: no limit of its own.
+        idle_timeout_s: Between two pieces of a streamed reply.
+        length_retry_factor: How much larger the limit on a reply's length becomes where a reply was cut by
+            it, which is tried once; 1: such a reply is taken as it is.
     """
 
     max_retries: int = 5
@@ -43,6 +48,10 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     exponential_base: float = 2.0
     jitter_factor: float = 0.1
     timeout_s: float = 120.0
+    connect_timeout_s: float = 10.0
+    first_byte_timeout_s: float | None = None
+    idle_timeout_s: float = 60.0
+    length_retry_factor: float = 4.0
 
 
 def kind_of_status(status: int, words: str = "") -> FailureKind:

@@ -1,47 +1,35 @@
-"""Requests and replies of OpenAI-style chat completions."""
+"""Requests of OpenAI-style chat completions."""
 
 import json
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.messages import (
     AnswerSchema,
+    AssistantText,
     CallId,
+    ConversationItem,
     SystemText,
     ToolCall,
     ToolDefinition,
     ToolMessage,
-    Usage,
     UserText,
 )
-from grue.protocol.chat_wire.chat_completions import (
-    Reply,
-    answer_tail,
-    decode_reply,
-    encode_assistant,
-    encode_head,
-    encode_item,
-    encode_tools,
-    join_request,
-    offer_tail,
-)
-from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.profile import GENERIC, OPENAI, ModelSettings, WireProfile
+from grue.protocol.chat_wire.chat_completions import ChatCompletions
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.profiles import GENERIC, OPENAI_CHAT, OPENROUTER
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Choice, WireRequest
 from grue.protocol.tool_names import WireNames
 
+CHAT = ChatCompletions()
 CANONICAL = WireNames("canonical")
 EVERYTHING = ModelSettings(
     model="some/model", temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, max_tokens=300, stop=("END",)
-)
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
-    max_leaves=20,
 )
 
 
@@ -49,15 +37,25 @@ def parsed(body: bytes) -> Any:
     return json.loads(body)
 
 
-def read(message: object, **choice: object) -> Reply:
-    body = json.dumps({"choices": [{"message": message, **choice}]}).encode()
-    reply = decode_reply(body, CANONICAL, request=3)
-    assert isinstance(reply, Reply)
-    return reply
+def body_of(settings: ModelSettings, profile: WireProfile = GENERIC, **parts: Any) -> Any:
+    return parsed(CHAT.body(WireRequest(settings=settings, profile=profile, **parts)))
 
 
-def call(function: object, **fields: object) -> dict[str, object]:
-    return {"id": "c1", "type": "function", "function": function, **fields}
+def encoded(item: ConversationItem, *, marked: bool = False, profile: WireProfile = GENERIC) -> Any:
+    said = CHAT.encode_items([item], {0} if marked else (), profile)
+    assert said.system == ()
+    (message,) = said.messages
+    return parsed(message)
+
+
+def as_history(reply: Reply, names: WireNames = CANONICAL) -> Any:
+    (message,) = CHAT.encode_reply(reply, names)
+    return parsed(message)
+
+
+def test_the_key_goes_out_as_a_bearer_token() -> None:
+    assert CHAT.headers("k") == {"Authorization": "Bearer k"}
+    assert CHAT.headers("") == {}
 
 
 # --- Requests ---
@@ -77,33 +75,31 @@ def call(function: object, **fields: object) -> dict[str, object]:
                 "stop": ["END"],
             },
         ),
-        (OPENAI, {"temperature": 0.7, "top_p": 0.9, "max_completion_tokens": 300, "stop": ["END"]}),
+        (OPENAI_CHAT, {"temperature": 0.7, "top_p": 0.9, "max_completion_tokens": 300, "stop": ["END"]}),
     ],
 )
 def test_a_profile_takes_the_sampling_fields_that_it_knows(
     profile: WireProfile, sampling: dict[str, object]
 ) -> None:
-    body = parsed(join_request(encode_head(EVERYTHING, profile), [], b""))
-    assert body == {"model": "some/model", **sampling, "messages": []}
+    assert body_of(EVERYTHING, profile) == {"model": "some/model", **sampling, "messages": []}
 
 
 def test_a_setting_that_is_not_set_is_not_sent() -> None:
-    assert parsed(encode_head(ModelSettings(model="m"), GENERIC) + b"]}") == {"model": "m", "messages": []}
-    zero = parsed(encode_head(ModelSettings(model="m", temperature=0.0), GENERIC) + b"]}")
-    assert zero["temperature"] == 0.0
+    assert body_of(ModelSettings(model="m")) == {"model": "m", "messages": []}
+    assert body_of(ModelSettings(model="m", temperature=0.0))["temperature"] == 0.0
 
 
 def test_p15_a_marked_text_carries_its_cache_marker() -> None:
-    assert parsed(encode_item(SystemText("You play."), marked=True)) == {
+    assert encoded(SystemText("You play."), marked=True) == {
         "role": "system",
         "content": [{"type": "text", "text": "You play.", "cache_control": {"type": "ephemeral"}}],
     }
-    assert parsed(encode_item(UserText("A lamp."))) == {"role": "user", "content": "A lamp."}
+    assert encoded(UserText("A lamp.")) == {"role": "user", "content": "A lamp."}
 
 
 def test_a_tool_result_is_text_under_its_call_id() -> None:
     item = ToolMessage(CallId("c1"), '{"content":1}')
-    assert parsed(encode_item(item, marked=True)) == {
+    assert encoded(item) == {
         "role": "tool",
         "tool_call_id": "c1",
         "content": '{"content":1}',
@@ -112,21 +108,22 @@ def test_a_tool_result_is_text_under_its_call_id() -> None:
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_no_text_is_empty(text: str) -> None:
-    assert parsed(encode_item(ToolMessage(CallId("c"), text)))["content"] == "(empty)"
-    assert parsed(encode_item(UserText(text)))["content"] == "(empty)"
-    assert parsed(encode_item(UserText(text), marked=True))["content"][0]["text"] == "(empty)"
+    assert encoded(ToolMessage(CallId("c"), text))["content"] == "(empty)"
+    assert encoded(UserText(text))["content"] == "(empty)"
+    assert encoded(UserText(text), marked=True)["content"][0]["text"] == "(empty)"
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=30))
 def test_any_text_can_be_sent(text: str) -> None:
     for marked in (False, True):
-        parsed(encode_item(UserText(f"x{text}"), marked=marked))
+        encoded(UserText(f"x{text}"), marked=marked)
 
 
 def test_p10_tools_on_offer_and_no_response_format() -> None:
     tool = ToolDefinition(server="think", tool="think", description="Think.", input_schema={})  # type: ignore[arg-type]
-    tail = offer_tail(encode_tools([tool], OPENAI, WireNames("encoded")))
-    assert parsed(b'{"messages":[]' + tail + b"}") == {
+    tools = CHAT.encode_tools([tool], OPENAI_CHAT, WireNames("encoded"))
+    assert body_of(ModelSettings(model="m"), tools=tools) == {
+        "model": "m",
         "messages": [],
         "tools": [
             {
@@ -143,15 +140,17 @@ def test_p10_tools_on_offer_and_no_response_format() -> None:
 
 
 def test_without_tools_nothing_is_said_of_tools() -> None:
-    assert offer_tail(encode_tools([], GENERIC, CANONICAL)) == b""
+    tools = CHAT.encode_tools([], GENERIC, CANONICAL)
+    assert tools == b""
+    assert body_of(ModelSettings(model="m"), tools=tools) == {"model": "m", "messages": []}
 
 
 def test_a_long_description_is_cut_where_the_endpoint_has_a_limit() -> None:
     tool = ToolDefinition(server="s", tool="t", description="x" * 50, input_schema={})  # type: ignore[arg-type]
     profile = msgspec.structs.replace(GENERIC, max_description_chars=20)
-    (encoded,) = parsed(encode_tools([tool], profile, CANONICAL))
-    assert encoded["function"]["description"] == "x" * 19 + "…"
-    (whole,) = parsed(encode_tools([tool], GENERIC, CANONICAL))
+    (cut,) = parsed(CHAT.encode_tools([tool], profile, CANONICAL))
+    assert cut["function"]["description"] == "x" * 19 + "…"
+    (whole,) = parsed(CHAT.encode_tools([tool], GENERIC, CANONICAL))
     assert whole["function"]["description"] == "x" * 50
 
 
@@ -161,8 +160,9 @@ ANSWER = AnswerSchema(
 )
 
 
-def tail_of(answer: AnswerSchema | None, profile: WireProfile, tools: bytes = b"") -> Any:
-    return parsed(b'{"messages":[]' + answer_tail(answer, profile, tools) + b"}")
+def tail_of(answer: AnswerSchema | None, profile: WireProfile, **parts: Any) -> Any:
+    body = body_of(ModelSettings(model="m"), profile, answer=answer, **parts)
+    return {key: value for key, value in body.items() if key != "model"}
 
 
 def test_p14_a_final_answer_is_asked_for_by_its_schema_without_tools() -> None:
@@ -197,7 +197,7 @@ def test_other_ways_to_ask_for_an_answer() -> None:
 
 
 def test_r5_8_exception_tools_that_must_go_along_may_not_be_called() -> None:
-    body = tail_of(ANSWER, GENERIC, b'[{"type":"function"}]')
+    body = tail_of(ANSWER, GENERIC, tools=b'[{"type":"function"}]', choice=Choice("none"))
     assert body["tools"] == [{"type": "function"}]
     assert body["tool_choice"] == "none"
     assert "response_format" in body
@@ -209,7 +209,7 @@ def test_the_history_shows_the_call_as_the_endpoint_knows_it() -> None:
         tool_calls=(ToolCall(call_id=CallId("c1"), name="think.think", arguments='{"a": 1}'),),
         echo={"reasoning_details": [{"type": "x"}], "reasoning_content": "deep"},
     )
-    assert parsed(encode_assistant(reply, WireNames("encoded")) or b"") == {
+    assert as_history(reply, WireNames("encoded")) == {
         "role": "assistant",
         "content": "Hm.",
         "tool_calls": [
@@ -227,14 +227,14 @@ def test_the_history_shows_the_call_as_the_endpoint_knows_it() -> None:
 @pytest.mark.parametrize("arguments", ["{", "", "[1]", '"text"', '{"a": NaN}', '{}{"b":1}', "{'a': 1}"])
 def test_arguments_that_are_no_object_go_back_as_an_empty_one(arguments: str) -> None:
     reply = Reply(tool_calls=(ToolCall(call_id=CallId("c"), name="s.t", arguments=arguments),))
-    message = parsed(encode_assistant(reply, CANONICAL) or b"")
+    message = as_history(reply)
     assert message["tool_calls"][0]["function"]["arguments"] == "{}"
     assert message["content"] is None
 
 
 def test_a_text_goes_back_without_the_reasoning_that_only_calls_need() -> None:
     reply = Reply(content="look", echo={"reasoning_details": [1], "reasoning_content": "deep"})
-    assert parsed(encode_assistant(reply, CANONICAL) or b"") == {
+    assert as_history(reply) == {
         "role": "assistant",
         "content": "look",
         "reasoning_details": [1],
@@ -243,231 +243,60 @@ def test_a_text_goes_back_without_the_reasoning_that_only_calls_need() -> None:
 
 @pytest.mark.parametrize("content", [None, "", " \n "])
 def test_a_reply_without_anything_leaves_no_message(content: str | None) -> None:
-    assert encode_assistant(Reply(content=content), CANONICAL) is None
+    assert CHAT.encode_reply(Reply(content=content), CANONICAL) == ()
 
 
 def test_what_json_cannot_say_is_replaced() -> None:
-    assert parsed(encode_item(UserText("a \ud800 lamp")))["content"] == "a \ufffd lamp"
+    assert encoded(UserText("a \ud800 lamp"))["content"] == "a \ufffd lamp"
     reply = Reply(content="look", echo={"reasoning_details": ["\udfff", float("nan")]})
-    assert parsed(encode_assistant(reply, CANONICAL) or b"")["reasoning_details"] == ["\ufffd", None]
-
-
-# --- Replies ---
-
-
-def test_p11_a_reply_with_tool_calls() -> None:
-    names = WireNames("encoded", ["think.think"])
-    body = {
-        "model": "served/model",
-        "choices": [
-            {
-                "finish_reason": "stop",
-                "message": {
-                    "content": "Let me think.",
-                    "tool_calls": [
-                        {"id": "a", "function": {"name": "think__think", "arguments": '{"thought":"x"}'}},
-                        {"id": "b", "function": {"name": "invented", "arguments": "{}"}},
-                    ],
-                    "reasoning_content": "deep",
-                },
-            }
-        ],
-        "usage": {
-            "prompt_tokens": 10,
-            "completion_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 8},
-            "completion_tokens_details": {"reasoning_tokens": 2},
-            "cost": 0.25,
-        },
-    }
-    assert decode_reply(json.dumps(body).encode(), names, request=1) == Reply(
-        content="Let me think.",
-        tool_calls=(
-            ToolCall(call_id=CallId("a"), name="think.think", arguments='{"thought":"x"}'),
-            ToolCall(call_id=CallId("b"), name="invented", arguments="{}"),
-        ),
-        finish_reason="stop",
-        model="served/model",
-        usage=Usage(input_tokens=10, output_tokens=5, cached_tokens=8, reasoning_tokens=2, cost_usd=0.25),
-        echo={"reasoning_content": "deep"},
-    )
+    assert as_history(reply)["reasoning_details"] == ["\ufffd", None]
 
 
 @pytest.mark.parametrize(
-    ("sent", "arguments"),
+    ("settings", "profile", "fields"),
     [
-        ("", "{}"),
-        ("  ", "{}"),
-        (None, "{}"),
-        ({"a": 1}, '{"a":1}'),
-        ("{broken", "{broken"),
-        ([1], "[1]"),
-    ],
-)
-def test_arguments_as_they_come(sent: object, arguments: str) -> None:
-    reply = read({"tool_calls": [call({"name": "s.t", "arguments": sent})]})
-    assert reply.tool_calls[0].arguments == arguments
-
-
-@pytest.mark.parametrize("name", [None, "", 7])
-def test_a_call_without_a_name_is_a_call_all_the_same(name: object) -> None:
-    assert read({"tool_calls": [call({"name": name, "arguments": "{}"})]}).tool_calls[0].name == "unnamed"
-
-
-def test_a_flat_call_is_read_and_what_is_no_call_is_not() -> None:
-    reply = read({"tool_calls": ["x", None, {"name": "s.t", "arguments": {"a": 1}}]})
-    assert reply.tool_calls == (ToolCall(call_id=CallId("call_3_1"), name="s.t", arguments='{"a":1}'),)
-
-
-@pytest.mark.parametrize("listed", [None, [], {}, "x"])
-def test_no_calls(listed: object) -> None:
-    assert read({"content": "look", "tool_calls": listed}) == Reply(content="look")
-
-
-def test_ids_that_are_missing_or_taken_are_replaced() -> None:
-    ids = ["", None, 5, "dup", "dup", "used", "call_3_2"]
-    calls = [{"id": value, "function": {"name": "s.t"}} for value in ids]
-    body = json.dumps({"choices": [{"message": {"tool_calls": calls}}]}).encode()
-    reply = decode_reply(body, CANONICAL, request=3, used_ids={"used", "call_3_1"})
-    assert isinstance(reply, Reply)
-    assert [item.call_id for item in reply.tool_calls] == [
-        "call_3_2",
-        "call_3_3",
-        "call_3_4",
-        "dup",
-        "call_3_5",
-        "call_3_6",
-        "call_3_7",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("look", "look"),
-        (None, None),
-        ("", None),
-        ([{"type": "text", "text": "lo"}, "o", {"type": "image"}, {"type": "text", "text": "k"}], "look"),
-        ([{"type": "refusal", "refusal": "no"}], "no"),
-        (5, None),
-    ],
-)
-def test_content_as_it_comes(content: object, text: str | None) -> None:
-    assert read({"content": content}).content == text
-
-
-def test_a_refusal_is_the_text_where_there_is_no_other() -> None:
-    assert read({"content": None, "refusal": "I cannot."}).content == "I cannot."
-
-
-def test_neither_content_nor_calls_is_a_reply() -> None:
-    assert read({}, finish_reason="length") == Reply(finish_reason="length")
-
-
-@pytest.mark.parametrize(
-    ("usage", "expected"),
-    [
-        (None, Usage()),
-        ({"prompt_tokens": -1, "completion_tokens": "5", "cost": -2}, Usage()),
+        ({"reasoning_effort": "low"}, GENERIC, {"reasoning_effort": "low"}),
+        ({"reasoning_tokens": 900}, GENERIC, {}),
+        ({"reasoning_effort": "low"}, OPENROUTER, {"reasoning": {"effort": "low"}}),
         (
-            {"prompt_tokens": 3.0, "prompt_cache_hit_tokens": 2, "cost": 0},
-            Usage(input_tokens=3, cached_tokens=2, cost_usd=0.0),
+            {"reasoning_effort": "low", "reasoning_tokens": 900},
+            OPENROUTER,
+            {"reasoning": {"max_tokens": 900}},
         ),
-        ({"prompt_tokens": 10**30, "prompt_tokens_details": 4}, Usage()),
+        ({}, OPENROUTER, {}),
+        ({"reasoning_effort": "low"}, msgspec.structs.replace(GENERIC, reasoning="none"), {}),
     ],
 )
-def test_usage_as_it_comes(usage: object, expected: Usage) -> None:
-    body = json.dumps({"choices": [{"message": {}}], "usage": usage}).encode()
-    reply = decode_reply(body, CANONICAL, request=1)
-    assert isinstance(reply, Reply)
-    assert reply.usage == expected
+def test_how_much_to_think(settings: dict[str, Any], profile: WireProfile, fields: object) -> None:
+    body = body_of(ModelSettings(model="m", **settings), profile)
+    assert body == {"model": "m", "messages": [], **fields}  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "status", "said"),
-    [
-        (b"<html><body>Welcome</body></html>", "invalid_reply", 200, "not JSON: <html>"),
-        (b"", "invalid_reply", 200, "an empty body"),
-        (b'{"choices":[{"message":{"content":"lo', "invalid_reply", 200, "not JSON"),
-        (b"[" * 100_000, "invalid_reply", 200, "not JSON"),
-        (b'{"x":' * 150 + b"1" + b"}" * 150, "invalid_reply", 200, "not JSON"),
-        (b"[]", "invalid_reply", 200, "not a completion"),
-        (b"{}", "invalid_reply", 200, "no choices"),
-        (b'{"choices":[]}', "invalid_reply", 200, "no choices"),
-        (b'{"choices":[{"message":null}]}', "invalid_reply", 200, "no choices"),
-        (b'{"error":{"message":"Overloaded","code":502}}', "unavailable", 502, "Overloaded"),
-        (b'{"error":{"message":"No credit","code":402}}', "refused", 402, "No credit"),
-        (b'{"error":{"message":"hiccup","code":"server_error"}}', "unavailable", 200, "hiccup"),
-        (b'{"error":"insufficient_quota","choices":null}', "refused", 200, "insufficient_quota"),
-        (b'{"choices":[{"error":{"message":"cut","code":"502"},"message":{}}]}', "unavailable", 502, "cut"),
-    ],
-)
-def test_a_body_that_is_no_completion(body: bytes, kind: str, status: int, said: str) -> None:
-    fault = decode_reply(body, CANONICAL, request=1)
-    assert isinstance(fault, Fault)
-    assert (fault.kind, fault.status) == (kind, status)
-    assert said in fault.message
+def test_instructions_come_from_whom_the_profile_says() -> None:
+    profile = msgspec.structs.replace(GENERIC, system_role="developer")
+    assert encoded(SystemText("You play."), profile=profile)["role"] == "developer"
 
 
-def test_near_json_is_read() -> None:
-    body = b'\xef\xbb\xbf{"choices":[{"message":{"content":"\\ud83d look \xff","reasoning_details":[NaN]}}]}'
-    reply = decode_reply(body, CANONICAL, request=1)
-    assert isinstance(reply, Reply)
-    assert reply.content == "\ufffd look \ufffd"
-    assert reply.echo == {"reasoning_details": [None]}
+def test_what_the_assistant_is_taken_to_have_said() -> None:
+    assert encoded(AssistantText("Two.")) == {"role": "assistant", "content": "Two."}
 
 
-# --- Anything at all ---
+def test_a_tool_can_be_chosen_by_its_name() -> None:
+    body = body_of(ModelSettings(model="m"), tools=b"[{}]", choice=Choice("named", "s__t"))
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "s__t"}}
 
 
-def check_sendable(outcome: Reply | Fault) -> None:
-    """Whatever was read can be recorded in a trace, and sent back."""
-    msgspec.json.encode(outcome)
-    if isinstance(outcome, Reply):
-        ids = [item.call_id for item in outcome.tool_calls]
-        assert len(set(ids)) == len(ids)
-        assert all(ids)
-        message = encode_assistant(outcome, WireNames("encoded"))
-        assert message is None or parsed(message)["role"] == "assistant"
-
-
-@settings(max_examples=300)
-@given(st.binary())
-def test_no_body_raises(body: bytes) -> None:
-    check_sendable(decode_reply(body, CANONICAL, request=1))
-
-
-@settings(max_examples=300)
-@given(message=JSON_VALUES, calls=JSON_VALUES, function=JSON_VALUES, usage=JSON_VALUES)
-def test_no_json_raises(message: object, calls: object, function: object, usage: object) -> None:
-    for candidate in (
-        message,
-        {"content": message, "tool_calls": calls, "reasoning_details": usage},
-        {"tool_calls": [calls, {"id": message, "function": function}]},
-        {"tool_calls": [{"id": "a", "function": {"name": message, "arguments": function}}] * 2},
-    ):
-        for body in (
-            {"choices": [{"message": candidate}], "usage": usage},
-            {"choices": message, "error": usage},
-        ):
-            check_sendable(decode_reply(json.dumps(body).encode(), CANONICAL, request=1))
-
-
-@settings(max_examples=300)
-@given(cut=st.integers(0, 200), insert=st.binary(max_size=6), at=st.integers(0, 200))
-def test_no_mutated_reply_raises(cut: int, insert: bytes, at: int) -> None:
-    body = (
-        b'{"choices":[{"message":{"content":null,"tool_calls":[{"id":"a","function":'
-        b'{"name":"s.t","arguments":"{}"}}]}}],"usage":{"prompt_tokens":1}}'
+def test_further_fields_outrank_those_of_the_settings_and_come_once() -> None:
+    raw = CHAT.body(
+        WireRequest(
+            settings=EVERYTHING, profile=GENERIC, answer=ANSWER, extra={"top_k": 1, "response_format": {}}
+        )
     )
-    mutated = body[:at] + insert + body[at : len(body) - cut]
-    check_sendable(decode_reply(mutated, CANONICAL, request=1))
+    assert (raw.count(b'"top_k"'), raw.count(b'"response_format"')) == (1, 1)
+    assert (parsed(raw)["top_k"], parsed(raw)["response_format"]) == (1, {})
 
 
-def test_deep_but_readable_replies_can_be_sent_back() -> None:
-    deep: object = "x"
-    for _ in range(90):
-        deep = [deep]
-    check_sendable(
-        read({"tool_calls": [call({"name": "s.t", "arguments": deep})], "reasoning_details": deep})
-    )
+def test_a_stream_is_asked_for_with_its_usage() -> None:
+    body = body_of(ModelSettings(model="m"), stream=True)
+    assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
+    assert "stream" not in body_of(ModelSettings(model="m"))

@@ -9,47 +9,44 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wire_bodies import ANSWER, MODEL, OPENING, THINK, call, markers, refusal, up_to_last_message
 
 from grue.messages import (
-    AnswerSchema,
     CallId,
     ConversationItem,
     OfferTools,
     RequireAnswer,
-    ServerName,
     SystemText,
-    ToolCall,
-    ToolDefinition,
     ToolMessage,
     UserText,
 )
-from grue.protocol.chat_wire.chat_completions import Reply
 from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.chat_wire.profile import GENERIC, OPENAI, OPENROUTER, ModelSettings, WireProfile
-from grue.testing.llm_rules import ProviderRules, refusal_of
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.profiles import (
+    ANTHROPIC,
+    GENERIC,
+    GENERIC_MESSAGES,
+    GENERIC_RESPONSES,
+    OPENAI,
+    OPENAI_CHAT,
+    OPENROUTER,
+    PROFILES,
+)
+from grue.protocol.chat_wire.reply import NAMELESS, Reply
+from grue.protocol.chat_wire.wire_format import Choice
 
 GOLDEN = Path(__file__).with_name("golden_requests")
-MODEL = ModelSettings(model="some/model", temperature=0.5, top_k=40, max_tokens=300)
-THINK = ToolDefinition(
-    server=ServerName("think"),
-    tool="think",
-    description="Think step by step.",
-    input_schema={"type": "object", "properties": {"thought": {"type": "string"}}},
-)
-ANSWER = AnswerSchema(
-    "AgentResponse",
-    {
-        "type": "object",
-        "properties": {"action": {"type": "string"}, "new_objective": {"type": "string"}},
-        "required": ["action"],
-    },
-)
-OPENING: tuple[ConversationItem, ...] = (SystemText("You play Zork."), UserText("West of House."))
 FORCED = UserText("Please provide your final action now without calling any more tools.")
 
 
-def call(call_id: str, name: str = "think.think", arguments: str = "{}") -> ToolCall:
-    return ToolCall(call_id=CallId(call_id), name=name, arguments=arguments)
+EVERY_PROFILE = (
+    GENERIC,
+    GENERIC_RESPONSES,
+    GENERIC_MESSAGES,
+    msgspec.structs.replace(GENERIC, name="plainest", tools_with_forced=True, response_format="none"),
+    *(profile for rows in PROFILES.values() for profile in rows),
+)
+by_name = pytest.mark.parametrize("profile", EVERY_PROFILE, ids=lambda profile: profile.name)
 
 
 def a_turn(profile: WireProfile) -> list[bytes]:
@@ -71,39 +68,40 @@ def a_turn(profile: WireProfile) -> list[bytes]:
     return bodies
 
 
-@pytest.mark.parametrize("profile", [GENERIC, OPENROUTER, OPENAI], ids=lambda profile: profile.name)
+@pytest.mark.parametrize(
+    "profile", [GENERIC, OPENROUTER, OPENAI_CHAT, OPENAI, ANTHROPIC], ids=lambda profile: profile.name
+)
 @pytest.mark.parametrize(("request_name", "number"), [("tools", 0), ("final", 3)])
 def test_p14_p15_p38_golden_requests(profile: WireProfile, request_name: str, number: int) -> None:
-    golden = json.loads((GOLDEN / f"{profile.name}_{request_name}.json").read_text())
+    golden = json.loads((GOLDEN / f"{profile.name}_{request_name}.json".replace(" ", "_")).read_text())
     assert json.loads(a_turn(profile)[number]) == golden
 
 
-@pytest.mark.parametrize(
-    ("profile", "rules"),
-    [
-        (GENERIC, ProviderRules(cache_markers=0)),
-        (OPENROUTER, ProviderRules(strict_names=True)),
-        (OPENAI, ProviderRules(strict_names=True, cache_markers=0)),
-        (
-            msgspec.structs.replace(GENERIC, tools_with_forced=True),
-            ProviderRules(tools_with_history=True, cache_markers=0),
-        ),
-    ],
-    ids=["generic", "openrouter", "openai", "tools with forced"],
-)
-def test_every_request_of_a_turn_passes_the_strict_rules(profile: WireProfile, rules: ProviderRules) -> None:
-    assert [refusal_of(json.loads(body), rules) for body in a_turn(profile)] == [None] * 4
+@by_name
+def test_every_request_of_a_turn_passes_the_strict_rules(profile: WireProfile) -> None:
+    assert [refusal(body, profile) for body in a_turn(profile)] == [None] * 4
 
 
-@pytest.mark.parametrize("profile", [GENERIC, OPENROUTER, OPENAI], ids=lambda profile: profile.name)
+@by_name
 def test_each_request_begins_with_the_bytes_of_the_one_before(profile: WireProfile) -> None:
-    bodies = a_turn(profile)
-    for before, after in itertools.pairwise(bodies):
-        messages, _, _ = before.rpartition(
-            b'],"' + (b"tools" if b'"tools"' in before else b"response_format")
-        )
-        assert len(messages) > 100
-        assert after.startswith(messages)
+    for before, after in itertools.pairwise(a_turn(profile)):
+        said = up_to_last_message(before, profile)
+        assert len(said) > 100
+        assert after.startswith(said)
+
+
+@by_name
+def test_no_request_has_more_cache_markers_than_the_profile_allows(profile: WireProfile) -> None:
+    counts = [markers(json.loads(body)) for body in a_turn(profile)]
+    assert counts == ([2, 2, 3, 4] if profile.cache_markers else [0] * 4)
+
+
+@by_name
+def test_a_schema_that_cannot_be_sent_is_told_in_words_once(profile: WireProfile) -> None:
+    before, after, forced, repair = (body.count(b"JSON Schema") for body in a_turn(profile))
+    assert (before, after) == (0, 0)
+    told = int(profile.response_format != "json_schema")
+    assert (forced, repair) == (told, told)
 
 
 def test_p15_markers_go_to_system_and_user_texts_and_never_move() -> None:
@@ -118,8 +116,9 @@ def test_p15_markers_go_to_system_and_user_texts_and_never_move() -> None:
 
 
 def test_p14_no_request_offers_tools_and_asks_for_a_format() -> None:
-    for body in a_turn(OPENROUTER):
-        assert ("tools" in json.loads(body)) != ("response_format" in json.loads(body))
+    for profile, field in ((OPENROUTER, "response_format"), (OPENAI, "text")):
+        for body in map(json.loads, a_turn(profile)):
+            assert ("tools" in body) != (field in body)
 
 
 def test_r5_8_exception_an_endpoint_that_wants_tools_with_history_gets_them_uncallable() -> None:
@@ -153,7 +152,7 @@ def test_an_empty_instruction_is_left_out() -> None:
 
 
 def test_a_new_listing_replaces_the_old_one() -> None:
-    conversation = Conversation(OPENAI)
+    conversation = Conversation(OPENAI_CHAT)
     conversation.ask(OPENING, OfferTools((THINK,)))
     other = msgspec.structs.replace(THINK, tool="rest")
     conversation.ask((), OfferTools((other,)))
@@ -195,26 +194,69 @@ def test_a_learned_profile_encodes_the_history_anew() -> None:
     assert learned.names.to_canonical("think__think") == "think.think"
 
 
+def test_a_schema_is_told_in_words_where_a_refusal_teaches_that_it_has_to_be() -> None:
+    conversation = Conversation(GENERIC)
+    conversation.ask(OPENING, RequireAnswer(ANSWER))
+    assert b"JSON Schema" not in conversation.body(MODEL)
+    for shape in ("json_object", "none"):
+        conversation.adopt(msgspec.structs.replace(GENERIC, response_format=shape))
+        body = json.loads(conversation.body(MODEL))
+        assert [message["role"] for message in body["messages"]] == ["system", "user", "user"]
+        assert "new_objective" in body["messages"][-1]["content"]
+
+
+def test_a_conversation_can_move_to_another_format_in_its_middle() -> None:
+    conversation = Conversation(OPENROUTER)
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    conversation.keep(Reply(content="Hm.", tool_calls=(call("a"),), echo={"reasoning_content": "deep"}))
+    conversation.ask((ToolMessage(CallId("a"), "1"), UserText("Well?")), OfferTools())
+    for profile in (OPENAI, ANTHROPIC):
+        conversation.adopt(profile)
+        known = Conversation(profile)
+        known.ask(OPENING, OfferTools((THINK,)))
+        known.keep(Reply(content="Hm.", tool_calls=(call("a"),)))
+        known.ask((ToolMessage(CallId("a"), "1"), UserText("Well?")), OfferTools())
+        assert conversation.body(MODEL) == known.body(MODEL)
+        assert refusal(conversation.body(MODEL), profile) is None
+
+
+def test_further_fields_of_a_call_outrank_those_of_the_settings() -> None:
+    conversation = Conversation(GENERIC)
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    settings = ModelSettings(model="m", top_k=1, extra_body={"top_k": 2, "seed": 1})
+    assert json.loads(conversation.body(settings))["top_k"] == 2
+    body = json.loads(conversation.body(settings, extra={"seed": 2}, choice=Choice("required")))
+    assert (body["top_k"], body["seed"], body["tool_choice"]) == (2, 2, "required")
+
+
+def test_a_stream_is_asked_for_only_where_there_is_one() -> None:
+    for streams in (True, False):
+        conversation = Conversation(msgspec.structs.replace(GENERIC, streams=streams))
+        conversation.ask(OPENING, RequireAnswer())
+        assert ("stream" in json.loads(conversation.body(MODEL, stream=True))) is streams
+        assert "stream" not in json.loads(conversation.body(MODEL))
+
+
+TEXTS = st.text(max_size=5)
 REPLIES = st.builds(
     lambda content, calls: Reply(content=content, tool_calls=tuple(calls)),
     st.none() | st.text(max_size=5),
-    st.lists(
-        st.builds(lambda name, arguments: call("", name, arguments), st.text(max_size=5), st.text(max_size=5))
-    ),
+    st.lists(st.builds(lambda name, arguments: call("", name or NAMELESS, arguments), TEXTS, TEXTS)),
 )
+
+
+STEPS = st.lists(st.tuples(REPLIES, st.sets(st.integers(0, 3)), st.booleans()), max_size=6)
 
 
 @settings(max_examples=200)
-@given(
-    replies=st.lists(st.tuples(REPLIES, st.sets(st.integers(0, 3)), st.booleans()), max_size=6),
-    profile=st.sampled_from([OPENROUTER, OPENAI]),
-)
+@given(steps=STEPS, profile=st.sampled_from(EVERY_PROFILE), answering=st.booleans())
 def test_p3_no_history_is_refused_whichever_calls_were_answered(
-    replies: list[tuple[Reply, set[int], bool]], profile: WireProfile
+    steps: list[tuple[Reply, set[int], bool]], profile: WireProfile, answering: bool
 ) -> None:
     conversation = Conversation(profile)
     conversation.ask(OPENING, OfferTools((THINK,)))
-    for number, (reply, answered, speak) in enumerate(replies):
+    before = conversation.body(MODEL)
+    for number, (reply, answered, speak) in enumerate(steps):
         calls = tuple(
             msgspec.structs.replace(item, call_id=CallId(f"{number}-{index}"))
             for index, item in enumerate(reply.tool_calls)
@@ -223,7 +265,13 @@ def test_p3_no_history_is_refused_whichever_calls_were_answered(
         new: list[ConversationItem] = [
             ToolMessage(item.call_id, "1") for index, item in enumerate(calls) if index in answered
         ]
-        conversation.ask((*new, UserText("go on")) if speak else new, OfferTools())
-        body = json.loads(conversation.body(MODEL))
-        rules = ProviderRules(strict_names=True, cache_markers=profile.cache_markers)
-        assert refusal_of(body, rules) is None
+        # Somebody speaks last: the endpoint is never asked to go on from its own words.
+        speak = speak or not new
+        last = answering and number == len(steps) - 1
+        mode = RequireAnswer(ANSWER) if last else OfferTools()
+        conversation.ask((*new, UserText("go on")) if speak else new, mode)
+        body = conversation.body(MODEL)
+        assert refusal(body, profile) is None
+        assert body.startswith(up_to_last_message(before, profile))
+        assert markers(json.loads(body)) <= profile.cache_markers
+        before = body

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.protocol.model_support import NAME_RULES, rule_for, supports_tool_calling
+from grue.messages import ToolSupportChecked
+from grue.protocol.model_support import NAME_RULES, checked_support, rule_for, supports_tool_calling
 
 # The seeds' own patterns, and the names they were written for.
 SEEDS_DENY = (
@@ -143,3 +144,29 @@ def test_p13_every_denial_precedes_every_known_family_and_gives_its_reason() -> 
 @pytest.mark.parametrize("row", range(len(NAME_RULES)))
 def test_p13_no_row_is_idle(row: int) -> None:
     assert any(rule_for(model) is NAME_RULES[row] for model in DENIED + KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("model", "forced", "endpoint_says", "supported", "by", "reason"),
+    [
+        ("deepseek-r1", True, False, True, "forced", ""),
+        ("deepseek-r1", False, True, True, "endpoint", ""),
+        ("gpt-4o", False, False, False, "endpoint", "names no tools"),
+        ("gpt-4o", False, None, True, "name", ""),
+        ("some-model", False, None, True, "name", ""),
+        ("deepseek-r1", False, None, False, "name", "reasoning model"),
+    ],
+)
+def test_p13_whose_word_it_is(
+    model: str, forced: bool, endpoint_says: bool | None, supported: bool, by: str, reason: str
+) -> None:
+    checked = checked_support(model, "http://h/v1", forced=forced, endpoint_says=endpoint_says)
+    assert checked == ToolSupportChecked(
+        model=model,
+        endpoint="http://h/v1",
+        supported=supported,
+        by=by,  # type: ignore[arg-type]  # one of them
+        reason=checked.reason,
+    )
+    assert reason in checked.reason
+    assert bool(checked.reason) is not supported

@@ -17,7 +17,7 @@ def failed(kind: str, status: int | None = None) -> LlmFailure:
     return LlmFailure(kind=kind, endpoint="e", model="m", message="x", status=status)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 524, 529])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
 def test_these_statuses_are_tried_again(status: int) -> None:
     assert kind_of_status(status, "overloaded") == "unavailable"
 
@@ -35,6 +35,9 @@ def test_these_statuses_are_final(status: int) -> None:
         "Key has reached its spending limit",
         "monthly spend limit reached",
         "Insufficient credits",
+        "Your team is out of credits",
+        "Budget has been exceeded! Current cost: 10.1, Max budget: 10.0",
+        "This request would exceed your credit limit",
     ],
 )
 def test_a_429_about_money_is_final(words: str) -> None:

@@ -16,7 +16,7 @@ from grue.protocol.chat_wire.failures import (
     is_loopback,
     shown_endpoint,
 )
-from grue.protocol.chat_wire.profile import GENERIC, OPENROUTER
+from grue.protocol.chat_wire.profiles import GENERIC, OPENROUTER
 
 KEY = "sk-or-v1-0123456789abcdef"
 
@@ -55,6 +55,30 @@ def test_the_words_of_an_error_body(body: object, words: str) -> None:
     assert fault == Fault(kind="refused", status=404, message=words)
 
 
+def test_a_400_that_blames_the_models_own_words_is_no_refusal() -> None:
+    for code, kind in (("tool_use_failed", "invalid_reply"), ("context_length_exceeded", "refused")):
+        body = json.dumps({"error": {"message": "x", "code": code}}).encode()
+        assert fault_of_status(400, body) == Fault(kind=kind, status=400, message="x")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "status"),
+    [
+        ({"message": "x", "type": "overloaded_error"}, "unavailable", 529),
+        ({"message": "x", "type": "error", "code": "rate_limit_exceeded"}, "unavailable", 429),
+        ({"message": "x", "type": "authentication_error"}, "refused", 401),
+        ({"message": "x", "code": "503"}, "unavailable", 503),
+        ({"message": "x", "code": 403}, "refused", 403),
+        ({"message": "x", "code": 7, "type": ["odd"]}, "unavailable", 200),
+        ({"message": "insufficient_quota"}, "refused", 200),
+        ("x", "unavailable", 200),
+    ],
+)
+def test_an_error_within_a_200_has_the_status_that_it_names(error: object, kind: str, status: int) -> None:
+    fault = fault_of_error(error)
+    assert (fault.kind, fault.status) == (kind, status)
+
+
 def test_the_words_of_a_web_page_and_of_plain_text() -> None:
     page = b"<html><head><title>502 Bad Gateway</title></head><body><h1>...</h1></body></html>"
     assert fault_of_status(502, page) == Fault(kind="unavailable", status=502, message="502 Bad Gateway")
@@ -88,6 +112,32 @@ def test_a_429_about_money_is_final_and_says_so() -> None:
             "Choose a model that can call tools instead of 'm'",
         ),
         (Fault(kind="refused", status=400, message=""), "https://x/v1", "Check the model and its settings"),
+        (
+            Fault(kind="refused", status=400, message="API key not valid. Please pass a valid API key."),
+            "https://x/v1",
+            "Set OPENROUTER_API_KEY",
+        ),
+        (
+            Fault(kind="refused", status=400, message="x/y is not a valid model ID"),
+            "https://x/v1",
+            "Check the model name 'm'",
+        ),
+        (
+            Fault(kind="refused", status=400, message="Your credit balance is too low"),
+            "https://x/v1",
+            "Add credit",
+        ),
+        (Fault(kind="refused", status=403, message="no"), "https://x/v1", "Set OPENROUTER_API_KEY"),
+        (
+            Fault(kind="refused", status=403, message="Your input was flagged"),
+            "https://x/v1",
+            "The provider's moderation refused what was sent",
+        ),
+        (
+            Fault(kind="invalid_reply", status=400, message="Failed to call a function"),
+            "https://x/v1",
+            "Choose a model that is better at calling tools",
+        ),
         (Fault(kind="unreachable", message=""), "http://127.0.0.1:1/v1", "Is the server running?"),
         (Fault(kind="unreachable", message=""), "http://[::1]:1/v1", "Is the server running?"),
         (Fault(kind="unreachable", message=""), "https://x/v1", "Check the base URL, the network"),

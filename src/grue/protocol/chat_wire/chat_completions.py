@@ -1,21 +1,11 @@
-"""OpenAI-style chat completions, `POST {base_url}/chat/completions`: requests and replies as data.
+"""OpenAI-style chat completions, `POST {base_url}/chat/completions`: requests and replies as data."""
 
-A request is put together from parts, each encoded once: a head (model, sampling), the messages, and a tail
-(tools, or the shape of the answer). Nothing that varies from request to request stands before the messages,
-so that each request begins with the very bytes of the one before, up to its last message.
-"""
-
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
-
-import msgspec
-from msgspec import Struct
 
 from grue.messages import (
     AnswerSchema,
     AssistantText,
-    CallId,
     ConversationItem,
     JsonObject,
     SystemText,
@@ -25,283 +15,227 @@ from grue.messages import (
     Usage,
     UserText,
 )
+from grue.protocol.chat_wire.chat_stream import ChatAssembler
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
-from grue.protocol.chat_wire.json_text import from_json, json_object, to_json
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.strict_schema import strict_schema
+from grue.protocol.chat_wire.json_text import json_object, to_json
+from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.chat_wire.reply import (
+    CallIds,
+    Reply,
+    as_object,
+    as_text,
+    cost,
+    listed,
+    no_completion,
+    read_call,
+    read_object,
+    text_of,
+    tokens,
+)
+from grue.protocol.chat_wire.strict_schema import strict_format
+from grue.protocol.chat_wire.wire_format import (
+    Assembler,
+    Choice,
+    Said,
+    WireRequest,
+    closed,
+    opened,
+    shortened,
+    shown,
+)
 from grue.protocol.tool_names import WireNames
 from grue.protocol.tool_schemas import openai_tool
 
-EMPTY = "(empty)"
-"""What stands for an empty or blank text, which some endpoints refuse."""
-
-NAMELESS = "unnamed"
-"""What a call without a name is called."""
-
 _ECHOED = ("reasoning_details", "reasoning_content")
+_OF_CALLS = "tool_calls"
+"""Where a reply's echo keeps what its calls carry beside name and arguments, by their ids."""
 
 
-class Reply(Struct, frozen=True, kw_only=True):
-    """A completion, read.
+class ChatCompletions:
+    """The format that most endpoints speak, with the quirks that they have."""
 
-    Attributes:
-        content: Its text, `None` if it has none; may stand beside tool calls.
-        tool_calls: Canonical names, ids unique in the turn, arguments as JSON text or what was sent for it.
-        echo: What the provider wants to see again in the assistant's message.
-    """
+    path = "/chat/completions"
 
-    content: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    finish_reason: str | None = None
-    model: str = ""
-    usage: Usage = Usage()
-    echo: JsonObject = {}
+    def headers(self, key: str) -> dict[str, str]:
+        """Return the key as a bearer token; none for an empty one."""
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def encode_items(
+        self, items: Sequence[ConversationItem], marked: Collection[int], profile: WireProfile
+    ) -> Said:
+        """Encode each item as a message of its own."""
+        encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
+        return Said(messages=tuple(map(to_json, encoded)))
+
+    def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
+        """Encode the assistant's message.
+
+        Arguments that are not a JSON object go back as `{}`: gateways that parse them again would fail.
+        """
+        text = reply.content if reply.content and not reply.content.isspace() else None
+        if not reply.tool_calls:
+            if text is None:
+                return ()
+            echo = {key: reply.echo[key] for key in _ECHOED[:1] if key in reply.echo}
+            return (to_json({"role": "assistant", "content": text, **echo}),)
+        echo = {key: reply.echo[key] for key in _ECHOED if key in reply.echo}
+        beside = as_object(reply.echo.get(_OF_CALLS))
+        calls = [_called(call, names) | as_object(beside.get(call.call_id)) for call in reply.tool_calls]
+        return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
+
+    def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
+        """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
+        encoded = [
+            openai_tool(shortened(tool, profile.max_description_chars), name=names.to_wire(tool.name))
+            for tool in tools
+        ]
+        return to_json(encoded) if encoded else b""
+
+    def body(self, request: WireRequest) -> bytes:
+        """Put a request's body together."""
+        head = opened(_head(request), request.extra, "messages")
+        tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
+        if request.stream:
+            tail |= {"stream": True, "stream_options": {"include_usage": True}}
+        choice = to_json(_choice(request.choice))
+        return b"".join((head, b",".join(request.messages), closed(request.tools, choice, tail)))
+
+    def decode(
+        self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
+    ) -> Reply | Fault:
+        """Read the body of a reply with HTTP status 200 (R4.2, P11).
+
+        What counts is whether there are tool calls, never `finish_reason`, which some endpoints set to `stop`
+        all the same.
+        """
+        answer = read_object(body)
+        if isinstance(answer, Fault):
+            return answer
+        match answer.get("choices"):
+            case [{"error": error}, *_] if error:
+                return fault_of_error(error)
+            case [{"message": dict() as message} as choice, *_]:
+                return _read(answer, as_object(choice), message, CallIds(request, used_ids), names)
+            case _ if answer.get("error"):
+                return fault_of_error(answer["error"])
+            case _:
+                return no_completion("no choices")
+
+    def assembler(self) -> Assembler:
+        """Return what puts a streamed reply together."""
+        return ChatAssembler()
 
 
 # --- Requests ---
 
 
-def encode_head(settings: ModelSettings, profile: WireProfile) -> bytes:
-    """Encode a request's beginning, up to the opening bracket of the messages."""
-    fields: JsonObject = {
-        "temperature": settings.temperature,
-        "top_p": settings.top_p,
-        "top_k": settings.top_k,
-        "min_p": settings.min_p,
-        "max_tokens": settings.max_tokens,
-        "stop": list(settings.stop) or None,
-    }
-    body: JsonObject = {"model": settings.model}
-    for name, value in fields.items():
-        if value is not None and name in profile.sampling:
-            body[profile.max_tokens_field if name == "max_tokens" else name] = value
-    return to_json(body)[:-1] + b',"messages":['
+def _head(request: WireRequest) -> JsonObject:
+    settings, profile = request.settings, request.profile
+    fields: JsonObject = {"model": settings.model}
+    for name, value in profile.sampled(settings).items():
+        fields[profile.max_tokens_field if name == "max_tokens" else name] = value
+    effort, budget = settings.reasoning_effort, settings.reasoning_tokens
+    if profile.reasoning == "reasoning_effort":
+        fields["reasoning_effort"] = effort
+    elif profile.reasoning == "reasoning" and (effort or budget):
+        # The two exclude each other; the exact one is the one that was meant.
+        fields["reasoning"] = {"max_tokens": budget} if budget else {"effort": effort}
+    return fields
 
 
-def encode_item(item: ConversationItem, *, marked: bool = False) -> bytes:
-    """Encode a message that is not a reply of this conversation.
-
-    Args:
-        item: The message.
-        marked: Put a cache marker on its text (R4.7, P15); only system and user messages take one.
-    """
+def _message(item: ConversationItem, marked: bool, profile: WireProfile) -> JsonObject:
     match item:
         case SystemText(text=text):
-            return to_json({"role": "system", "content": _content(text, marked)})
+            return {"role": profile.system_role, "content": _content(text, marked)}
         case UserText(text=text):
-            return to_json({"role": "user", "content": _content(text, marked)})
+            return {"role": "user", "content": _content(text, marked)}
         case AssistantText(text=text):
-            return to_json({"role": "assistant", "content": _shown(text)})
+            return {"role": "assistant", "content": shown(text)}
         case ToolMessage(call_id=call_id, content=text):
-            return to_json({"role": "tool", "tool_call_id": call_id, "content": _shown(text)})
+            return {"role": "tool", "tool_call_id": call_id, "content": shown(text)}
         case _:
             assert_never(item)
 
 
 def _content(text: str, marked: bool) -> object:
-    shown = _shown(text)
     if not marked:
-        return shown
-    return [{"type": "text", "text": shown, "cache_control": {"type": "ephemeral"}}]
+        return shown(text)
+    return [{"type": "text", "text": shown(text), "cache_control": {"type": "ephemeral"}}]
 
 
-def _shown(text: str) -> str:
-    return text if text and not text.isspace() else EMPTY
+def _called(call: ToolCall, names: WireNames) -> JsonObject:
+    arguments = call.arguments if json_object(call.arguments) is not None else "{}"
+    function = {"name": names.to_wire(call.name), "arguments": arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
 
 
-def encode_assistant(reply: Reply, names: WireNames) -> bytes | None:
-    """Encode the assistant's message as the history has to show it; `None` if there is nothing to show.
-
-    Arguments that are not a JSON object go back as `{}`: gateways that parse them again would fail.
-    """
-    text = reply.content if reply.content and not reply.content.isspace() else None
-    if not reply.tool_calls:
-        if text is None:
-            return None
-        echo = {key: value for key, value in reply.echo.items() if key != "reasoning_content"}
-        return to_json({"role": "assistant", "content": text, **echo})
-    calls = [
-        {
-            "id": call.call_id,
-            "type": "function",
-            "function": {
-                "name": names.to_wire(call.name),
-                "arguments": call.arguments if json_object(call.arguments) is not None else "{}",
-            },
-        }
-        for call in reply.tool_calls
-    ]
-    return to_json({"role": "assistant", "content": text, "tool_calls": calls, **reply.echo})
+def _choice(choice: Choice) -> object:
+    if choice.mode == "named":
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice.mode
 
 
-def encode_tools(tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
-    """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
-    encoded = [
-        openai_tool(_shortened(tool, profile.max_description_chars), name=names.to_wire(tool.name))
-        for tool in tools
-    ]
-    return to_json(encoded) if encoded else b""
-
-
-def _shortened(tool: ToolDefinition, max_chars: int | None) -> ToolDefinition:
-    if max_chars is None or len(tool.description) <= max_chars:
-        return tool
-    return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
-
-
-def offer_tail(tools: bytes) -> bytes:
-    """Encode the end of a request that offers tools (R4.1), or has none to offer."""
-    return b',"tools":' + tools + b',"tool_choice":"auto"' if tools else b""
-
-
-def answer_tail(answer: AnswerSchema | None, profile: WireProfile, tools: bytes = b"") -> bytes:
-    """Encode the end of a request for a final answer (R5.8, R5.9).
-
-    Args:
-        answer: Its shape; `None`: any text.
-        profile: How the endpoint wants to be told.
-        tools: A listing that must go along, not to be called (`WireProfile.tools_with_forced`).
-    """
-    tail = b',"tools":' + tools + b',"tool_choice":"none"' if tools else b""
+def _answer(answer: AnswerSchema | None, profile: WireProfile) -> JsonObject:
     if answer is None or profile.response_format == "none":
-        return tail
+        return {}
     if profile.response_format == "json_object":
-        return tail + b',"response_format":{"type":"json_object"}'
-    # A schema's name has to match the pattern of a tool's name.
-    shape: JsonObject = {"name": WireNames("encoded").to_wire(answer.name)}
-    try:
-        shape |= {"strict": True, "schema": strict_schema(answer.schema)}
-    except ValueError:
-        shape |= {"schema": answer.schema}
-    return tail + b',"response_format":' + to_json({"type": "json_schema", "json_schema": shape})
-
-
-def join_request(head: bytes, messages: Sequence[bytes], tail: bytes) -> bytes:
-    """Put a request's body together."""
-    return b"".join((head, b",".join(messages), b"]", tail, b"}"))
+        return {"response_format": {"type": "json_object"}}
+    return {"response_format": {"type": "json_schema", "json_schema": strict_format(answer)}}
 
 
 # --- Replies ---
 
 
-def decode_reply(
-    body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
-) -> Reply | Fault:
-    """Read the body of a reply with HTTP status 200 (R4.2, P11).
-
-    What counts is whether there are tool calls, never `finish_reason`, which some endpoints set to `stop`
-    all the same. Ids that are missing, empty or in use become `call_{request}_{n}`.
-
-    Args:
-        body: The body; it may be anything.
-        names: Brings wire names back.
-        request: Number of the request in its turn.
-        used_ids: Call ids of the turn so far.
-    """
-    try:
-        answer = from_json(body)
-    except ValueError:
-        start = body[:200].decode("utf-8", "replace")
-        return Fault(kind="invalid_reply", status=200, message=f"not JSON: {start or 'an empty body'}")
-    if not isinstance(answer, dict):
-        return Fault(kind="invalid_reply", status=200, message="not a completion: a JSON object is missing")
-    match answer.get("choices"):
-        case [{"error": error}, *_] if error:
-            return fault_of_error(error)
-        case [{"message": dict() as message} as choice, *_]:
-            return _read(answer, choice, message, _Ids(request, used_ids), names)
-        case _ if answer.get("error"):
-            return fault_of_error(answer["error"])
-        case _:
-            return Fault(kind="invalid_reply", status=200, message="not a completion: no choices")
-
-
 def _read(
-    answer: JsonObject, choice: Mapping[str, object], message: JsonObject, ids: "_Ids", names: WireNames
+    answer: JsonObject, choice: JsonObject, message: JsonObject, ids: CallIds, names: WireNames
 ) -> Reply:
-    listed = message.get("tool_calls")
-    finish = choice.get("finish_reason")
-    model = answer.get("model")
+    raw_calls = [call for call in listed(message.get("tool_calls")) if isinstance(call, dict)]
+    calls = tuple(_call(call, ids, names) for call in raw_calls)
+    finish = as_text(choice.get("finish_reason"))
+    beside = {
+        call.call_id: {"extra_content": raw["extra_content"]}
+        for call, raw in zip(calls, raw_calls, strict=True)
+        if raw.get("extra_content")
+    }
+    echo = {key: message[key] for key in _ECHOED if message.get(key)}
     return Reply(
-        content=_text(message.get("content")) or _text(message.get("refusal")) or None,
-        tool_calls=tuple(
-            _call(call, ids, names)
-            for call in (listed if isinstance(listed, list) else ())
-            if isinstance(call, dict)
-        ),
-        finish_reason=finish if isinstance(finish, str) else None,
-        model=model if isinstance(model, str) else "",
-        usage=_usage(_dict(answer.get("usage"))),
-        echo={key: message[key] for key in _ECHOED if message.get(key)},
+        content=text_of(message.get("content")) or None,
+        tool_calls=calls,
+        refusal=text_of(message.get("refusal")) or _refusal_part(message.get("content")),
+        reasoning=_reasoning(message),
+        finish_reason=finish,
+        cut=finish == "length",
+        model=as_text(answer.get("model")) or "",
+        usage=_usage(as_object(answer.get("usage"))),
+        echo=echo | ({_OF_CALLS: beside} if beside else {}),
     )
 
 
-class _Ids:
-    """Gives each call of a reply an id that no other call of the turn has."""
-
-    def __init__(self, request: int, used: Collection[str]) -> None:
-        self._request = request
-        self._used = used
-        self._given: set[str] = set()
-        self._numbers = count(1)
-
-    def give(self, wanted: object) -> CallId:
-        call_id = wanted if isinstance(wanted, str) else ""
-        while not call_id or call_id in self._used or call_id in self._given:
-            call_id = f"call_{self._request}_{next(self._numbers)}"
-        self._given.add(call_id)
-        return CallId(call_id)
-
-
-def _call(call: JsonObject, ids: _Ids, names: WireNames) -> ToolCall:
+def _call(call: JsonObject, ids: CallIds, names: WireNames) -> ToolCall:
     # Some local servers leave the inner object out.
-    function = _dict(call.get("function")) or call
-    name = function.get("name")
-    return ToolCall(
-        call_id=ids.give(call.get("id")),
-        name=names.to_canonical(name) if isinstance(name, str) and name else NAMELESS,
-        arguments=_arguments(function.get("arguments")),
-    )
+    function = as_object(call.get("function")) or call
+    return read_call(call.get("id"), function.get("name"), function.get("arguments"), ids, names)
 
 
-def _arguments(value: object) -> str:
-    if isinstance(value, str):
-        return value if value.strip() else "{}"
-    return "{}" if value is None else to_json(value).decode()
+def _refusal_part(content: object) -> str | None:
+    refusals = (as_text(as_object(part).get("refusal")) for part in listed(content))
+    return "".join(text for text in refusals if text) or None
 
 
-def _text(content: object) -> str:
-    match content:
-        case str():
-            return content
-        case list():
-            return "".join(_text(part) for part in content)
-        case {"text": str() as text} | {"refusal": str() as text}:
-            return text
-        case _:
-            return ""
+def _reasoning(message: JsonObject) -> str | None:
+    said = text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
+    return said or None
 
 
 def _usage(usage: JsonObject) -> Usage:
-    cost = usage.get("cost")
-    cached = _dict(usage.get("prompt_tokens_details")).get(
+    cached = as_object(usage.get("prompt_tokens_details")).get(
         "cached_tokens", usage.get("prompt_cache_hit_tokens")
     )
+    reasoning = as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
     return Usage(
-        input_tokens=_tokens(usage.get("prompt_tokens")),
-        output_tokens=_tokens(usage.get("completion_tokens")),
-        cached_tokens=_tokens(cached),
-        reasoning_tokens=_tokens(_dict(usage.get("completion_tokens_details")).get("reasoning_tokens")),
-        cost_usd=float(cost) if isinstance(cost, int | float) and 0 <= cost < _ABSURD else None,
+        input_tokens=tokens(usage.get("prompt_tokens")),
+        output_tokens=tokens(usage.get("completion_tokens")),
+        cached_tokens=tokens(cached),
+        reasoning_tokens=tokens(reasoning),
+        cost_usd=cost(usage.get("cost")),
     )
-
-
-_ABSURD = 2**53
-
-
-def _tokens(value: object) -> int:
-    return int(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else 0
-
-
-def _dict(value: object) -> JsonObject:
-    return value if isinstance(value, dict) else {}

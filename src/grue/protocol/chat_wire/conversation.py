@@ -9,13 +9,16 @@ Pure and mutable, as a parser is: messages go in, request bodies come out, repli
   system text, the user's text, and at most two more (forced final, repair), so that each of them is marked.
 - The encoded messages are good for one profile. When an endpoint teaches another one, they are encoded anew
   from the messages themselves.
+- Where an endpoint cannot be sent the schema of an answer, the model is told of it in words, once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from grue.messages import (
+    AssistantText,
     ConversationItem,
     OfferTools,
     RequireAnswer,
@@ -24,10 +27,22 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
-from grue.protocol.chat_wire import chat_completions as wire
-from grue.protocol.chat_wire.chat_completions import Reply
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Choice, WireRequest
 from grue.protocol.tool_names import WireNames
+
+SCHEMA_IN_WORDS = (
+    "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
+)
+
+UNDERSTOOD = "Understood."
+"""What the assistant is taken to have said of results, where an endpoint wants a word between."""
+
+_Utterance: TypeAlias = tuple[ConversationItem, ...] | Reply
 
 
 class Conversation:
@@ -38,22 +53,27 @@ class Conversation:
     """
 
     def __init__(self, profile: WireProfile) -> None:
-        self._history: list[ConversationItem | Reply] = []
+        self._history: list[_Utterance] = []
         self._tools: tuple[ToolDefinition, ...] = ()
         self._unanswered: Reply | None = None
         self._mode: OfferTools | RequireAnswer = RequireAnswer()
+        self._schema_told = False
         self.adopt(profile)
 
     def adopt(self, profile: WireProfile) -> None:
         """Follow `profile` from now on; what was said is encoded anew."""
         self.profile = profile
+        self.format = FORMATS[profile.wire]
         self.names = WireNames(profile.name_style)
-        self._encoded: list[bytes] = []
+        self._system: list[bytes] = []
+        self._messages: list[bytes] = []
         self._markers = 0
         self._has_calls = False
+        self._after_results = False
         self._encode_tools()
         for said in self._history:
             self._encode(said)
+        self._add(self._schema_in_words())
 
     def ask(self, new: Sequence[ConversationItem], mode: OfferTools | RequireAnswer) -> None:
         """Add what is new, and note what the next request is for.
@@ -62,23 +82,49 @@ class Conversation:
             ValueError: A tool message answers no call of the last reply.
         """
         self._add_answered(new)
-        for item in new:
-            # An empty instruction says nothing, and some endpoints refuse it.
-            if item != SystemText(""):
-                self._add(item)
         self._mode = mode
+        # An empty instruction says nothing, and some endpoints refuse it.
+        said = tuple(item for item in new if item != SystemText(""))
+        self._add((*said, *self._schema_in_words()))
         if isinstance(mode, OfferTools) and mode.tools is not None:
             self._tools = mode.tools
             self._encode_tools()
 
-    def body(self, settings: ModelSettings) -> bytes:
-        """Return the body of the request that `ask` prepared; any number of times."""
-        if isinstance(self._mode, OfferTools):
-            tail = wire.offer_tail(self._encoded_tools)
-        else:
-            tools = self._encoded_tools if self.profile.tools_with_forced and self._has_calls else b""
-            tail = wire.answer_tail(self._mode.answer, self.profile, tools)
-        return wire.join_request(wire.encode_head(settings, self.profile), self._encoded, tail)
+    def body(
+        self,
+        settings: ModelSettings,
+        *,
+        choice: Choice | None = None,
+        extra: Mapping[str, object] | None = None,
+        stream: bool = False,
+    ) -> bytes:
+        """Return the body of the request that `ask` prepared; any number of times.
+
+        Args:
+            settings: The model, and how it samples.
+            choice: Which of the tools on offer has to be called; default: the model's choice.
+            extra: Further fields, beside those of the settings.
+            stream: Ask for events, where the endpoint can send any.
+        """
+        answering = isinstance(self._mode, RequireAnswer)
+        offered = not answering or (self.profile.tools_with_forced and self._has_calls)
+        return self.format.body(
+            WireRequest(
+                settings=settings,
+                profile=self.profile,
+                system=self._system,
+                messages=self._messages,
+                tools=self._encoded_tools if offered else b"",
+                choice=Choice("none") if answering else choice or Choice(),
+                answer=self._mode.answer if isinstance(self._mode, RequireAnswer) else None,
+                extra={**settings.extra_body, **(extra or {})},
+                stream=stream and self.profile.streams,
+            )
+        )
+
+    def read(self, body: bytes, *, request: int, used_ids: set[str]) -> Reply | Fault:
+        """Read the body of a reply to it, without keeping it."""
+        return self.format.decode(body, self.names, request=request, used_ids=used_ids)
 
     def keep(self, reply: Reply) -> None:
         """Remember the reply; it enters the history with the next `ask`."""
@@ -95,21 +141,43 @@ class Conversation:
             answered = tuple(call for call in calls if call.call_id in answers)
             self._add(msgspec.structs.replace(reply, tool_calls=answered))
 
-    def _add(self, said: ConversationItem | Reply) -> None:
-        self._history.append(said)
-        self._encode(said)
+    def _add(self, said: _Utterance) -> None:
+        if said:
+            self._history.append(said)
+            self._encode(said)
 
-    def _encode(self, said: ConversationItem | Reply) -> None:
+    def _encode(self, said: _Utterance) -> None:
         if isinstance(said, Reply):
-            encoded = wire.encode_assistant(said, self.names)
+            encoded_reply = self.format.encode_reply(said, self.names)
+            self._messages += encoded_reply
+            self._after_results = self._after_results and not encoded_reply
             self._has_calls = self._has_calls or bool(said.tool_calls)
-            if encoded is not None:
-                self._encoded.append(encoded)
             return
-        marked = isinstance(said, SystemText | UserText) and self._markers < self.profile.cache_markers
-        self._markers += marked
-        self._encoded.append(wire.encode_item(said, marked=marked))
+        items = self._bridged(said)
+        markable = [at for at, item in enumerate(items) if isinstance(item, SystemText | UserText)]
+        marked = markable[: max(0, self.profile.cache_markers - self._markers)]
+        self._markers += len(marked)
+        encoded = self.format.encode_items(items, marked, self.profile)
+        self._system += encoded.system
+        self._messages += encoded.messages
+
+    def _bridged(self, items: tuple[ConversationItem, ...]) -> tuple[ConversationItem, ...]:
+        """Return the items, results and what the user says kept apart where the endpoint wants that."""
+        bridged: list[ConversationItem] = []
+        for item in items:
+            if isinstance(item, UserText) and self._after_results and self.profile.assistant_after_results:
+                bridged.append(AssistantText(UNDERSTOOD))
+            self._after_results = isinstance(item, ToolMessage)
+            bridged.append(item)
+        return tuple(bridged)
 
     def _encode_tools(self) -> None:
         self.names.add(tool.name for tool in self._tools)
-        self._encoded_tools = wire.encode_tools(self._tools, self.profile, self.names)
+        self._encoded_tools = self.format.encode_tools(self._tools, self.profile, self.names)
+
+    def _schema_in_words(self) -> tuple[UserText, ...]:
+        answer = self._mode.answer if isinstance(self._mode, RequireAnswer) else None
+        if answer is None or self._schema_told or self.profile.response_format == "json_schema":
+            return ()
+        self._schema_told = True
+        return (UserText(SCHEMA_IN_WORDS.format(schema=to_json(answer.schema).decode())),)

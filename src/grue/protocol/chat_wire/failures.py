@@ -22,6 +22,18 @@ MAX_WORDS = 600
 MIN_SECRET = 8
 """Shorter values are no secrets but placeholders, such as `none`, that would garble the endpoint's words."""
 
+_KEY = re.compile(r"api[ _-]?key|no connected db", re.IGNORECASE)
+"""How a key is refused with status 400: Gemini's and xAI's words, and LiteLLM's where it has no database."""
+
+_MODEL = re.compile(
+    r"invalid model\b|not a valid model|model\b[^\n]{0,80}(not exist|not found)", re.IGNORECASE
+)
+_UNPAID = re.compile(r"credit balance|any credits|billing", re.IGNORECASE)
+_TOOLLESS = re.compile(r"not support (?:tool|function)|tool use", re.IGNORECASE)
+_MODERATED = re.compile(r"moderation|flagged", re.IGNORECASE)
+_GARBLED = frozenset({"tool_use_failed", "json_validate_failed"})
+"""Codes of Groq's that blame the model's own words, with status 400: another try may well help."""
+
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
@@ -48,11 +60,16 @@ def fault_of_status(status: int, body: bytes, location: str | None = None) -> Fa
     """
     if 300 <= status < 400:
         return Fault(kind="refused", status=status, message=f"redirects to {location or 'nowhere'}")
+    # A stream that failed to begin may come as its first event.
+    first_event = re.match(rb"data: *(\{[^\n]*)", body)
     try:
-        words = error_words(from_json(body))
+        error = from_json(first_event[1] if first_event else body)
     except ValueError:
         words = _plain_words(body)
-    return Fault(kind=kind_of_status(status, words), status=status, message=words)
+        return Fault(kind=kind_of_status(status, words), status=status, message=words)
+    words = error_words(error)
+    kind = "invalid_reply" if _is_garbled(error) else kind_of_status(status, words)
+    return Fault(kind=kind, status=status, message=words)
 
 
 def fault_of_error(error: object) -> Fault:
@@ -81,10 +98,19 @@ def error_words(error: object) -> str:
             return ""
 
 
+def _is_garbled(error: object) -> bool:
+    match error:
+        case {"error": {"code": str() as code}}:
+            return code in _GARBLED
+        case _:
+            return False
+
+
 def _upstream_words(metadata: object) -> str:
     if not isinstance(metadata, dict):
         return ""
-    raw, provider = _text(metadata.get("raw")), _text(metadata.get("provider_name"))
+    provider = _text(metadata.get("provider_name"))
+    raw = _text(metadata.get("raw") or metadata.get("reasons"))
     return f"({provider or 'provider'}: {raw})" if raw else f"({provider})" if provider else ""
 
 
@@ -95,10 +121,34 @@ def _text(value: object) -> str:
 
 
 def _error_status(error: object) -> int | None:
-    code = error.get("code") if isinstance(error, dict) else None
+    """Return the HTTP status that an error object stands for: its code, or what its type is known to mean."""
+    if not isinstance(error, dict):
+        return None
+    code = error.get("code")
     if isinstance(code, str) and re.fullmatch(r"\d{3}", code):
         code = int(code)
-    return code if isinstance(code, int) and 400 <= code < 600 else None
+    if isinstance(code, int) and 400 <= code < 600:
+        return code
+    named = (_STATUS_OF_TYPE.get(error[key]) for key in ("type", "code") if isinstance(error.get(key), str))
+    return next((status for status in named if status is not None), None)
+
+
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""What OpenAI and Anthropic call their errors, where no status says it: in streams, and inside a 200."""
 
 
 def _plain_words(body: bytes) -> str:
@@ -147,17 +197,30 @@ def describe(
     )
 
 
+_MONEY = "Add credit or raise the spending limit at the provider, or choose another model."
+
+
+def _refuses_key(fault: Fault) -> bool:
+    return fault.status != 400 or _KEY.search(fault.message) is not None
+
+
 def _shown(text: str) -> str:
     return printable(" ".join(text[: 4 * MAX_WORDS].split()), MAX_WORDS)
 
 
 def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile) -> str:
     match fault:
-        case Fault(status=401 | 403):
+        case Fault(status=400 | 403) if _UNPAID.search(fault.message):
+            return _MONEY
+        case Fault(status=403) if _MODERATED.search(fault.message):
+            return "The provider's moderation refused what was sent: change it, or choose another model."
+        case Fault(status=400) if _MODEL.search(fault.message):
+            return f"Check the model name '{model}' and the base URL."
+        case Fault(status=400 | 401 | 403) if _refuses_key(fault):
             return f"Set {profile.key_variable} to a key that this endpoint accepts for this model."
         case Fault(status=402) | Fault(status=200 | 429, kind="refused"):
-            return "Add credit or raise the spending limit at the provider, or choose another model."
-        case Fault(status=404) if "tool" in fault.message.lower():
+            return _MONEY
+        case Fault(status=400 | 404) if _TOOLLESS.search(fault.message):
             return f"Choose a model that can call tools instead of '{model}', or turn MCP off."
         case Fault(status=404):
             return f"Check the model name '{model}' and the base URL."
@@ -169,6 +232,8 @@ def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile) -> st
             return "Check the base URL, the network and the proxy settings."
         case Fault(kind="timed_out"):
             return "Raise timeout_seconds in the retry settings, or choose a faster model."
+        case Fault(kind="invalid_reply", status=400):
+            return "Choose a model that is better at calling tools."
         case Fault(kind="invalid_reply"):
             return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
         case Fault(kind="unavailable"):

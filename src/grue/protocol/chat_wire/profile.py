@@ -1,21 +1,32 @@
-"""What an endpoint takes, as data: a new provider is a new row, not a new branch.
+"""What an endpoint takes, as data: a new provider is a new row (`profiles.py`), not a new branch."""
 
-A profile says which fields an endpoint accepts and how it wants them. Where it is not known beforehand, the
-endpoint's own refusal teaches it: `lesson` returns the profile that the next request should follow.
-"""
-
-import re
 from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from grue.messages import JsonObject
 from grue.protocol.tool_names import NameStyle
+
+WireName = Literal["chat_completions", "responses", "messages"]
+"""The wire formats: OpenAI's chat completions, which most endpoints speak, its responses, and Anthropic's."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to think before it answers."""
+
+SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
-    """Which model, and how it samples; a setting that is `None` or empty is left to the endpoint."""
+    """Which model, and how it samples; a setting that is `None` or empty is left to the endpoint.
+
+    Attributes:
+        model: As the endpoint names it.
+        max_tokens: Longest reply, thinking included.
+        reasoning_effort: How much to think.
+        reasoning_tokens: Tokens to think with, for endpoints that count them.
+        extra_body: Further fields of each request, as they are.
+    """
 
     model: str
     temperature: float | None = None
@@ -24,6 +35,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    reasoning_effort: Effort | None = None
+    reasoning_tokens: int | None = None
+    extra_body: JsonObject = msgspec.field(default_factory=dict)
 
 
 class WireProfile(Struct, frozen=True, kw_only=True):
@@ -31,94 +45,71 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: For people.
+        wire: The format it speaks.
         key_variable: The environment variable that its users keep the key in.
         cache_markers: How many `cache_control` markers a request may carry; 0: it refuses the field.
         names: Tool names go out `canonical` or `encoded`; `learn`: canonical until the endpoint complains.
         sampling: Which sampling fields it takes; others are left out.
-        max_tokens_field: What it calls the limit on a reply's length.
-        response_format: How the shape of an answer is asked for.
+        max_tokens_field: What it calls the limit on a reply's length, where the format leaves a choice.
+        default_max_tokens: The limit that is sent where none is set; `None`: none.
+        max_output_tokens: The largest limit that it takes; `None`: not known.
+        system_role: Who instructions come from, where the format leaves a choice.
+        reasoning: How it is told to think: a field `reasoning_effort`, an object `reasoning`, Anthropic's
+            `thinking`, of which newer models take `adaptive` only, without a budget; `none`: it is not.
+        response_format: How the shape of an answer is asked for. Where its schema is not, the schema is put
+            into words for the model.
         tools_with_forced: It refuses history with tool calls in a request without `tools`: there they go
             along with `tool_choice: "none"`. The one exception to R5.8.
+        assistant_after_results: It refuses a user's message right after the results of tools: a word of the
+            assistant's goes in between.
         max_description_chars: Longest description of a tool; `None`: no limit.
+        streams: It can send a reply as events.
+        lists_parameters: Its model list says of each model which parameters it takes, `tools` among them.
     """
 
     name: str
+    wire: WireName = "chat_completions"
     key_variable: str = "GRUE_API_KEY"
     cache_markers: int = 0
     names: Literal["canonical", "encoded", "learn"] = "learn"
-    sampling: frozenset[str] = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
+    sampling: frozenset[str] = SAMPLING
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    default_max_tokens: int | None = None
+    max_output_tokens: int | None = None
+    system_role: Literal["system", "developer", "user"] = "system"
+    reasoning: Literal["reasoning_effort", "reasoning", "thinking", "adaptive", "none"] = "reasoning_effort"
     response_format: Literal["json_schema", "json_object", "none"] = "json_schema"
     tools_with_forced: bool = False
+    assistant_after_results: bool = False
     max_description_chars: int | None = None
+    streams: bool = True
+    lists_parameters: bool = False
 
     @property
     def name_style(self) -> NameStyle:
         """How names go out now."""
         return "encoded" if self.names == "encoded" else "canonical"
 
+    def limit(self, settings: ModelSettings) -> int | None:
+        """Return the limit on a reply's length that a request carries; `None`: none."""
+        wanted = settings.max_tokens
+        if not wanted and self.default_max_tokens is not None:
+            # A limit counts the thoughts too.
+            wanted = self.default_max_tokens + (settings.reasoning_tokens or 0)
+        if "max_tokens" not in self.sampling:
+            return None
+        if wanted is None or self.max_output_tokens is None:
+            return wanted
+        return min(wanted, self.max_output_tokens)
 
-GENERIC = WireProfile(name="generic")
-"""An endpoint that nothing is known of: a local server, a gateway."""
-
-# OpenRouter hands names on to whichever provider it picks, so they have to suit the strictest one.
-OPENROUTER = WireProfile(
-    name="openrouter", key_variable="OPENROUTER_API_KEY", cache_markers=4, names="encoded"
-)
-
-OPENAI = WireProfile(
-    name="openai",
-    key_variable="OPENAI_API_KEY",
-    names="encoded",
-    sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
-    max_tokens_field="max_completion_tokens",
-)
-
-PROFILES = {"openrouter.ai": OPENROUTER, "api.openai.com": OPENAI}
-"""By host; a subdomain is as good as its domain."""
-
-
-def profile_for(base_url: str) -> WireProfile:
-    """Return the profile for an endpoint's base URL; `GENERIC` for one that is not known."""
-    host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
-    for known, profile in PROFILES.items():
-        if host == known or host.endswith(f".{known}"):
-            return profile
-    return GENERIC
-
-
-_NAME_COMPLAINT = re.compile(
-    r"(tool|function)s?\b[^\n]{0,80}name[^\n]{0,80}(pattern|invalid|must|match|character|allowed)"
-    r"|(pattern|invalid|must|match)[^\n]{0,80}(tool|function)s?\b[^\n]{0,40}name",
-    re.IGNORECASE,
-)
-_TOOLS_COMPLAINT = re.compile(
-    r"must define tools|expects the `?tools=?`?|toolConfig[^\n]{0,40}must be defined"
-    r"|tools[^\n]{0,40}(required|must be (provided|included|defined))",
-    re.IGNORECASE,
-)
-_LENGTH_COMPLAINT = re.compile(
-    r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length (\d{2,6})", re.IGNORECASE
-)
-
-
-def lesson(profile: WireProfile, status: int | None, words: str) -> WireProfile | None:
-    """Return the profile that a refusal teaches, or `None` where it teaches nothing new.
-
-    Each field is learned at most once, so that a request is sent again a bounded number of times.
-
-    Args:
-        profile: What the refused request followed.
-        status: Its HTTP status; only 400 and 422 speak of a request's form.
-        words: The provider's message.
-    """
-    if status not in (400, 422):
-        return None
-    length = _LENGTH_COMPLAINT.search(words)
-    if length and profile.max_description_chars is None:
-        return msgspec.structs.replace(profile, max_description_chars=int(length[1]))
-    if not profile.tools_with_forced and _TOOLS_COMPLAINT.search(words):
-        return msgspec.structs.replace(profile, tools_with_forced=True)
-    if profile.names == "learn" and _NAME_COMPLAINT.search(words):
-        return msgspec.structs.replace(profile, names="encoded")
-    return None
+    def sampled(self, settings: ModelSettings) -> JsonObject:
+        """Return the sampling fields that the endpoint takes and the settings set, by our names."""
+        fields: JsonObject = {
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k,
+            "min_p": settings.min_p,
+            "max_tokens": self.limit(settings),
+            "stop": list(settings.stop) or None,
+        }
+        return {name: value for name, value in fields.items() if value is not None and name in self.sampling}

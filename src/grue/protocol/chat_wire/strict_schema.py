@@ -1,6 +1,7 @@
 """JSON Schemas in the strict dialect that endpoints can hold a model to."""
 
-from grue.messages import JsonObject
+from grue.messages import AnswerSchema, JsonObject
+from grue.protocol.tool_names import WireNames
 
 _UNIONS = ("anyOf", "oneOf")
 _UNSAYABLE = {
@@ -12,6 +13,16 @@ _UNSAYABLE = {
     "dependentRequired",
     "dependentSchemas",
 }
+
+
+def strict_format(answer: AnswerSchema) -> JsonObject:
+    """Return an answer's shape with its name, as OpenAI's formats take it; strict where that can be said."""
+    # A schema's name has to match the pattern of a tool's name.
+    name = WireNames("encoded").to_wire(answer.name)
+    try:
+        return {"name": name, "strict": True, "schema": strict_schema(answer.schema)}
+    except ValueError:
+        return {"name": name, "schema": answer.schema}
 
 
 def strict_schema(schema: JsonObject) -> JsonObject:

@@ -1,0 +1,267 @@
+"""Anthropic's messages, `POST {base_url}/messages`: requests and replies as data.
+
+Instructions stand apart from the messages. What was said between two replies is one message of blocks, the
+results of tools first: the endpoint wants all of them in the message that follows the calls. Thoughts come
+signed and are sent again as they were.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from grue.messages import (
+    AssistantText,
+    ConversationItem,
+    JsonObject,
+    SystemText,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    Usage,
+)
+from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
+from grue.protocol.chat_wire.failures import Fault, fault_of_error
+from grue.protocol.chat_wire.json_text import json_object, to_json
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.reply import (
+    CallIds,
+    Reply,
+    as_object,
+    as_text,
+    cost,
+    listed,
+    no_completion,
+    read_call,
+    read_object,
+    text_of,
+    tokens,
+)
+from grue.protocol.chat_wire.strict_schema import strict_format
+from grue.protocol.chat_wire.wire_format import (
+    Assembler,
+    Choice,
+    Said,
+    WireRequest,
+    closed,
+    opened,
+    shortened,
+    shown,
+)
+from grue.protocol.tool_names import WireNames
+from grue.protocol.tool_schemas import openai_tool
+
+API_VERSION = "2023-06-01"
+
+_CONTENT = "content"
+"""Where a reply's echo keeps its blocks, in order."""
+
+_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
+_FINISHES = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+}
+_EFFORTS = {"minimal": "low"}
+"""Efforts that go by another name here."""
+
+
+class AnthropicMessages:
+    """The format of Anthropic's own endpoint, and of the gateways that copy it."""
+
+    path = "/messages"
+
+    def headers(self, key: str) -> dict[str, str]:
+        """Return the format's version, and the key if there is one."""
+        return {"anthropic-version": API_VERSION} | ({"x-api-key": key} if key else {})
+
+    def encode_items(
+        self, items: Sequence[ConversationItem], marked: Collection[int], profile: WireProfile
+    ) -> Said:
+        """Encode what was said as one message, cut only by what the assistant is taken to have said."""
+        del profile
+        system: list[bytes] = []
+        messages: list[tuple[str, list[JsonObject]]] = []
+        for position, item in enumerate(items):
+            block = _block(item)
+            if position in marked:
+                block["cache_control"] = {"type": "ephemeral"}
+            if isinstance(item, SystemText):
+                system.append(to_json(block))
+                continue
+            role = "assistant" if isinstance(item, AssistantText) else "user"
+            if not messages or messages[-1][0] != role:
+                messages.append((role, []))
+            messages[-1][1].append(block)
+        encoded = tuple(to_json({"role": role, "content": blocks}) for role, blocks in messages)
+        return Said(tuple(system), encoded)
+
+    def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
+        """Encode the blocks of a reply: thoughts as they came, the calls as they were understood."""
+        calls = {call.call_id: call for call in reply.tool_calls}
+        blocks: list[JsonObject] = []
+        for block in map(as_object, listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
+            if block.get("type") != "tool_use":
+                blocks.append(block)
+            elif (call := calls.get(str(block.get("id")))) is not None:  # type: ignore[call-overload]  # NewType
+                blocks.append(_called(call, names))
+        if all(block.get("type") in _THOUGHTS for block in blocks):
+            return ()
+        return (to_json({"role": "assistant", "content": blocks}),)
+
+    def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
+        """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
+        encoded: list[JsonObject] = []
+        for tool in tools:
+            short = shortened(tool, profile.max_description_chars)
+            function = as_object(openai_tool(short, name=names.to_wire(tool.name))["function"])
+            schema = function.pop("parameters")
+            encoded.append({**function, "input_schema": schema})
+        return to_json(encoded) if encoded else b""
+
+    def body(self, request: WireRequest) -> bytes:
+        """Put a request's body together."""
+        head = opened(_head(request), request.extra, "messages")
+        if request.system:
+            system = b'"system":[' + b",".join(request.system) + b'],"messages":['
+            head = head.removesuffix(b'"messages":[') + system
+        tail: JsonObject = {**_output(request), **request.extra}
+        if request.stream:
+            tail["stream"] = True
+        choice = to_json(_choice(request.choice))
+        return b"".join((head, b",".join(request.messages), closed(request.tools, choice, tail)))
+
+    def decode(
+        self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
+    ) -> Reply | Fault:
+        """Read the body of a reply with HTTP status 200 (R4.2, P11)."""
+        answer = read_object(body)
+        if isinstance(answer, Fault):
+            return answer
+        if answer.get("error"):
+            return fault_of_error(answer["error"])
+        if not isinstance(answer.get("content"), list):
+            return no_completion("no content")
+        return _read(answer, CallIds(request, used_ids), names)
+
+    def assembler(self) -> Assembler:
+        """Return what puts a streamed reply together."""
+        return AnthropicAssembler()
+
+
+# --- Requests ---
+
+_THINKS = ("thinking", "adaptive")
+"""How a profile says that it can be told to think."""
+
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def _head(request: WireRequest) -> JsonObject:
+    settings, profile = request.settings, request.profile
+    fields: JsonObject = {"model": settings.model}
+    thinking = _thinking(settings, profile)
+    for name, value in profile.sampled(settings).items():
+        if name in ("max_tokens", "stop"):
+            fields["stop_sequences" if name == "stop" else name] = value
+        elif thinking is None or thinking["type"] == "disabled":
+            # A model that thinks samples as it sees fit.
+            fields[name] = value
+    fields["thinking"] = thinking
+    return fields
+
+
+def _thinking(settings: ModelSettings, profile: WireProfile) -> JsonObject | None:
+    if profile.reasoning not in _THINKS:
+        return None
+    if settings.reasoning_effort == "none":
+        return {"type": "disabled"}
+    if settings.reasoning_tokens and profile.reasoning == "thinking":
+        return {"type": "enabled", "budget_tokens": settings.reasoning_tokens}
+    return {"type": "adaptive"} if settings.reasoning_effort or settings.reasoning_tokens else None
+
+
+def _output(request: WireRequest) -> JsonObject:
+    effort, answer = request.settings.reasoning_effort, request.answer
+    config: JsonObject = {}
+    if request.profile.reasoning in _THINKS and effort not in (None, "none"):
+        config["effort"] = _EFFORTS.get(effort, effort)
+    if answer is not None and request.profile.response_format == "json_schema":
+        config["format"] = {"type": "json_schema", "schema": strict_format(answer)["schema"]}
+    return {"output_config": config} if config else {}
+
+
+def _block(item: ConversationItem) -> JsonObject:
+    if isinstance(item, ToolMessage):
+        return {"type": "tool_result", "tool_use_id": item.call_id, "content": shown(item.content)}
+    return {"type": "text", "text": shown(item.text)}
+
+
+def _blocks_of(reply: Reply) -> list[object]:
+    """Return the blocks of a reply that came in another format, or from a host."""
+    text = reply.content if reply.content and not reply.content.isspace() else None
+    block: list[object] = [{"type": "text", "text": text}] if text else []
+    return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]
+
+
+def _called(call: ToolCall, names: WireNames) -> JsonObject:
+    arguments = json_object(call.arguments)
+    name = names.to_wire(call.name)
+    return {"type": "tool_use", "id": call.call_id, "name": name, "input": arguments or {}}
+
+
+def _choice(choice: Choice) -> object:
+    if choice.mode == "named":
+        return {"type": "tool", "name": choice.name}
+    return {"type": _CHOICES[choice.mode]}
+
+
+# --- Replies ---
+
+
+def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
+    kept: list[object] = []
+    calls: list[ToolCall] = []
+    blocks = [as_object(block) for block in listed(answer["content"])]
+    for block in blocks:
+        match block.get("type"):
+            case "tool_use":
+                calls.append(read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
+                kept.append({"type": "tool_use", "id": calls[-1].call_id})
+            case "text":
+                text = text_of(block)
+                if text and not text.isspace():
+                    kept.append({"type": "text", "text": text})
+            case "thinking" | "redacted_thinking":
+                kept.append(block)
+            case _:
+                continue
+    said = "".join(text_of(block) for block in blocks if block.get("type") == "text")
+    stop = as_text(answer.get("stop_reason"))
+    finish = _FINISHES.get(stop, stop) if stop else None
+    why = as_text(as_object(answer.get("stop_details")).get("explanation"))
+    refused = stop == "refusal"
+    return Reply(
+        content=None if refused else said or None,
+        tool_calls=tuple(calls),
+        refusal=(why or said or "the provider's safety system stopped the reply") if refused else None,
+        reasoning="\n".join(as_text(block.get("thinking")) or "" for block in blocks).strip() or None,
+        finish_reason=finish,
+        cut=finish == "length",
+        model=as_text(answer.get("model")) or "",
+        usage=_usage(as_object(answer.get("usage"))),
+        echo={_CONTENT: kept},
+    )
+
+
+def _usage(usage: JsonObject) -> Usage:
+    cached = tokens(usage.get("cache_read_input_tokens"))
+    written = tokens(usage.get("cache_creation_input_tokens"))
+    details = as_object(usage.get("output_tokens_details"))
+    return Usage(
+        input_tokens=tokens(usage.get("input_tokens")) + cached + written,
+        output_tokens=tokens(usage.get("output_tokens")),
+        cached_tokens=cached,
+        reasoning_tokens=tokens(details.get("thinking_tokens", details.get("reasoning_tokens"))),
+        cost_usd=cost(usage.get("cost")),
+    )

@@ -1,0 +1,172 @@
+"""What an endpoint's refusal teaches about it.
+
+Each lesson takes something from the profile that it had: a request is thus sent again a bounded number of
+times, and what was learned holds for the run.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from grue.protocol.chat_wire.profile import WireProfile
+
+Lesson: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
+"""Returns the profile that the words teach, `None` where they teach nothing new."""
+
+_SPEAKS_OF_FORM = frozenset({400, 404, 422})
+
+_LENGTH = re.compile(
+    r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length ([1-9]\d{1,5})", re.IGNORECASE
+)
+_TOOLS = re.compile(
+    r"must define tools|expects the `?tools=?`?|toolConfig[^\n]{0,40}must be defined"
+    r"|tools[^\n]{0,40}(required|must be (provided|included|defined))",
+    re.IGNORECASE,
+)
+_NAME = re.compile(
+    r"(tool|function)(s|_use|_call)?\b[^\n]{0,80}name[^\n]{0,80}(pattern|invalid|must|match|character|allowed)"
+    r"|(pattern|invalid|must|match)[^\n]{0,80}(tool|function)s?\b[^\n]{0,40}name",
+    re.IGNORECASE,
+)
+_REFUSAL = re.compile(
+    r"unsupported|not support|unknown|unrecognized|unexpected|unavailable|not (be )?(permitted|allowed)"
+    r"|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only",
+    re.IGNORECASE,
+)
+_UNKNOWN = re.compile(
+    r"unsupported|not support|unknown|unrecognized|unexpected|not (be )?(permitted|allowed)|deprecated"
+    r"|cannot|can't|no longer|extra",
+    re.IGNORECASE,
+)
+"""Of a field itself; a value that is out of range is the user's to mend."""
+
+_RENAMED = re.compile(r"max_tokens\W[^\n]{0,120}max_completion_tokens", re.IGNORECASE)
+_TOO_MANY = re.compile(
+    r"max(?:imum)?_?(?:completion_|output_)?tokens\b[^\n]{0,120}?"
+    r"(?:>|at most|less than or equal to|<=|maximum(?: of)?)\D{0,40}([1-9]\d{1,6})",
+    re.IGNORECASE,
+)
+_FORMAT = re.compile(
+    r"response_?format|json_schema|json_object|output_config(?!\.effort)|output[_ ]format"
+    r"|structured output|text\.format",
+    re.IGNORECASE,
+)
+_ROLE = re.compile(r"\brole\b|'(developer|system)'", re.IGNORECASE)
+_ORDER = re.compile(r"unexpected role 'user' after role 'tool'", re.IGNORECASE)
+_ELSEWHERE = re.compile(r"v1/responses", re.IGNORECASE)
+_REASONING = {
+    "reasoning_effort": re.compile(r"reasoning[_ ]?effort", re.IGNORECASE),
+    "reasoning": re.compile(r"reasoning|encrypted content", re.IGNORECASE),
+    "thinking": re.compile(r"thinking|output_config\.effort|effort", re.IGNORECASE),
+    "adaptive": re.compile(r"thinking|effort", re.IGNORECASE),
+}
+_ADAPTIVE = re.compile(r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive", re.IGNORECASE)
+_STOP = re.compile(r"\bstop(_sequences)?\b", re.IGNORECASE)
+
+
+def lesson(profile: WireProfile, status: int | None, words: str) -> WireProfile | None:
+    """Return the profile that a refusal teaches, or `None` where it teaches nothing new.
+
+    Args:
+        profile: What the refused request followed.
+        status: Its HTTP status; 400 and 422 speak of a request's form, 404 of where it was sent.
+        words: The provider's message.
+    """
+    if status not in _SPEAKS_OF_FORM:
+        return None
+    lessons = (_other_wire,) if status == 404 else _LESSONS
+    learned = (teach(profile, words) for teach in lessons)
+    return next((new for new in learned if new is not None and new != profile), None)
+
+
+def _other_wire(profile: WireProfile, words: str) -> WireProfile | None:
+    if profile.wire != "chat_completions" or not _ELSEWHERE.search(words):
+        return None
+    sampling = profile.sampling & {"temperature", "top_p", "max_tokens"}
+    return replace(profile, wire="responses", names="encoded", reasoning="reasoning", sampling=sampling)
+
+
+def _description(profile: WireProfile, words: str) -> WireProfile | None:
+    length = _LENGTH.search(words)
+    if length is None or profile.max_description_chars is not None:
+        return None
+    return replace(profile, max_description_chars=int(length[1]))
+
+
+def _tools_with_forced(profile: WireProfile, words: str) -> WireProfile | None:
+    return replace(profile, tools_with_forced=True) if _TOOLS.search(words) else None
+
+
+def _names(profile: WireProfile, words: str) -> WireProfile | None:
+    return replace(profile, names="encoded") if profile.names == "learn" and _NAME.search(words) else None
+
+
+def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
+    if _RENAMED.search(words):
+        return replace(profile, max_tokens_field="max_completion_tokens")
+    most = _TOO_MANY.search(words)
+    if most is None or profile.max_output_tokens is not None:
+        return None
+    return replace(profile, max_output_tokens=int(most[1]))
+
+
+def _cache_markers(profile: WireProfile, words: str) -> WireProfile | None:
+    return replace(profile, cache_markers=0) if "cache_control" in words else None
+
+
+def _answer_format(profile: WireProfile, words: str) -> WireProfile | None:
+    if not _FORMAT.search(words) or not _REFUSAL.search(words):
+        return None
+    plainer = profile.response_format == "json_schema" and profile.wire != "messages"
+    return replace(profile, response_format="json_object" if plainer else "none")
+
+
+def _system_role(profile: WireProfile, words: str) -> WireProfile | None:
+    if not _ROLE.search(words) or not _REFUSAL.search(words) or profile.system_role not in words:
+        return None
+    return replace(profile, system_role="system" if profile.system_role == "developer" else "user")
+
+
+def _order(profile: WireProfile, words: str) -> WireProfile | None:
+    return replace(profile, assistant_after_results=True) if _ORDER.search(words) else None
+
+
+def _stream(profile: WireProfile, words: str) -> WireProfile | None:
+    told = re.search(r"\bstream(ing|s|_options)?\b", words, re.IGNORECASE) and _REFUSAL.search(words)
+    return replace(profile, streams=False) if told else None
+
+
+def _sampling(profile: WireProfile, words: str) -> WireProfile | None:
+    if not _UNKNOWN.search(words):
+        return None
+    named = [name for name in sorted(profile.sampling - {"stop"}) if re.search(rf"\b{name}\b", words)]
+    named += ["stop"] if "stop" in profile.sampling and _STOP.search(words) else []
+    # "temperature and top_p cannot both be specified": the last of those named is let go.
+    return replace(profile, sampling=profile.sampling - {named[-1]}) if named else None
+
+
+def _reasoning(profile: WireProfile, words: str) -> WireProfile | None:
+    if profile.reasoning == "none" or not _UNKNOWN.search(words):
+        return None
+    if profile.reasoning in ("thinking", "adaptive") and _ADAPTIVE.search(words):
+        return replace(profile, reasoning="adaptive")
+    return replace(profile, reasoning="none") if _REASONING[profile.reasoning].search(words) else None
+
+
+_LESSONS: tuple[Lesson, ...] = (
+    _other_wire,
+    _description,
+    _tools_with_forced,
+    _names,
+    _max_tokens,
+    _cache_markers,
+    _order,
+    _system_role,
+    _answer_format,
+    _sampling,
+    _reasoning,
+    _stream,
+)
+"""In the order in which they are tried: the narrow ones first."""

@@ -1,0 +1,257 @@
+"""OpenAI's responses, `POST {base_url}/responses`: requests and replies as data.
+
+Nothing is kept at the endpoint (`store: false`): the history goes along each time, as with other formats.
+What a reasoning model thought comes back encrypted and is sent again as it was, next to the calls it led to.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import assert_never
+
+from grue.messages import (
+    AnswerSchema,
+    AssistantText,
+    ConversationItem,
+    JsonObject,
+    SystemText,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    Usage,
+    UserText,
+)
+from grue.protocol.chat_wire.failures import Fault, fault_of_error
+from grue.protocol.chat_wire.json_text import json_object, to_json
+from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.chat_wire.reply import (
+    CallIds,
+    Reply,
+    as_object,
+    as_text,
+    cost,
+    listed,
+    no_completion,
+    read_call,
+    read_object,
+    text_of,
+    tokens,
+)
+from grue.protocol.chat_wire.responses_stream import ResponsesAssembler
+from grue.protocol.chat_wire.strict_schema import strict_format
+from grue.protocol.chat_wire.wire_format import (
+    Assembler,
+    Choice,
+    Said,
+    WireRequest,
+    closed,
+    opened,
+    shortened,
+    shown,
+)
+from grue.protocol.tool_names import WireNames
+from grue.protocol.tool_schemas import openai_tool
+
+_OUTPUT = "output"
+"""Where a reply's echo keeps its items, in order."""
+
+
+class Responses:
+    """The format of OpenAI's newest models, and of the gateways that copy it."""
+
+    path = "/responses"
+
+    def headers(self, key: str) -> dict[str, str]:
+        """Return the key as a bearer token; none for an empty one."""
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def encode_items(
+        self, items: Sequence[ConversationItem], marked: Collection[int], profile: WireProfile
+    ) -> Said:
+        """Encode each item as an input item of its own; the format has no cache markers."""
+        del marked
+        return Said(messages=tuple(to_json(_input(item, profile)) for item in items))
+
+    def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
+        """Encode the items of a reply: as they came, the calls as they were understood."""
+        items = listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
+        calls = {call.call_id: call for call in reply.tool_calls}
+        encoded: list[JsonObject] = []
+        for item in map(as_object, items):
+            if item.get("type") != "function_call":
+                encoded.append(item)
+            elif (call := calls.get(str(item.get("call_id")))) is not None:  # type: ignore[call-overload]  # NewType
+                encoded.append(item | _called(call, names))
+        while encoded and encoded[-1].get("type") == "reasoning":
+            # A thought has to be followed by what it led to.
+            encoded.pop()
+        return tuple(map(to_json, encoded))
+
+    def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
+        """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
+        encoded: list[JsonObject] = []
+        for tool in tools:
+            short = shortened(tool, profile.max_description_chars)
+            function = as_object(openai_tool(short, name=names.to_wire(tool.name))["function"])
+            # Servers' schemas are their own; the endpoint would otherwise hold them to its strict dialect.
+            encoded.append({"type": "function", **function, "strict": False})
+        return to_json(encoded) if encoded else b""
+
+    def body(self, request: WireRequest) -> bytes:
+        """Put a request's body together."""
+        head = opened(_head(request), request.extra, "input")
+        tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
+        if request.stream:
+            tail["stream"] = True
+        choice = to_json(_choice(request.choice))
+        return b"".join((head, b",".join(request.messages), closed(request.tools, choice, tail)))
+
+    def decode(
+        self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
+    ) -> Reply | Fault:
+        """Read the body of a reply with HTTP status 200 (R4.2, P11)."""
+        answer = read_object(body)
+        if isinstance(answer, Fault):
+            return answer
+        if answer.get("error"):
+            return fault_of_error(answer["error"])
+        if not isinstance(answer.get("output"), list):
+            return no_completion("no output")
+        if answer.get("status") in ("failed", "cancelled"):
+            return fault_of_error({"message": f"the response is {answer['status']}"})
+        return _read(answer, CallIds(request, used_ids), names)
+
+    def assembler(self) -> Assembler:
+        """Return what puts a streamed reply together."""
+        return ResponsesAssembler()
+
+
+# --- Requests ---
+
+
+def _head(request: WireRequest) -> JsonObject:
+    settings, profile = request.settings, request.profile
+    fields: JsonObject = {"model": settings.model, "store": False}
+    for name, value in profile.sampled(settings).items():
+        fields["max_output_tokens" if name == "max_tokens" else name] = value
+    if profile.reasoning != "none":
+        fields["include"] = ["reasoning.encrypted_content"]
+        if settings.reasoning_effort is not None:
+            fields["reasoning"] = {"effort": settings.reasoning_effort}
+    return fields
+
+
+def _input(item: ConversationItem, profile: WireProfile) -> JsonObject:
+    match item:
+        case SystemText(text=text):
+            return {"role": profile.system_role, "content": shown(text)}
+        case UserText(text=text):
+            return {"role": "user", "content": shown(text)}
+        case AssistantText(text=text):
+            return {"role": "assistant", "content": shown(text)}
+        case ToolMessage(call_id=call_id, content=text):
+            return {"type": "function_call_output", "call_id": call_id, "output": shown(text)}
+        case _:
+            assert_never(item)
+
+
+def _items_of(reply: Reply) -> list[object]:
+    """Return the items of a reply that came in another format, or from a host."""
+    text = reply.content if reply.content and not reply.content.isspace() else None
+    message: list[object] = [{"role": "assistant", "content": text}] if text else []
+    return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
+
+
+def _called(call: ToolCall, names: WireNames) -> JsonObject:
+    arguments = call.arguments if json_object(call.arguments) is not None else "{}"
+    return {"call_id": call.call_id, "name": names.to_wire(call.name), "arguments": arguments}
+
+
+def _choice(choice: Choice) -> object:
+    return {"type": "function", "name": choice.name} if choice.mode == "named" else choice.mode
+
+
+def _answer(answer: AnswerSchema | None, profile: WireProfile) -> JsonObject:
+    if answer is None or profile.response_format == "none":
+        return {}
+    if profile.response_format == "json_object":
+        return {"text": {"format": {"type": "json_object"}}}
+    return {"text": {"format": {"type": "json_schema", **strict_format(answer)}}}
+
+
+# --- Replies ---
+
+
+def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
+    items = [as_object(item) for item in listed(answer["output"])]
+    kept: list[object] = []
+    calls: list[ToolCall] = []
+    for item in items:
+        if item.get("type") == "function_call":
+            call = read_call(item.get("call_id"), item.get("name"), item.get("arguments"), ids, names)
+            calls.append(call)
+            item = item | {"call_id": call.call_id}
+        again = _again(item)
+        if again:
+            kept.append(again)
+    parts = [as_object(part) for item in items for part in listed(item.get("content"))]
+    finish = _finish(answer, bool(calls))
+    return Reply(
+        content="".join(text_of(part) for part in parts if part.get("type") == "output_text") or None,
+        tool_calls=tuple(calls),
+        refusal="".join(as_text(part.get("refusal")) or "" for part in parts) or None,
+        reasoning=_reasoning(items),
+        finish_reason=finish,
+        cut=finish == "length",
+        model=as_text(answer.get("model")) or "",
+        usage=_usage(as_object(answer.get("usage"))),
+        echo={_OUTPUT: kept},
+    )
+
+
+def _again(item: JsonObject) -> JsonObject:
+    """Return an item as it can be sent again; empty where it cannot be.
+
+    Gateways spell out as `null` what an item does not say, and their upstreams refuse that.
+    """
+    said = _without_nulls(item)
+    match said.get("type"):
+        case "function_call":
+            return said
+        case "message":
+            parts = [_without_nulls(as_object(part)) for part in listed(said.get("content"))]
+            parts = [part for part in parts if part.get("type")]
+            return {**said, "content": parts} if parts else {}
+        case "reasoning" if said.get("encrypted_content") or said.get("content"):
+            # A thought without either stands at the endpoint alone, which keeps none for us.
+            return said
+        case _:
+            return {}
+
+
+def _without_nulls(value: JsonObject) -> JsonObject:
+    return {name: item for name, item in value.items() if item is not None}
+
+
+def _finish(answer: JsonObject, calls: bool) -> str | None:
+    status = as_text(answer.get("status"))
+    if status == "completed":
+        return "tool_calls" if calls else "stop"
+    why = as_text(as_object(answer.get("incomplete_details")).get("reason"))
+    if status == "incomplete" and why:
+        return "length" if why == "max_output_tokens" else why
+    return status
+
+
+def _reasoning(items: Iterable[JsonObject]) -> str | None:
+    thoughts = [item for item in items if item.get("type") == "reasoning"]
+    said = [text_of(item.get("summary")) or text_of(item.get("content")) for item in thoughts]
+    return "\n".join(text for text in said if text) or None
+
+
+def _usage(usage: JsonObject) -> Usage:
+    return Usage(
+        input_tokens=tokens(usage.get("input_tokens")),
+        output_tokens=tokens(usage.get("output_tokens")),
+        cached_tokens=tokens(as_object(usage.get("input_tokens_details")).get("cached_tokens")),
+        reasoning_tokens=tokens(as_object(usage.get("output_tokens_details")).get("reasoning_tokens")),
+        cost_usd=cost(usage.get("cost")),
+    )

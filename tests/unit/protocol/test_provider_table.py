@@ -1,0 +1,102 @@
+"""The table of providers: each profile has the golden bodies of one conversation, and nothing more to prove.
+
+A new provider is a row in `profiles.py` and a file in `tests/recorded/golden`, named for the profile: what
+goes out when everything is set that can be. It holds the two requests of a turn that offers a tool, gets a
+call of it, and is then forced to its answer.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue.messages import (
+    AnswerSchema,
+    CallId,
+    OfferTools,
+    RequireAnswer,
+    ServerName,
+    SystemText,
+    ToolCall,
+    ToolDefinition,
+    ToolMessage,
+    UserText,
+)
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.profiles import (
+    GENERIC,
+    GENERIC_MESSAGES,
+    GENERIC_RESPONSES,
+    PROFILES,
+    profile_for,
+)
+from grue.protocol.chat_wire.reply import Reply
+
+GOLDEN = Path(__file__).parents[2] / "recorded" / "golden"
+ROWS = [(host, profile) for host, rows in PROFILES.items() for profile in rows]
+ALL = [profile for _, profile in ROWS] + [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES]
+SETTINGS = ModelSettings(
+    model="some/model",
+    temperature=0.5,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.1,
+    max_tokens=300,
+    stop=("END",),
+    reasoning_effort="low",
+    extra_body={"metadata": {"user_id": "player"}},
+)
+THINK = ToolDefinition(
+    server=ServerName("think"), tool="think", description="Think.", input_schema={"type": "object"}
+)
+ANSWER = AnswerSchema(
+    "Decision",
+    {"type": "object", "properties": {"action": {"type": "string"}, "why": {"type": "string"}}},
+)
+
+
+def bodies(profile: WireProfile) -> list[Any]:
+    conversation = Conversation(profile)
+    conversation.ask((SystemText("You play."), UserText("Where am I?")), OfferTools((THINK,)))
+    bodies = [conversation.body(SETTINGS, stream=True)]
+    call = ToolCall(call_id=CallId("call_1"), name="think.think", arguments='{"thought":"A maze?"}')
+    conversation.keep(Reply(content="Hm.", tool_calls=(call,)))
+    said = (ToolMessage(CallId("call_1"), '{"content":"Yes."}'), UserText("Answer now."))
+    conversation.ask(said, RequireAnswer(ANSWER))
+    bodies.append(conversation.body(SETTINGS))
+    return [json.loads(body) for body in bodies]
+
+
+def golden_file(profile: WireProfile) -> Path:
+    return GOLDEN / f"{profile.name.replace(' ', '_')}.json"
+
+
+def test_each_profile_has_a_name_and_a_golden_file_of_its_own() -> None:
+    assert len({profile.name for profile in ALL}) == len(ALL)
+    assert sorted(map(golden_file, ALL)) == sorted(GOLDEN.iterdir())
+
+
+@pytest.mark.parametrize("profile", ALL, ids=lambda profile: profile.name)
+def test_p15_golden_bodies(profile: WireProfile) -> None:
+    assert bodies(profile) == json.loads(golden_file(profile).read_text())
+
+
+@pytest.mark.parametrize("profile", ALL, ids=lambda profile: profile.name)
+def test_p14_p15_r5_8_what_holds_for_every_profile(profile: WireProfile) -> None:
+    offered, forced = bodies(profile)
+    for body, texts in ((offered, 2), (forced, 3)):
+        assert json.dumps(body).count('"cache_control"') == min(profile.cache_markers, texts)
+    assert "json_schema" not in json.dumps(offered)
+    assert "response_format" not in offered
+    assert ("tools" in forced) == profile.tools_with_forced
+    dotted = '"think.think"' in json.dumps(offered)
+    assert dotted == (profile.names != "encoded")
+
+
+@pytest.mark.parametrize(("host", "profile"), ROWS, ids=lambda value: getattr(value, "name", value))
+def test_a_row_is_found_by_its_host_and_format(host: str, profile: WireProfile) -> None:
+    for authority in (host, f"eu.{host}", f"{host.upper()}:443"):
+        assert profile_for(f"https://{authority}/v1", wire=profile.wire) is profile
+    assert profile_for(f"https://{host}.example.net/v1") is GENERIC

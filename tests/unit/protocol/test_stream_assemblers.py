@@ -1,0 +1,382 @@
+"""Streams, put together: what comes out is what would have come at once, however the bytes were cut."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from chunks import PLACES, cut
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.server_events import EventLines
+from grue.protocol.chat_wire.wire_format import Assembler, Delta
+from grue.protocol.tool_names import WireNames
+from grue.testing.llm_dialects import Dialect, dialect_of
+from grue.testing.llm_streams import error_event, stream_of
+
+NAMES = WireNames("canonical")
+WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+
+
+def dialect(wire: WireName) -> Dialect:
+    found = dialect_of(FORMATS[wire].path)
+    assert found is not None
+    return found
+
+
+def assembled(wire: WireName, chunks: Iterable[bytes]) -> tuple[Assembler, list[Delta]]:
+    lines, assembler = EventLines(), FORMATS[wire].assembler()
+    deltas: list[Delta] = []
+    for chunk in chunks:
+        for event in lines.feed(chunk):
+            deltas += assembler.feed(event)
+    for event in lines.end():
+        deltas += assembler.feed(event)
+    return assembler, deltas
+
+
+def read(wire: WireName, body: bytes) -> Reply | Fault:
+    return FORMATS[wire].decode(body, NAMES, request=1)
+
+
+def outcome(wire: WireName, *events: object) -> Reply | Fault:
+    """Return what a stream of these events means; each is an object or raw text after `data:`."""
+    said = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    assembler, _ = assembled(wire, [f"data: {text}\n\n".encode() for text in said])
+    return read(wire, assembler.body())
+
+
+ARGUMENTS = st.sampled_from(
+    ["{}", "", '{"a": "é"}', '{"a"', "[1, 2]", "5", '{"a":1}{"a":1}', '{"a":1}{"b":1}']
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["a", "b", ""]), st.text(max_size=4), ARGUMENTS), max_size=4)
+TEXTS = st.none() | st.text(max_size=60)
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": draw(TEXTS)}
+    message |= {name: text for name in ("reasoning_content", "refusal") if (text := draw(st.none() | TEXTS))}
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, name, arguments in draw(CALLS)
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    usage = {"prompt_tokens": draw(st.integers(0, 99)), "completion_tokens": 1}
+    finish = draw(st.sampled_from(["stop", "length", "tool_calls", "content_filter"]))
+    return {
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+        "usage": usage,
+    }
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@settings(max_examples=200)
+@given(completion=completions(), places=PLACES)
+def test_a_streamed_reply_is_what_would_have_come_at_once(
+    wire: WireName, completion: dict[str, Any], places: list[int]
+) -> None:
+    request = {"stream": True, "stream_options": {"include_usage": True}}
+    whole = dialect(wire).from_chat(completion, request)
+    stream = b"".join(stream_of(dialect(wire).name, whole, request))
+    assembler, deltas = assembled(wire, cut(stream, places))
+    reply = read(wire, assembler.body())
+    assert reply == read(wire, json.dumps(whole).encode())
+    assert assembler.finished
+    assert assembler.whole
+    if isinstance(reply, Reply):
+        said = "".join(delta.text for delta in deltas if delta.part == "content")
+        assert said.startswith(reply.content or "")
+        thought = "".join(delta.text for delta in deltas if delta.part == "reasoning")
+        assert thought.strip() == (reply.reasoning or "").strip()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@settings(max_examples=100)
+@given(completion=completions(), kept=st.integers(0, 30))
+def test_a_stream_that_breaks_off_never_raises(wire: WireName, completion: dict[str, Any], kept: int) -> None:
+    whole = dialect(wire).from_chat(completion, {})
+    events = stream_of(dialect(wire).name, whole, {})
+    assembler, _ = assembled(wire, events[:kept])
+    assert assembler.finished is (kept >= len(events))
+    read(wire, assembler.body())
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_error_event_ends_the_stream_with_the_endpoints_words(wire: WireName) -> None:
+    assembler, _ = assembled(wire, [error_event(dialect(wire).name)])
+    fault = read(wire, assembler.body())
+    assert assembler.finished
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.message) == ("unavailable", "The upstream broke off.")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_an_empty_stream_is_no_reply(wire: WireName) -> None:
+    for events in ([], [b"data: {}\n\n"], [b"data: {garbage\n\n"], [b"event: ping\ndata: {}\n\n"]):
+        assembler, deltas = assembled(wire, events)
+        assert not assembler.whole
+        assert deltas == []
+        assert isinstance(read(wire, assembler.body()), Fault)
+
+
+# --- Chat completions ---
+
+
+def chunk(finish: str | None = None, **delta: object) -> dict[str, Any]:
+    return {"choices": [{"delta": delta, "finish_reason": finish}]}
+
+
+def piece(arguments: object, **fields: object) -> dict[str, Any]:
+    name = {"name": fields.pop("name")} if "name" in fields else {}
+    return {**fields, "function": {**name, "arguments": arguments}}
+
+
+def calls_of(*pieces: object) -> list[tuple[str, str, str]]:
+    chunks = [chunk(tool_calls=[each]) for each in pieces]
+    reply = outcome("chat_completions", *chunks, chunk("tool_calls"), "[DONE]")
+    assert isinstance(reply, Reply), reply
+    return [(call.call_id, call.name, call.arguments) for call in reply.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "calls"),
+    [
+        (  # as documented
+            [piece("", index=0, id="a", name="s.t"), piece('{"a"', index=0), piece(":1}", index=0)],
+            [("a", "s.t", '{"a":1}')],
+        ),
+        (  # two calls, their fragments in turns
+            [
+                piece('{"a"', index=0, id="a", name="s.t"),
+                piece("{", index=1, id="b", name="s.u"),
+                piece(":1}", index=0),
+                piece("}", index=1),
+            ],
+            [("a", "s.t", '{"a":1}'), ("b", "s.u", "{}")],
+        ),
+        (  # no index: fragments without an id belong to the last call
+            [piece("{", id="a", name="s.t"), piece("}"), piece("{}", id="b", name="s.t")],
+            [("a", "s.t", "{}"), ("b", "s.t", "{}")],
+        ),
+        (  # no index and no id at all
+            [piece("{", name="s.t"), piece("}"), piece("{}", name="s.u")],
+            [("call_1_1", "s.t", "{}"), ("call_1_2", "s.u", "{}")],
+        ),
+        (  # the index never counts up: another id is another call, and what follows belongs to it
+            [
+                piece("{}", index=0, id="a", name="s.t"),
+                piece("{", index=0, id="b", name="s.u"),
+                piece("}", index=0),
+            ],
+            [("a", "s.t", "{}"), ("b", "s.u", "{}")],
+        ),
+        (  # the id and the name are repeated with every piece
+            [piece("{", index=0, id="a", name="s.t"), piece("}", index=0, id="a", name="s.t")],
+            [("a", "s.t", "{}")],
+        ),
+        (  # the id comes late
+            [piece("{", index=0, name="s.t"), piece("}", index=0, id="a")],
+            [("a", "s.t", "{}")],
+        ),
+        ([piece({"a": 1}, index=0, id="a", name="s.t")], [("a", "s.t", '{"a":1}')]),
+        ([piece(None, index=0, id="a", name="s.t")], [("a", "s.t", "{}")]),
+        ([{"index": 0, "id": "a"}, 5, None], [("a", "unnamed", "{}")]),
+        ([piece("{}", index=[0], id="a", name="s.t"), piece("", index=[0])], [("a", "s.t", "{}")]),
+    ],
+)
+def test_pieces_of_calls(pieces: list[object], calls: list[tuple[str, str, str]]) -> None:
+    assert calls_of(*pieces) == calls
+
+
+def test_what_a_streamed_call_carries_beside_its_arguments_is_kept() -> None:
+    signed = {"google": {"thought_signature": "s"}}
+    reply = outcome(
+        "chat_completions",
+        chunk(tool_calls=[{**piece("{}", index=0, id="a", name="s.t"), "extra_content": signed}]),
+        chunk(reasoning_details=[{"type": "x"}]),
+        chunk("tool_calls", reasoning_details=[{"type": "y"}]),
+    )
+    assert isinstance(reply, Reply)
+    assert reply.echo == {
+        "tool_calls": {"a": {"extra_content": signed}},
+        "reasoning_details": [{"type": "x"}, {"type": "y"}],
+    }
+
+
+def test_a_whole_message_may_come_as_the_one_chunk_but_is_not_said_twice() -> None:
+    message = {"choices": [{"message": {"content": "look"}, "finish_reason": "stop"}]}
+    said = outcome("chat_completions", message, "[DONE]")
+    assert isinstance(said, Reply)
+    assert said.content == "look"
+    assert outcome("chat_completions", chunk(content="look"), message) == said
+
+
+def test_a_stream_without_its_last_event_is_whole_once_it_has_a_reason_to_end() -> None:
+    assembler, _ = assembled(
+        "chat_completions", [b"data: " + json.dumps(chunk(content="lo")).encode() + b"\n\n"]
+    )
+    assert not assembler.whole
+    ended = json.dumps(chunk("stop", content="ok")).encode()
+    assembler, _ = assembled("chat_completions", [b"data: " + ended + b"\n\n"])
+    assert (assembler.whole, assembler.finished) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"error": {"message": "cut", "code": 502}},
+        {"error": {"message": "cut", "code": 502}, "choices": [{"delta": {"content": ""}}]},
+        {"choices": [{"error": {"message": "cut", "code": 502}, "delta": {"content": "x"}}]},
+    ],
+)
+def test_an_error_in_the_middle_outranks_what_came_before(error: dict[str, Any]) -> None:
+    fault = outcome("chat_completions", chunk(content="lo"), error)
+    assert fault == Fault(kind="unavailable", status=502, message="cut")
+
+
+def test_usage_is_the_last_that_was_told() -> None:
+    told = [{"choices": [], "usage": {"prompt_tokens": count}} for count in (1, 2)]
+    reply = outcome("chat_completions", chunk("stop", content="x"), *told, {"choices": [], "usage": None})
+    assert isinstance(reply, Reply)
+    assert reply.usage.input_tokens == 2
+
+
+# --- Responses ---
+
+
+def test_items_that_are_done_stand_in_for_a_response_that_holds_none() -> None:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "look"}]}
+    done = {"type": "response.output_item.done", "item": item}
+    for output, content in (([], "look"), ([item, item], "looklook")):
+        last = {"type": "response.completed", "response": {"status": "completed", "output": output}}
+        reply = outcome("responses", done, last)
+        assert isinstance(reply, Reply)
+        assert reply.content == content
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"type": "error", "code": "server_error", "message": "hiccup"}, "hiccup"),
+        ({"type": "error", "error": {"code": "server_error", "message": "hiccup"}}, "hiccup"),
+        (
+            {"type": "response.failed", "response": {"error": {"code": "server_error", "message": "broke"}}},
+            "broke",
+        ),
+        (
+            {"type": "response.failed", "response": {"status": "failed", "output": []}},
+            "the response is failed",
+        ),
+    ],
+)
+def test_a_response_that_fails(event: dict[str, Any], message: str) -> None:
+    fault = outcome("responses", event)
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.message) == ("unavailable", message)
+
+
+def test_an_empty_delta_is_not_shown() -> None:
+    for delta in ("", None, 5):
+        event = {"type": "response.output_text.delta", "delta": delta}
+        assert assembled("responses", [f"data: {json.dumps(event)}\n\n".encode()])[1] == []
+
+
+# --- Anthropic's messages ---
+
+STARTED = {
+    "type": "message_start",
+    "message": {"role": "assistant", "content": [], "usage": {"input_tokens": 3}},
+}
+ENDED = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}}
+
+
+def start(index: object, **block: object) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def add(index: object, kind: str, **delta: object) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **delta}}
+
+
+def test_a_message_of_blocks() -> None:
+    reply = outcome(
+        "messages",
+        STARTED,
+        start(0, type="thinking", thinking="", signature=""),
+        add(0, "thinking_delta", thinking="deep"),
+        add(0, "signature_delta", signature="s"),
+        start(1, type="text", text="lo"),
+        add(1, "text_delta", text="ok"),
+        start(2, type="tool_use", id="a", name="s.t", input={}),
+        add(2, "input_json_delta", partial_json=""),
+        add(2, "input_json_delta", partial_json='{"a":'),
+        add(2, "input_json_delta", partial_json="1}"),
+        add(2, "citations_delta", citation={}),
+        ENDED,
+    )
+    assert isinstance(reply, Reply)
+    assert (reply.content, reply.reasoning) == ("look", "deep")
+    assert [(call.call_id, call.name, call.arguments) for call in reply.tool_calls] == [
+        ("a", "s.t", '{"a":1}')
+    ]
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (3, 2)
+    assert reply.echo["content"] == [
+        {"type": "thinking", "thinking": "deep", "signature": "s"},
+        {"type": "text", "text": "look"},
+        {"type": "tool_use", "id": "a"},
+    ]
+
+
+@pytest.mark.parametrize("index", [None, 0, [0], {"a": 1}])
+def test_blocks_of_one_index_are_told_apart_by_where_they_start(index: object) -> None:
+    reply = outcome(
+        "messages",
+        STARTED,
+        start(index, type="text", text=""),
+        add(index, "text_delta", text="look"),
+        start(index, type="tool_use", id="a", name="s.t", input={}),
+        add(index, "input_json_delta", partial_json='{"a":1}'),
+        ENDED,
+    )
+    assert isinstance(reply, Reply)
+    assert reply.content == "look"
+    assert [call.arguments for call in reply.tool_calls] == ['{"a":1}']
+
+
+def test_text_for_a_block_that_was_not_started_is_text() -> None:
+    reply = outcome("messages", STARTED, add(3, "text_delta", text="look"), ENDED)
+    assert isinstance(reply, Reply)
+    assert reply.content == "look"
+
+
+def test_arguments_that_were_cut_short_go_on_as_the_text_that_they_are() -> None:
+    reply = outcome(
+        "messages",
+        STARTED,
+        start(0, type="tool_use", id="a", name="s.t", input={}),
+        add(0, "input_json_delta", partial_json='{"a": [1'),
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}},
+    )
+    assert isinstance(reply, Reply)
+    assert reply.cut
+    assert reply.tool_calls[0].arguments == '{"a": [1'
+
+
+def test_a_message_is_whole_once_it_has_a_reason_to_stop() -> None:
+    for events, whole in (([STARTED], False), ([STARTED, ENDED], True)):
+        assembler, _ = assembled("messages", [f"data: {json.dumps(event)}\n\n".encode() for event in events])
+        assert (assembler.whole, assembler.finished) == (whole, False)
+
+
+def test_an_error_without_words_is_an_error() -> None:
+    fault = outcome("messages", STARTED, {"type": "error", "why": "?"})
+    assert isinstance(fault, Fault)
+    assert fault.kind == "unavailable"
