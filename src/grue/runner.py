@@ -24,12 +24,14 @@ from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.server_requests import Abilities, Elicit
 from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import (
+    Budget,
     DeadlineMissed,
     FailurePolicy,
     LlmCommand,
     OutcomeKind,
     RunTurn,
     ServerName,
+    TextDelta,
     ToolCallRecord,
     TurnCompleted,
     TurnEvent,
@@ -37,13 +39,14 @@ from grue.messages import (
     TurnLimits,
     Usage,
 )
+from grue.protocol.budget import Spent
 from grue.protocol.connection import ConnectionState, Disabled, Settled, Untried
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.sync_edge import run_blocking
-from grue.runtime.trace import Recorder
+from grue.runtime.trace import Envelope, Recorder
 from grue.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
 from grue.turn_errors import error_for
 
@@ -54,6 +57,8 @@ T = TypeVar("T")
 
 LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
 """Makes the actor that takes `RequestCompletion`: its mailbox, the agent's, and where its notes go."""
+
+OnDelta: TypeAlias = Callable[[TextDelta], None]
 
 
 class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
@@ -66,6 +71,8 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
         turn: Its number in the episode; `None`: one more than the last.
         tools: Offer the runner's tools; `False`: none this turn.
+        on_delta: Takes the model's words as they come, in the thread or task of the turn; what it raises
+            ends the turn. `None`: replies are not streamed.
     """
 
     system: str
@@ -74,6 +81,7 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     turn_timeout_s: float | None = None
     turn: int | None = None
     tools: bool = True
+    on_delta: Callable[[TextDelta], None] | None = None
 
 
 class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
@@ -118,6 +126,7 @@ class Runner:
         elicit: Asks the person behind the host what a server wants to know; `None`: always declined.
         tool_lock: The definitions that the user has approved of the MCP servers' tools; what becomes of
             others is in `policy.on_tool_drift`. `None`: whatever they list.
+        budget: For the model, for all turns together; a single turn's is in `limits.budget`.
 
     Raises:
         MCPConfigError: A server name cannot be used.
@@ -135,12 +144,20 @@ class Runner:
         process_limits: ProcessLimits | None = None,
         elicit: Elicit | None = None,
         tool_lock: ToolLock | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.recorder = recorder or Recorder()
         self.limits = limits or TurnLimits()
         self.policy = policy or FailurePolicy()
+        self.budget = budget or Budget()
+        self.spent = Spent()
         self.turn = 0
-        self._llm = llm if callable(llm) else _llm_actor(llm)
+        self._endpoint: LlmEndpoint | None = None
+        if callable(llm):
+            self._llm = llm
+        else:
+            self._endpoint = _endpoint(llm)
+            self._llm = _llm_actor(self._endpoint)
         self._servers = usable_servers(servers or {})
         self._process_limits = process_limits or ProcessLimits()
         self._elicit = elicit
@@ -169,6 +186,7 @@ class Runner:
             policy=configured.policy,
             recorder=recorder,
             tool_lock=configured.tool_lock,
+            budget=configured.budget,
         )
 
     def __enter__(self) -> Self:
@@ -186,6 +204,11 @@ class Runner:
     def servers(self) -> Sequence[str]:
         """Names of the tool servers, in order."""
         return tuple(self._servers)
+
+    @property
+    def budget_spent(self) -> str:
+        """Which limit of the episode's budget is reached, in words; empty: none, and turns can be run."""
+        return self.spent.reached(self.budget)
 
     @property
     def disabled(self) -> Mapping[str, str]:
@@ -211,6 +234,8 @@ class Runner:
         Raises:
             MCPServerStartupError: The first connect of the episode failed (R6.1).
             LLMError: The model gave no completion, after all retries.
+            BudgetSpent: The episode's budget is used up; nothing was started.
+            MCPError: The model cannot be offered tools (R12.5).
             TurnTimedOut: The turn's limit passed.
             AnswerError: No acceptable answer, and no fallback.
             ActorCrashed: Something unforeseen, the exception as its cause.
@@ -236,13 +261,16 @@ class Runner:
         self.turn = self.turn + 1 if request.turn is None else request.turn
         answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
         limits = _turn_limits(self.limits, request.turn_timeout_s)
+        limits = replace(limits, budget=self.spent.left(self.budget, limits.budget))
         started = time.monotonic()
         check = AnswerCheck(answer)
-        end = await self._supervised(self._command(request, answer, limits), check, registry)
+        command = self._command(request, answer, limits)
+        end = await self._supervised(command, check, registry, request.on_delta)
+        self.spent = self.spent.plus(end.requests, end.usage)
         match end:
             case TurnCompleted():
                 response = answer.fallback if end.kind == "fallback" else check.accepted
-                return _outcome(end, response, time.monotonic() - started)
+                return outcome_of(end, response, time.monotonic() - started)
             case TurnFailed():
                 raise error_for(end)
             case _:
@@ -258,30 +286,37 @@ class Runner:
             fallback=None if answer.fallback is None else as_json(answer.fallback),
             limits=limits,
             policy=self.policy,
+            support_check="skip" if self._endpoint is None else self._endpoint.support_check(),
+            stream=request.on_delta is not None,
         )
 
     async def _supervised(
-        self, command: RunTurn, check: AnswerCheck[Any], registry: ProcessRegistry
+        self, command: RunTurn, check: AnswerCheck[Any], registry: ProcessRegistry, on_delta: OnDelta | None
     ) -> TurnCompleted | TurnFailed:
         """Run the turn's actors; whatever they do, it is over when its limit has passed."""
         limit_s = command.limits.turn_timeout_s
-        if limit_s is None:
-            return await self._with_actors(command, check, registry, float("inf"))
-        end_at = anyio.current_time() + limit_s
+        end_at = float("inf") if limit_s is None else anyio.current_time() + limit_s
+        deadline = end_at - command.limits.teardown_s
         with anyio.CancelScope(deadline=end_at):
-            return await self._with_actors(command, check, registry, end_at - command.limits.teardown_s)
+            return await self._with_actors(command, check, registry, deadline, on_delta)
+        assert limit_s is not None, "only a limit ends the scope"
         failure = DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         return TurnFailed(turn=command.turn, failure=failure)
 
     async def _with_actors(
-        self, command: RunTurn, check: AnswerCheck[Any], registry: ProcessRegistry, deadline: float
+        self,
+        command: RunTurn,
+        check: AnswerCheck[Any],
+        registry: ProcessRegistry,
+        deadline: float,
+        on_delta: OnDelta | None,
     ) -> TurnCompleted | TurnFailed:
         sessions: dict[ServerName, SessionActor] = {}
         try:
             async with Supervisor(self.recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
                 agent = supervisor.mailbox("agent")
                 llm = supervisor.mailbox("llm")
-                supervisor.start(self._llm(llm, agent, supervisor.note))
+                supervisor.start(self._llm(llm, agent, _shown(supervisor.note, on_delta)))
                 sampler = self._sampler(command, supervisor, agent)
                 for name in command.servers:
                     sessions[name] = SessionActor(
@@ -351,11 +386,28 @@ _STOP_GRACE_S = 0.05
 """What an actor gets to end by itself after the turn: by then only a completion nobody waits for runs."""
 
 
-def _llm_actor(llm: "LlmSettings | LlmEndpoint") -> LlmFactory:
-    from grue.actors.llm import LlmActor
+def _endpoint(llm: "LlmSettings | LlmEndpoint") -> "LlmEndpoint":
     from grue.actors.llm_endpoint import LlmEndpoint
 
-    endpoint = llm if isinstance(llm, LlmEndpoint) else LlmEndpoint(llm)
+    return llm if isinstance(llm, LlmEndpoint) else LlmEndpoint(llm)
+
+
+def _shown(note: Note, on_delta: OnDelta | None) -> Note:
+    """Return a note-taker that shows the host the model's words after they are recorded."""
+    if on_delta is None:
+        return note
+
+    def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
+        envelope = note(body, sender=sender, cause=cause)
+        if isinstance(body, TextDelta):
+            on_delta(body)
+        return envelope
+
+    return note_and_show
+
+
+def _llm_actor(endpoint: "LlmEndpoint") -> LlmFactory:
+    from grue.actors.llm import LlmActor
 
     def make(mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note) -> Actor[LlmCommand]:
         return LlmActor(mailbox, agent, endpoint, note)
@@ -381,7 +433,8 @@ def _process_limits(process: ProcessLimits, limits: TurnLimits) -> ProcessLimits
     )
 
 
-def _outcome(end: TurnCompleted, response: Any, duration_s: float) -> TurnOutcome[Any]:
+def outcome_of(end: TurnCompleted, response: Any, duration_s: float) -> TurnOutcome[Any]:
+    """Return what a host gets to see of a turn that is completed."""
     return TurnOutcome(
         turn=end.turn,
         kind=end.kind,

@@ -1,37 +1,25 @@
 """The LLM actor against a real HTTP server on loopback, and against faults that no server makes easily."""
 
-import itertools
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
 import httpx
-import msgspec
 import pytest
+from llm_desk import KEY, LISTING, desk, notes, settings_for
 
-import grue.actors.llm_endpoint as llm_endpoint
-from grue.actors.llm import LlmActor, LlmEndpoint, LlmSettings
+import grue.actors.llm_exchange as llm_exchange
+from grue.actors.llm import LlmEndpoint
 from grue.messages import (
     AnswerSchema,
     CompletionFailed,
-    CompletionReceived,
     CompletionRetried,
-    ConversationId,
-    ConversationItem,
     OfferTools,
-    RequestCompletion,
     RequireAnswer,
-    ServerName,
-    SystemText,
-    ToolDefinition,
     ToolMessage,
     UserText,
 )
 from grue.protocol.retry import RetryPolicy
-from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope, Recorder
 from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_server import (
     LlmReply,
@@ -39,70 +27,13 @@ from grue.testing.llm_server import (
     ScriptedLlmServer,
     error_reply,
     hang_up,
+    json_reply,
     silence,
     text_reply,
     tool_calls_reply,
 )
 
 pytestmark = pytest.mark.anyio
-
-KEY = "sk-recognisable-0123456789"
-IMPATIENT = RetryPolicy(max_retries=2, initial_delay_s=0.0, timeout_s=10.0)
-THINK = ToolDefinition(
-    server=ServerName("think"), tool="think", input_schema={"type": "object", "properties": {}}
-)
-LISTING = OfferTools((THINK,))
-OPENING = (SystemText("You play."), UserText("West of House."))
-
-
-def settings_for(base_url: str, **changes: Any) -> LlmSettings:
-    return msgspec.structs.replace(
-        LlmSettings(base_url=base_url, model="some/model", api_key=KEY, retry=IMPATIENT), **changes
-    )
-
-
-class Desk:
-    """Plays the agent: sends requests, takes what comes back."""
-
-    def __init__(self, supervisor: Supervisor, endpoint: LlmEndpoint) -> None:
-        self.llm = supervisor.mailbox("llm")
-        self.agent = supervisor.mailbox("agent")
-        self._numbers = itertools.count(1)
-        supervisor.start(LlmActor(self.llm, self.agent, endpoint, supervisor.note))
-
-    async def ask(
-        self,
-        new: Sequence[ConversationItem] = OPENING,
-        mode: OfferTools | RequireAnswer = LISTING,
-        conversation: str = "turn-1",
-    ) -> Envelope[Any]:
-        request = RequestCompletion(
-            conversation=ConversationId(conversation), request=next(self._numbers), new=tuple(new), mode=mode
-        )
-        sent = await self.llm.send(request, sender="agent")
-        with anyio.fail_after(20):
-            answer = await self.agent.receive()
-        assert answer.cause == sent.seq
-        return answer
-
-    async def reply(self, *args: Any, **kwargs: Any) -> CompletionReceived:
-        body = (await self.ask(*args, **kwargs)).body
-        assert isinstance(body, CompletionReceived), body
-        return body
-
-    async def failure(self, *args: Any, **kwargs: Any) -> CompletionFailed:
-        body = (await self.ask(*args, **kwargs)).body
-        assert isinstance(body, CompletionFailed), body
-        return body
-
-
-@asynccontextmanager
-async def desk(endpoint: LlmEndpoint, lines: list[bytes] | None = None) -> AsyncIterator[Desk]:
-    recorder = Recorder()
-    if lines is not None:
-        recorder.add(lambda _, line: lines.append(line))
-    async with Supervisor(recorder, turn=1) as supervisor:
-        yield Desk(supervisor, endpoint)
 
 
 async def failure_of(
@@ -114,10 +45,7 @@ async def failure_of(
 
 
 def retries(lines: list[bytes]) -> list[CompletionRetried]:
-    bodies = [json.loads(line)["body"] for line in lines]
-    return [
-        msgspec.convert(body, CompletionRetried) for body in bodies if body["type"] == "CompletionRetried"
-    ]
+    return notes(lines, CompletionRetried)
 
 
 # --- Conversations ---
@@ -193,6 +121,15 @@ async def test_a_refused_name_is_encoded_once_and_remembered_for_the_run() -> No
     assert (note.delay_s, note.failure.status) == (0.0, 400)
 
 
+async def test_a_lesson_uses_up_no_retry() -> None:
+    script = [error_reply(503, "Overloaded"), text_reply("look")]
+    retry = RetryPolicy(max_retries=1, initial_delay_s=0.0)
+    with ScriptedLlmServer(script, rules=ProviderRules(strict_names=True)) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url, retry=retry))) as agent:
+            assert (await agent.reply()).content == "look"
+        assert len(server.requests) == 3
+
+
 async def test_a_name_learned_in_one_conversation_holds_in_the_others() -> None:
     script = [text_reply("one"), text_reply("two"), text_reply("three")]
     with ScriptedLlmServer(script, rules=ProviderRules(strict_names=True)) as server:
@@ -254,6 +191,30 @@ async def test_a_refusal_is_final_and_says_what_to_do_without_the_key() -> None:
     assert KEY.encode() not in b"".join(lines)
 
 
+@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        error_reply(403, f"key {KEY} may not", metadata={"raw": KEY}),
+        error_reply(500, f"{KEY} {KEY}"),
+        LlmReply(status=307, headers={"Location": f"http://127.0.0.1:9/?key={KEY}"}),
+        LlmReply(body=f"<html><title>{KEY}</title></html>".encode()),
+        json_reply({"error": {"message": KEY, "code": 500}}),
+        text_reply("look", finish_reason="length"),
+    ],
+    ids=["refused", "retried", "redirect", "web page", "error in a 200", "success, cut"],
+)
+async def test_the_key_is_in_nothing_that_is_left_behind(wire: str, reply: LlmReply) -> None:
+    lines: list[bytes] = []
+    with ScriptedLlmServer(lambda _: reply) as server:
+        endpoint = LlmEndpoint(settings_for(server.base_url, wire=wire, max_tokens=50))
+        async with desk(endpoint, lines) as agent:
+            outcome = (await agent.ask()).body
+        assert any(KEY in value for value in server.requests[0].headers.values())
+    assert len(lines) >= 2
+    assert KEY not in b"".join(lines).decode() + repr(outcome) + repr(endpoint.settings)
+
+
 async def test_an_error_within_a_200_is_an_error() -> None:
     failed, _ = await failure_of([LlmReply(body=b'{"error":{"message":"No credit","code":402}}')])
     assert (failed.failure.kind, failed.failure.status) == ("refused", 402)
@@ -312,7 +273,7 @@ async def test_nobody_listens() -> None:
 
 
 async def test_a_reply_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_endpoint, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(llm_exchange, "MAX_REPLY_BYTES", 1000)
     failed, _ = await failure_of(lambda _: text_reply("x" * 2000))
     assert (failed.failure.kind, failed.failure.message) == (
         "invalid_reply",

@@ -10,11 +10,16 @@ import msgspec
 import pytest
 
 import grue.actors.llm_endpoint as llm_endpoint
-from grue.actors.llm_endpoint import Answered, LlmEndpoint, LlmSettings
+from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
+from grue.actors.llm_exchange import Answered
 from grue.errors import MCPConfigError
-from grue.messages import UserText
-from grue.protocol.chat_wire.chat_completions import encode_head, encode_item, join_request
-from grue.protocol.chat_wire.profile import OPENAI, OPENROUTER
+from grue.messages import RequireAnswer, UserText
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER
+from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 
 SECRETS = ("sk-recognisable-0123456789", "header-secret-0123456789", "url-password-0123")
@@ -27,7 +32,9 @@ def secretive(base_url: str = f"https://me:{SECRETS[2]}@openrouter.ai/api/v1") -
 
 
 def request_body(settings: LlmSettings) -> bytes:
-    return join_request(encode_head(settings, OPENAI), [encode_item(UserText("hi"))], b"")
+    conversation = Conversation(OPENAI_CHAT)
+    conversation.ask((UserText("hi"),), RequireAnswer())
+    return conversation.body(settings)
 
 
 async def post_once(endpoint: LlmEndpoint) -> Answered:
@@ -68,6 +75,98 @@ def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(key: str)
     with pytest.raises(MCPConfigError, match="The API key holds characters") as caught:
         LlmEndpoint(LlmSettings(model="m", api_key=key))
     assert "sk-" not in str(caught.value)
+
+
+def test_a_header_that_cannot_be_sent_is_refused_without_its_value() -> None:
+    headers = {"X-Token": "header-s\u00e9cret"}
+    with pytest.raises(MCPConfigError, match="The header 'X-Token' holds characters") as caught:
+        LlmEndpoint(LlmSettings(model="m", extra_headers=headers))
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("extra_body", "named"),
+    [
+        ({"model": "x"}, "model"),
+        ({"tools": [], "stream": True, "seed": 1}, "stream, tools"),
+        (
+            {"messages": [], "input": [], "system": "", "tool_choice": ""},
+            "input, messages, system, tool_choice",
+        ),
+    ],
+)
+def test_fields_that_the_turn_sets_are_no_ones_to_replace(extra_body: dict[str, object], named: str) -> None:
+    with pytest.raises(MCPConfigError, match=f"extra_body may not have {named}:"):
+        LlmEndpoint(LlmSettings(model="m", extra_body=extra_body))
+
+
+@pytest.mark.parametrize(
+    ("base_url", "wire", "url"),
+    [
+        ("http://h/v1", None, "http://h/v1/chat/completions"),
+        ("http://h/v1/", "responses", "http://h/v1/responses"),
+        ("http://h/v1/chat/completions", None, "http://h/v1/chat/completions"),
+        ("http://h/v1/chat/completions/", "messages", "http://h/v1/messages"),
+        ("http://h/v1/responses?a=b", None, "http://h/v1/responses?a=b"),
+        ("http://h/messages", None, "http://h/messages"),
+        ("http://h", None, "http://h/chat/completions"),
+    ],
+)
+def test_where_requests_go(base_url: str, wire: WireName | None, url: str) -> None:
+    endpoint = LlmEndpoint(LlmSettings(base_url=base_url, model="m", wire=wire))
+    assert str(endpoint.url) == url
+    assert endpoint.url_of("/models").path == endpoint.url.path.replace(
+        FORMATS[endpoint.profile.wire].path, "/models"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wire", "headers"),
+    [
+        ("chat_completions", {"authorization": f"Bearer {SECRETS[0]}"}),
+        ("responses", {"authorization": f"Bearer {SECRETS[0]}"}),
+        ("messages", {"x-api-key": SECRETS[0], "anthropic-version": "2023-06-01"}),
+    ],
+)
+def test_the_key_goes_out_as_the_format_carries_it(wire: WireName, headers: dict[str, str]) -> None:
+    endpoint = LlmEndpoint(LlmSettings(base_url="http://h/v1", model="m", api_key=SECRETS[0], wire=wire))
+    sent = {name.lower(): value for name, value in endpoint.headers.items()}
+    assert headers.items() <= sent.items()
+    assert sum(SECRETS[0] in value for value in sent.values()) == 1
+
+
+def test_a_lesson_that_another_conversation_had_is_this_ones_too() -> None:
+    endpoint = LlmEndpoint(LlmSettings(base_url="http://h/v1", model="m"))
+    followed = endpoint.profile
+    refusal = Fault(kind="refused", status=400, message="Invalid tool name: it must match a pattern")
+    assert endpoint.learn(refusal, followed)
+    assert endpoint.profile.names == "encoded"
+    learned = endpoint.profile
+    assert not endpoint.learn(refusal)
+    assert endpoint.learn(refusal, followed)
+    assert endpoint.profile == learned
+    assert not endpoint.learn(refusal, learned)
+
+
+@pytest.mark.parametrize(
+    ("most", "limit", "factor", "larger"),
+    [
+        (None, 100, 4.0, 400),
+        (None, 100, 1.0, None),
+        (None, 3, 1.1, None),
+        (None, None, 4.0, None),
+        (150, 100, 4.0, 150),
+        (100, 100, 4.0, None),
+        (50, 100, 4.0, None),
+    ],
+)
+def test_the_larger_limit_for_a_reply_that_was_cut(
+    most: int | None, limit: int | None, factor: float, larger: int | None
+) -> None:
+    profile = msgspec.structs.replace(OPENROUTER, max_output_tokens=most)
+    retry = RetryPolicy(length_retry_factor=factor)
+    settings = LlmSettings(model="m", profile=profile, max_tokens=limit, retry=retry)
+    assert LlmEndpoint(settings).larger_limit() == larger
 
 
 def test_the_profile_follows_the_base_url_unless_given() -> None:
@@ -150,7 +249,8 @@ def test_certificates_are_loaded_once_a_process_and_only_for_https() -> None:
     async def open_both(*endpoints: LlmEndpoint) -> None:
         for endpoint in endpoints:
             async with endpoint:
-                pass
+                with endpoint._open().client():
+                    pass
 
     llm_endpoint._tls.cache_clear()
     anyio.run(open_both, LlmEndpoint(LlmSettings(base_url="http://host/v1", model="m")))
@@ -167,5 +267,5 @@ def test_a_transport_takes_the_place_of_the_network() -> None:
 
 def test_secrets_in_an_endpoints_words_are_replaced() -> None:
     endpoint = LlmEndpoint(secretive())
-    failure = endpoint.describe(llm_endpoint.Fault(kind="refused", message=" ".join(SECRETS)))
+    failure = endpoint.describe(Fault(kind="refused", message=" ".join(SECRETS)))
     assert failure.message == "[redacted] [redacted] [redacted]"

@@ -5,22 +5,32 @@ protocol's (`chat_wire`, `retry`), what to say next is the agent's.
 """
 
 import time
+from collections.abc import Callable
 
 import anyio
 from msgspec.structs import replace
 
-from grue.actors.llm_endpoint import Answered, LlmEndpoint, LlmSettings
+from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
+from grue.actors.llm_exchange import Answered, Streamed
 from grue.messages import (
+    CheckToolSupport,
     CompletionFailed,
     CompletionReceived,
     CompletionRetried,
     ConversationId,
+    LlmCommand,
+    LlmFailure,
+    LlmNote,
+    ReplyCut,
     RequestCompletion,
+    TextDelta,
+    ToolSupportChecked,
     TurnEvent,
 )
-from grue.protocol.chat_wire.chat_completions import Reply, decode_reply
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Delta
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
@@ -28,19 +38,19 @@ from grue.runtime.trace import Envelope
 __all__ = ["LlmActor", "LlmEndpoint", "LlmSettings"]
 
 
-class LlmActor(Actor[RequestCompletion]):
+class LlmActor(Actor[LlmCommand]):
     """Asks one endpoint for completions, one at a time.
 
     Args:
         mailbox: Where requests come from.
         agent: Where replies go.
         endpoint: Whom to ask; open while the actor runs, and longer where someone else holds it open.
-        note: Records retries.
+        note: Records retries, replies that were cut, and the text of streamed ones.
     """
 
     def __init__(
         self,
-        mailbox: Mailbox[RequestCompletion],
+        mailbox: Mailbox[LlmCommand],
         agent: Mailbox[TurnEvent],
         endpoint: LlmEndpoint,
         note: Note,
@@ -57,62 +67,134 @@ class LlmActor(Actor[RequestCompletion]):
         async with self._endpoint:
             await super().run()
 
-    async def receive(self, envelope: Envelope[RequestCompletion]) -> None:
+    async def receive(self, envelope: Envelope[LlmCommand]) -> None:
         """Ask the endpoint, and tell the agent what came of it."""
-        command = envelope.body
-        profile = self._endpoint.profile
-        conversation = self._conversations.setdefault(command.conversation, Conversation(profile))
-        if conversation.profile != profile:
-            conversation.adopt(profile)
-        conversation.ask(command.new, command.mode)
-        outcome = await self._complete(conversation, command.request, envelope.seq)
+        outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
+        match envelope.body:
+            case CheckToolSupport():
+                outcome = await self._endpoint.tool_support()
+            case RequestCompletion() as command:
+                outcome = await self._complete(command, envelope.seq)
         if envelope.reply_to is not None:
             reply(envelope, outcome)
         else:
             await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
 
     async def _complete(
-        self, conversation: Conversation, request: int, cause: int
+        self, command: RequestCompletion, cause: int
     ) -> CompletionReceived | CompletionFailed:
-        attempt = 0
-        while True:
-            attempt += 1
-            begun = time.monotonic()
-            answer = await self._endpoint.post(conversation.body(self._endpoint.settings))
-            reply = self._read(answer, conversation, request)
-            if isinstance(reply, Reply):
-                conversation.keep(reply)
-                self._call_ids.update(call.call_id for call in reply.tool_calls)
-                return self._received(reply, request, time.monotonic() - begun)
-            failure = replace(self._endpoint.describe(reply), attempts=attempt)
-            delay_s: float | None = 0.0
-            if self._endpoint.learn(reply):
-                conversation.adopt(self._endpoint.profile)
-            else:
-                retry_after_s = answer.retry_after_s if isinstance(answer, Answered) else None
-                delay_s = self._endpoint.delay(attempt, failure, retry_after_s)
-            if delay_s is None:
-                return CompletionFailed(request=request, failure=failure)
-            retried = CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
-            self._note(retried, sender=self.name, cause=cause)
-            await anyio.sleep(delay_s)
+        begun = time.monotonic()
+        profile = self._endpoint.profile
+        conversation = self._conversations.setdefault(command.conversation, Conversation(profile))
+        if conversation.profile != profile:
+            conversation.adopt(profile)
+        conversation.ask(command.new, command.mode)
 
-    def _read(self, answer: Answered | Fault, conversation: Conversation, request: int) -> Reply | Fault:
-        match answer:
-            case Fault():
-                return answer
-            case Answered(status=status) if 200 <= status < 300:
-                return decode_reply(answer.body, conversation.names, request=request, used_ids=self._call_ids)
-            case _:
-                return fault_of_status(answer.status, answer.body, answer.location)
+        def say(note: LlmNote) -> None:
+            self._note(note, sender=self.name, cause=cause)
 
-    def _received(self, reply: Reply, request: int, elapsed_s: float) -> CompletionReceived:
+        asking = _Asking(self._endpoint, conversation, command, self._call_ids, say)
+        reply = await asking.whole_reply()
+        if isinstance(reply, LlmFailure):
+            return CompletionFailed(request=command.request, failure=reply)
+        conversation.keep(reply)
+        self._call_ids.update(call.call_id for call in reply.tool_calls)
         return CompletionReceived(
-            request=request,
+            request=command.request,
             content=reply.content,
+            refusal=reply.refusal,
+            reasoning=reply.reasoning,
             tool_calls=reply.tool_calls,
             finish_reason=reply.finish_reason,
             model=reply.model or self._endpoint.settings.model,
             usage=reply.usage,
-            elapsed_s=elapsed_s,
+            elapsed_s=time.monotonic() - begun,
         )
+
+
+class _Asking:
+    """One completion: as many requests as it takes."""
+
+    def __init__(
+        self,
+        endpoint: LlmEndpoint,
+        conversation: Conversation,
+        command: RequestCompletion,
+        used_ids: set[str],
+        say: Callable[[LlmNote], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._conversation = conversation
+        self._command = command
+        self._used_ids = used_ids
+        self._say = say
+
+    async def whole_reply(self) -> Reply | LlmFailure:
+        """Return the reply, asked for once more where it was cut and a larger limit may help."""
+        settings = self._endpoint.settings
+        reply = await self._reply(settings)
+        if isinstance(reply, LlmFailure) or not reply.cut:
+            return reply
+        larger = self._endpoint.larger_limit()
+        self._say_cut(reply, settings, retried_with=larger)
+        if larger is None:
+            return reply
+        settings = replace(settings, max_tokens=larger)
+        again = await self._reply(settings)
+        if isinstance(again, LlmFailure):
+            return reply
+        if again.cut:
+            self._say_cut(again, settings)
+        return replace(again, usage=reply.usage + again.usage)
+
+    async def _reply(self, settings: LlmSettings) -> Reply | LlmFailure:
+        endpoint, conversation = self._endpoint, self._conversation
+        attempt = lessons = 0
+        while True:
+            attempt += 1
+            answer = await self._exchange(settings)
+            reply = self._read(answer)
+            if isinstance(reply, Reply):
+                return reply
+            failure = replace(endpoint.describe(reply), attempts=attempt)
+            delay_s: float | None = 0.0
+            if endpoint.learn(reply, conversation.profile):
+                lessons += 1
+                conversation.adopt(endpoint.profile)
+            else:
+                retry_after_s = answer.retry_after_s if isinstance(answer, Answered) else None
+                delay_s = endpoint.delay(attempt - lessons, failure, retry_after_s)
+            if delay_s is None:
+                return failure
+            request = self._command.request
+            self._say(CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure))
+            await anyio.sleep(delay_s)
+
+    async def _exchange(self, settings: LlmSettings) -> Answered | Fault:
+        stream = self._command.stream and self._endpoint.profile.streams
+        body = self._conversation.body(settings, stream=stream)
+        streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
+        return await self._endpoint.post(body, streamed)
+
+    def _read(self, answer: Answered | Fault) -> Reply | Fault:
+        match answer:
+            case Fault():
+                return answer
+            case Answered(status=status) if 200 <= status < 300:
+                request = self._command.request
+                return self._conversation.read(answer.body, request=request, used_ids=self._used_ids)
+            case _:
+                return fault_of_status(answer.status, answer.body, answer.location)
+
+    def _say_cut(self, reply: Reply, settings: LlmSettings, retried_with: int | None = None) -> None:
+        self._say(
+            ReplyCut(
+                request=self._command.request,
+                limit_tokens=self._endpoint.profile.limit(settings),
+                retried_with=retried_with,
+                usage=reply.usage,
+            )
+        )
+
+    def _show(self, delta: Delta) -> None:
+        self._say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))

@@ -5,10 +5,10 @@ actor of each turn, and around those, where connections are to live on between t
 loop has connections of its own.
 """
 
+import contextlib
 import functools
 import ssl
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import random
 from types import TracebackType
 from typing import Self
@@ -18,38 +18,48 @@ import anyio
 import httpx
 import msgspec
 from anyio.lowlevel import RunVar
-from msgspec import Struct
 
+from grue.actors.llm_exchange import Answered, Streamed, exchange
 from grue.errors import MCPConfigError
-from grue.messages import LlmFailure
+from grue.messages import LlmFailure, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, lesson, profile_for
-from grue.protocol.retry import RetryPolicy, next_delay, retry_after
-
-CONNECT_TIMEOUT_S = 10.0
-MAX_REPLY_BYTES = 64 * 2**20
-"""Longest reply that is read; an endpoint that sends more is not answering the question."""
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.lessons import lesson
+from grue.protocol.chat_wire.model_list import find_model, read_models
+from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile
+from grue.protocol.chat_wire.profiles import profile_for
+from grue.protocol.model_support import checked_support
+from grue.protocol.retry import RetryPolicy, next_delay
 
 _CLOSE_TIMEOUT_S = 1.0
+_LIST_TIMEOUT_S = 5.0
+"""For a model list: it saves a failed request, and is not worth more than that."""
+
 _HIDDEN = "[redacted]"
+_OURS = frozenset({"model", "messages", "input", "system", "tools", "tool_choice", "stream"})
+"""Fields of a request that no setting may replace."""
 
 
 class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     """Which endpoint and model, with which key, and how patiently.
 
     Attributes:
-        base_url: Up to and without `/chat/completions`.
-        api_key: Sent as bearer token; `None` or empty: none. Never part of a `repr`.
+        base_url: Up to and without `/chat/completions`; one with the path of a wire format names that format.
+        api_key: Sent as the format carries keys; `None` or empty: none. Never part of a `repr`.
         extra_headers: Sent along; their values are kept as secret as the key.
         retry: How often and how long to try.
-        profile: What the endpoint takes; `None`: as the base URL suggests.
+        wire: The format; `None`: as the base URL suggests.
+        profile: What the endpoint takes; `None`: as the base URL, the model and the format suggest.
+        force_tool_support: Offer tools whatever the endpoint or the model's name says (R12.4).
     """
 
     base_url: str = "https://openrouter.ai/api/v1"
     api_key: str | None = None
     extra_headers: dict[str, str] = msgspec.field(default_factory=dict)
     retry: RetryPolicy = RetryPolicy()
+    wire: WireName | None = None
     profile: WireProfile | None = None
+    force_tool_support: bool = False
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return names and values of the fields, secrets replaced."""
@@ -65,25 +75,35 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-class Answered(Struct, frozen=True):
-    """What an endpoint sent back.
+class _Connections:
+    """Connections of one event loop: a client for each request under way at once, kept for the next ones.
 
-    Attributes:
-        status: HTTP status.
-        body: Decompressed.
-        retry_after_s: What it asks for before the next request.
-        location: Where a redirect points; redirects are not followed, since the key would go along.
+    Each client has one connection. One client with many would look at all of them, and ask the operating
+    system about the idle ones, whenever a request begins or ends: with 100 agents a third of all the work.
     """
 
-    status: int
-    body: bytes
-    retry_after_s: float | None = None
-    location: str | None = None
+    def __init__(self, new_client: Callable[[], httpx.AsyncClient]) -> None:
+        self.entered = 0
+        self._new_client = new_client
+        self._free: list[httpx.AsyncClient] = []
+        self._all: list[httpx.AsyncClient] = []
 
+    @contextlib.contextmanager
+    def client(self) -> Iterator[httpx.AsyncClient]:
+        """Lend a client that nobody else uses meanwhile."""
+        if not self._free:
+            self._free.append(self._new_client())
+            self._all.append(self._free[0])
+        client = self._free.pop()
+        try:
+            yield client
+        finally:
+            self._free.append(client)
 
-class _Connections(Struct):
-    client: httpx.AsyncClient
-    entered: int = 0
+    async def close(self) -> None:
+        """Close all of them."""
+        for client in self._all:
+            await client.aclose()
 
 
 class LlmEndpoint:
@@ -95,7 +115,7 @@ class LlmEndpoint:
         jitter: Chance for the waits, from 0 to 1.
 
     Raises:
-        MCPConfigError: The base URL or a header cannot be used.
+        MCPConfigError: The base URL, a header or a further field of the body cannot be used.
     """
 
     def __init__(
@@ -106,16 +126,28 @@ class LlmEndpoint:
         jitter: Callable[[], float] = random,
     ) -> None:
         self.settings = settings
-        self.url = _completions_url(settings.base_url)
-        self.profile = settings.profile or profile_for(settings.base_url)
-        self.headers = _headers(settings)
+        self._base_url = _usable_url(settings.base_url)
+        self.profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
+        _refuse_ours(settings)
+        self.headers = _headers(settings, self.profile)
         self._transport = transport
         self._jitter = jitter
+        self._says_tools: bool | None = None
+        self._list_read = False
         # One client for each event loop: turns may run in several threads at once.
         self._connections: RunVar[_Connections | None] = RunVar("connections", None)
 
+    @property
+    def url(self) -> httpx.URL:
+        """Where requests go."""
+        return self.url_of(FORMATS[self.profile.wire].path)
+
+    def url_of(self, path: str) -> httpx.URL:
+        """Return the address of a path below the base URL."""
+        return self._base_url.copy_with(path=f"{self._base_url.path.rstrip('/')}{path}")
+
     async def __aenter__(self) -> Self:
-        connections = self._connections.get() or _Connections(self._open_client())
+        connections = self._connections.get() or _Connections(self._open_client)
         connections.entered += 1
         self._connections.set(connections)
         return self
@@ -133,40 +165,73 @@ class LlmEndpoint:
         if not connections.entered:
             self._connections.set(None)
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-                await connections.client.aclose()
+                await connections.close()
 
-    async def post(self, body: bytes) -> Answered | Fault:
+    async def post(self, body: bytes, streamed: Streamed | None = None) -> Answered | Fault:
         """Send one request and return what came of it. Cancelled, it drops the connection.
 
         Args:
-            body: A chat completions request.
+            body: A request in the profile's format.
+            streamed: Takes the reply where it comes as events; `None`: none are expected.
 
         Raises:
             RuntimeError: The endpoint was not entered.
         """
-        connections = self._connections.get()
-        if connections is None:
-            raise RuntimeError("enter the endpoint before posting to it")
-        timeout_s = self.settings.retry.timeout_s
-        try:
-            # The limits of httpx are for each read and write: a reply that drips could last for ever.
-            with anyio.fail_after(timeout_s):
-                return await self._exchange(connections.client, body)
-        except (TimeoutError, httpx.HTTPError) as error:
-            return fault_of_exchange(error, timeout_s)
+        with self._open().client() as client:
+            request = client.build_request("POST", self.url, content=body, headers=self.headers)
+            return await exchange(client, request, self.settings.retry, streamed)
 
-    def learn(self, fault: Fault) -> bool:
-        """Adjust the profile where the endpoint's refusal teaches something; return whether it did."""
-        learned = lesson(self.profile, fault.status, fault.message)
-        if learned is None:
+    async def models(self) -> Answered | Fault:
+        """Ask for the list of models, which costs nothing anywhere; within a few seconds."""
+        headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
+        patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
+        with self._open().client() as client:
+            request = client.build_request("GET", self.url_of("/models"), headers=headers)
+            return await exchange(client, request, patience)
+
+    def support_check(self) -> SupportCheck:
+        """Return when the endpoint has to be asked whether the model takes tools (R12, D8)."""
+        unasked = self.profile.lists_parameters and not self._list_read
+        if not self._support().supported:
+            return "before"
+        return "beside" if unasked and not self.settings.force_tool_support else "skip"
+
+    async def tool_support(self) -> ToolSupportChecked:
+        """Say whether the model may be offered tools; the endpoint's list is read once, if it has one."""
+        if self.profile.lists_parameters and not (self._list_read or self.settings.force_tool_support):
+            answer = await self.models()
+            models = read_models(answer.body) if isinstance(answer, Answered) else None
+            listed = find_model(models or {}, self.settings.model)
+            self._says_tools = listed.takes_tools if listed else None
+            self._list_read = True
+        return self._support()
+
+    def learn(self, fault: Fault, followed: WireProfile | None = None) -> bool:
+        """Adjust the profile where a refusal teaches something; return whether to ask again by the new one.
+
+        Args:
+            fault: The refusal.
+            followed: The profile of the refused request, which another conversation's lesson may have
+                replaced meanwhile; default: the present one.
+        """
+        if lesson(followed or self.profile, fault.status, fault.message) is None:
             return False
-        self.profile = learned
+        self.profile = lesson(self.profile, fault.status, fault.message) or self.profile
         return True
+
+    def larger_limit(self) -> int | None:
+        """Return the limit to ask for where a reply was cut at the one sent; `None`: no larger one."""
+        limit = self.profile.limit(self.settings)
+        if limit is None:
+            return None
+        larger = int(limit * self.settings.retry.length_retry_factor)
+        larger = min(larger, self.profile.max_output_tokens or larger)
+        return larger if larger > limit else None
 
     def describe(self, fault: Fault) -> LlmFailure:
         """Return what is told of `fault`, without a secret."""
         settings = self.settings
-        secrets = [settings.api_key or "", self.url.password, *settings.extra_headers.values()]
+        secrets = [settings.api_key or "", self._base_url.password, *settings.extra_headers.values()]
         return describe(
             fault,
             base_url=settings.base_url,
@@ -181,44 +246,31 @@ class LlmEndpoint:
             self.settings.retry, attempt, failure, retry_after_s=retry_after_s, jitter=self._jitter()
         )
 
-    async def _exchange(self, client: httpx.AsyncClient, body: bytes) -> Answered | Fault:
-        async with client.stream("POST", self.url, content=body, headers=self.headers) as response:
-            received = bytearray()
-            async for chunk in response.aiter_bytes():
-                received += chunk
-                if len(received) > MAX_REPLY_BYTES:
-                    words = f"the reply is longer than {MAX_REPLY_BYTES} bytes"
-                    return Fault(kind="invalid_reply", status=response.status_code, message=words)
-        headers = response.headers
-        return Answered(
-            status=response.status_code,
-            body=bytes(received),
-            retry_after_s=retry_after(headers.get("retry-after"), time.time()),
-            location=headers.get("location"),
+    def _support(self) -> ToolSupportChecked:
+        settings = self.settings
+        return checked_support(
+            settings.model,
+            shown_endpoint(settings.base_url),
+            forced=settings.force_tool_support,
+            endpoint_says=self._says_tools,
         )
+
+    def _open(self) -> _Connections:
+        connections = self._connections.get()
+        if connections is None:
+            raise RuntimeError("enter the endpoint before posting to it")
+        return connections
 
     def _open_client(self) -> httpx.AsyncClient:
-        timeout_s = self.settings.retry.timeout_s
+        patience = self.settings.retry
+        timeout_s = patience.timeout_s
         return httpx.AsyncClient(
             transport=self._transport,
-            verify=_tls() if self.url.scheme == "https" else _no_tls(),
+            verify=_tls() if self._base_url.scheme == "https" else _no_tls(),
             # Proxies are the environment's to name, but never stand before this machine itself.
             trust_env=not is_loopback(self.settings.base_url),
-            timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s)),
+            timeout=httpx.Timeout(timeout_s, connect=min(patience.connect_timeout_s, timeout_s)),
         )
-
-
-def fault_of_exchange(error: TimeoutError | httpx.HTTPError, timeout_s: float) -> Fault:
-    """Return what an exchange that ended in `error` means; `timeout_s` is what it was given."""
-    match error:
-        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
-            return Fault(kind="unreachable", message=f"cannot connect: {_cause(error)}")
-        case TimeoutError() | httpx.TimeoutException():
-            return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")
-        case httpx.DecodingError():
-            return Fault(kind="invalid_reply", message=f"the reply cannot be decompressed: {error}")
-        case _:
-            return Fault(kind="unavailable", message=f"the connection broke: {_cause(error)}")
 
 
 @functools.cache
@@ -233,7 +285,8 @@ def _no_tls() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _completions_url(base_url: str) -> httpx.URL:
+def _usable_url(base_url: str) -> httpx.URL:
+    """Return a base URL without the path of a format, which the profile adds."""
     try:
         url = httpx.URL(base_url.strip())
         in_range = urlsplit(base_url.strip()).port != 0
@@ -242,32 +295,29 @@ def _completions_url(base_url: str) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host or not in_range:
         raise MCPConfigError("The base URL must start with http:// or https://, followed by a host.")
     path = url.path.rstrip("/")
-    return url if path.endswith("/chat/completions") else url.copy_with(path=f"{path}/chat/completions")
+    ending = next((known.path for known in FORMATS.values() if path.endswith(known.path)), "")
+    return url.copy_with(path=path.removesuffix(ending) or "/")
 
 
-def _headers(settings: LlmSettings) -> dict[str, str]:
+def _refuse_ours(settings: LlmSettings) -> None:
+    ours = sorted(_OURS & settings.extra_body.keys())
+    if ours:
+        raise MCPConfigError(f"extra_body may not have {', '.join(ours)}: these fields are set by the turn.")
+
+
+def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
+    key = (settings.api_key or "").strip()
+    own = FORMATS[profile.wire].headers(key)
     headers = {
-        "Accept": "application/json",
+        "Accept": "application/json, text/event-stream",
         "Content-Type": "application/json",
         "User-Agent": "grue",
+        **own,
+        **{name: value.strip() for name, value in settings.extra_headers.items()},
     }
-    key = (settings.api_key or "").strip()
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    headers |= {name: value.strip() for name, value in settings.extra_headers.items()}
     for name, value in headers.items():
         # Checked here because the error that httpx would raise quotes the value.
         if not (name.isascii() and value.isascii() and f"{name}{value}".isprintable()):
-            what = "API key" if name == "Authorization" else f"header {name!a}"
+            what = "API key" if name in own else f"header {name!a}"
             raise MCPConfigError(f"The {what} holds characters that no HTTP header can carry.")
     return headers
-
-
-def _cause(error: BaseException) -> str:
-    """Return the innermost words: those of the operating system or the TLS library, where there are any."""
-    words = str(error)
-    cause = error.__cause__
-    while cause is not None:
-        words = str(cause) or words
-        cause = cause.__cause__
-    return words or type(error).__name__

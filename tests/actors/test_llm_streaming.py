@@ -1,0 +1,310 @@
+"""Streamed replies: shown as they come, whole in the end, and given up in time."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anyio.abc import SocketStream
+from llm_desk import KEY, LISTING, OPENING, desk, notes, settings_for
+from raw_http import head, raw_server
+
+import grue.actors.llm_exchange as llm_exchange
+from grue.actors.llm import LlmEndpoint
+from grue.messages import (
+    CompletionFailed,
+    CompletionReceived,
+    CompletionRetried,
+    TextDelta,
+    ToolMessage,
+    UserText,
+)
+from grue.protocol.retry import RetryPolicy
+from grue.testing.llm_faults import (
+    broken_off,
+    dripping,
+    error_in_stream,
+    garbage_in_stream,
+    mistyped,
+    reset,
+    stalled,
+    truncated,
+)
+from grue.testing.llm_replies import LlmReply
+from grue.testing.llm_server import (
+    LlmRequest,
+    Script,
+    ScriptedLlmServer,
+    error_reply,
+    silence,
+    text_reply,
+    tool_calls_reply,
+)
+
+pytestmark = pytest.mark.anyio
+
+LONG = "You are standing in an open field west of a white house, with a boarded front door."
+COMPLETION = text_reply(LONG)
+ONCE = RetryPolicy(max_retries=0, timeout_s=10.0)
+
+
+async def asked(base_url: str, **changes: Any) -> tuple[CompletionReceived | CompletionFailed, list[bytes]]:
+    """Ask one endpoint once, streaming; return what came of it and what was recorded."""
+    lines: list[bytes] = []
+    async with desk(LlmEndpoint(settings_for(base_url, **changes)), lines) as agent:
+        return (await agent.ask(stream=True)).body, lines
+
+
+async def asked_script(script: Script, **changes: Any) -> Any:
+    with ScriptedLlmServer(script) as server:
+        return await asked(server.base_url, **changes)
+
+
+def said(lines: list[bytes], part: str = "content") -> str:
+    return "".join(note.text for note in notes(lines, TextDelta) if note.part == part)
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+async def test_a_streamed_turn_is_shown_as_it_comes_over_one_connection(wire: str) -> None:
+    script = [
+        tool_calls_reply(("think__think", {"thought": "hm"}), content="Hm.", reasoning_content="It is dark."),
+        COMPLETION,
+    ]
+    lines: list[bytes] = []
+    with ScriptedLlmServer(script) as server:
+        endpoint = LlmEndpoint(settings_for(server.base_url, wire=wire))
+        async with desk(endpoint, lines) as agent:
+            first = await agent.reply(OPENING, LISTING, stream=True)
+            assert (first.content, first.reasoning) == (said(lines), said(lines, "reasoning"))
+            assert first.reasoning == "It is dark."
+            (call,) = first.tool_calls
+            assert call.arguments.replace(" ", "") == '{"thought":"hm"}'
+            lines.clear()
+            second = await agent.reply((ToolMessage(call.call_id, "1"),), stream=True)
+        assert second.content == said(lines) == LONG
+        assert (second.usage.input_tokens, second.usage.output_tokens) == (10, 5)
+        assert all(request.body["stream"] for request in server.requests)
+        assert [request.refused for request in server.requests] == [None, None]
+        assert server.accepted == 1
+    kinds = [json.loads(line)["body"]["type"] for line in lines]
+    assert len(notes(lines, TextDelta)) >= 1
+    assert kinds[-1] == "CompletionReceived"
+    assert set(kinds[1:-1]) == {"TextDelta"}
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "text/event-stream; charset=utf-8", "text/plain"]
+)
+async def test_an_endpoint_that_does_not_stream_is_understood(content_type: str) -> None:
+    async def whole(stream: SocketStream) -> None:
+        await stream.send(head(content_type) + COMPLETION.body)
+
+    async with raw_server(whole) as base_url:
+        reply, lines = await asked(base_url, retry=ONCE)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == LONG
+    assert notes(lines, TextDelta) == []
+
+
+async def test_a_stream_under_another_name_is_a_stream() -> None:
+    reply, lines = await asked_script([mistyped(COMPLETION)], retry=ONCE)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == said(lines) == LONG
+
+
+async def test_an_endpoint_that_refuses_to_stream_is_not_asked_to_again() -> None:
+    def script(request: LlmRequest) -> LlmReply:
+        if "stream" in request.body:
+            return error_reply(400, "Streaming is not supported for this model.")
+        return COMPLETION
+
+    lines: list[bytes] = []
+    with ScriptedLlmServer(script) as server:
+        async with desk(LlmEndpoint(settings_for(server.base_url)), lines) as agent:
+            assert (await agent.reply(stream=True)).content == LONG
+            assert (await agent.reply((UserText("And?"),), stream=True)).content == LONG
+        assert ["stream" in request.body for request in server.requests] == [True, False, False]
+    assert notes(lines, TextDelta) == []
+
+
+# --- Time limits ---
+
+
+@pytest.mark.parametrize(
+    ("reply", "limits", "message"),
+    [
+        (stalled(COMPLETION), {"idle_timeout_s": 0.2}, "the stream paused for more than 0.2 s"),
+        (silence(), {"first_byte_timeout_s": 0.2}, "no reply began within 0.2 s"),
+        (dripping(COMPLETION, every_s=0.02), {"timeout_s": 0.3}, "no complete reply within 0.3 s"),
+        (stalled(COMPLETION), {"timeout_s": 0.3}, "no complete reply within 0.3 s"),
+    ],
+    ids=["idle", "first byte", "whole, dripping", "whole, stalled"],
+)
+async def test_a_stream_is_given_up_in_time(reply: LlmReply, limits: dict[str, float], message: str) -> None:
+    retry = RetryPolicy(**{"max_retries": 0, "timeout_s": 10.0, **limits})  # type: ignore[arg-type]
+    with anyio.fail_after(5):
+        failed, _ = await asked_script([reply], retry=retry)
+    assert isinstance(failed, CompletionFailed)
+    assert (failed.failure.kind, failed.failure.message) == ("timed_out", message)
+
+
+async def test_a_stream_that_never_pauses_long_may_take_longer_than_a_pause() -> None:
+    retry = RetryPolicy(max_retries=0, timeout_s=10.0, idle_timeout_s=0.4)
+    reply, _ = await asked_script([dripping(COMPLETION, size=400, every_s=0.15)], retry=retry)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.elapsed_s > 0.4
+
+
+async def test_cancelled_in_the_middle_the_generation_ends_at_the_endpoint() -> None:
+    gone = anyio.Event()
+
+    async def endless(stream: SocketStream) -> None:
+        await stream.send(head("text/event-stream"))
+        await stream.send(b'data: {"choices":[{"delta":{"content":"lo"}}]}\n\n')
+        try:
+            await stream.receive()
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            gone.set()
+
+    lines: list[bytes] = []
+    async with raw_server(endless) as base_url:
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+
+                async def turn() -> None:
+                    async with desk(LlmEndpoint(settings_for(base_url)), lines) as agent:
+                        await agent.ask(stream=True)
+
+                group.start_soon(turn)
+                while not notes(lines, TextDelta):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            await gone.wait()
+
+
+# --- Streams that break ---
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        broken_off(COMPLETION),
+        truncated(COMPLETION),
+        reset(COMPLETION, after=0.5),
+        error_in_stream(COMPLETION),
+    ],
+    ids=["broken off", "truncated", "reset", "error event"],
+)
+@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+async def test_a_stream_that_breaks_is_begun_anew(broken: LlmReply, wire: str) -> None:
+    reply, lines = await asked_script([broken, COMPLETION], wire=wire)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == LONG
+    kinds = [json.loads(line)["body"]["type"] for line in lines]
+    at = kinds.index("CompletionRetried")
+    assert said(lines[at:]) == LONG
+    assert LONG.startswith(said(lines[:at]))
+    (note,) = notes(lines, CompletionRetried)
+    assert note.failure.kind == "unavailable"
+
+
+async def test_garbage_between_two_events_is_passed_over() -> None:
+    reply, _ = await asked_script([garbage_in_stream(COMPLETION)], retry=ONCE)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == LONG
+
+
+@pytest.mark.parametrize("then", ["stall", "close", "break"])
+async def test_what_follows_the_end_of_a_reply_is_not_waited_for(then: str) -> None:
+    async def almost_whole(stream: SocketStream) -> None:
+        framing = head("text/event-stream")
+        if then == "break":
+            framing = framing.replace(b"Connection: close", b"Content-Length: 9999")
+        await stream.send(framing)
+        await stream.send(b'data: {"choices":[{"delta":{"content":"look"},"finish_reason":"stop"}]}\n\n')
+        if then == "stall":
+            await stream.receive()
+
+    retry = RetryPolicy(max_retries=0, timeout_s=10.0, idle_timeout_s=0.2)
+    async with raw_server(almost_whole) as base_url:
+        reply, _ = await asked(base_url, retry=retry)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == "look"
+
+
+async def test_what_comes_together_is_one_note_and_the_rest_is_read_for_the_connections_sake() -> None:
+    ended = anyio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"".join(
+            b'data: {"choices":[{"delta":{"%s":"%s"}}]}\n\n' % piece
+            for piece in (
+                (b"reasoning", b"h"),
+                (b"reasoning", b"m"),
+                (b"content", b"lo"),
+                (b"content", b"ok"),
+            )
+        )
+        yield b"data: [DONE]\n\n"
+        yield b": bye\n\n"
+        ended.set()
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"Content-Type": "Text/Event-Stream"}, content=pieces())
+
+    lines: list[bytes] = []
+    endpoint = LlmEndpoint(settings_for("http://llm.invalid/v1"), transport=httpx.MockTransport(answer))
+    async with desk(endpoint, lines) as agent:
+        assert (await agent.reply(stream=True)).content == "look"
+    assert [(note.part, note.text) for note in notes(lines, TextDelta)] == [
+        ("reasoning", "hm"),
+        ("content", "look"),
+    ]
+    assert ended.is_set()
+
+
+async def test_a_stream_that_is_held_open_after_its_last_event_is_let_go() -> None:
+    async def held(stream: SocketStream) -> None:
+        await stream.send(head("text/event-stream"))
+        await stream.send(b'data: {"choices":[{"delta":{"content":"look"}}]}\n\ndata: [DONE]\n\n')
+        await stream.receive()
+
+    async with raw_server(held) as base_url:
+        with anyio.fail_after(5):
+            reply, _ = await asked(base_url, retry=ONCE)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == "look"
+
+
+async def test_a_stream_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_exchange, "MAX_REPLY_BYTES", 1000)
+    failed, _ = await asked_script([text_reply("x" * 2000)], retry=ONCE)
+    assert isinstance(failed, CompletionFailed)
+    assert failed.failure.kind == "invalid_reply"
+    assert failed.failure.message == "the reply is longer than 1000 bytes"
+
+
+async def test_a_line_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grue.protocol.chat_wire.server_events.MAX_LINE_BYTES", 100)
+
+    async def endless_line(stream: SocketStream) -> None:
+        await stream.send(head("text/event-stream") + b"data: " + b"x" * 200)
+
+    async with raw_server(endless_line) as base_url:
+        failed, _ = await asked(base_url, retry=ONCE)
+    assert isinstance(failed, CompletionFailed)
+    assert (failed.failure.kind, failed.failure.message) == ("invalid_reply", "a line of more than 100 bytes")
+
+
+async def test_the_key_is_in_nothing_that_a_stream_leaves_behind() -> None:
+    async def indiscreet(stream: SocketStream) -> None:
+        error = {"error": {"message": f"Incorrect API key provided: {KEY}", "code": 401}}
+        await stream.send(head("text/event-stream") + f"data: {json.dumps(error)}\n\n".encode())
+
+    async with raw_server(indiscreet) as base_url:
+        failed, lines = await asked(base_url, retry=ONCE)
+    assert isinstance(failed, CompletionFailed)
+    assert failed.failure.message == "Incorrect API key provided: [redacted]"
+    assert KEY not in b"".join(lines).decode()

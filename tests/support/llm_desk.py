@@ -1,0 +1,109 @@
+"""Plays the agent at the LLM actor's desk: sends requests, takes what comes back, reads the notes."""
+
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+
+from grue.actors.llm import LlmActor, LlmEndpoint, LlmSettings
+from grue.messages import (
+    AnyMessage,
+    CheckToolSupport,
+    CompletionFailed,
+    CompletionReceived,
+    ConversationId,
+    ConversationItem,
+    OfferTools,
+    RequestCompletion,
+    RequireAnswer,
+    ServerName,
+    SystemText,
+    ToolDefinition,
+    ToolSupportChecked,
+    UserText,
+)
+from grue.protocol.retry import RetryPolicy
+from grue.runtime.supervisor import Supervisor
+from grue.runtime.trace import Envelope, Recorder
+
+KEY = "sk-recognisable-0123456789"
+IMPATIENT = RetryPolicy(max_retries=2, initial_delay_s=0.0, timeout_s=10.0)
+THINK = ToolDefinition(
+    server=ServerName("think"), tool="think", input_schema={"type": "object", "properties": {}}
+)
+LISTING = OfferTools((THINK,))
+OPENING = (SystemText("You play."), UserText("West of House."))
+
+
+def settings_for(base_url: str, **changes: Any) -> LlmSettings:
+    return msgspec.structs.replace(
+        LlmSettings(base_url=base_url, model="some/model", api_key=KEY, retry=IMPATIENT), **changes
+    )
+
+
+class Desk:
+    """Plays the agent: sends requests, takes what comes back."""
+
+    def __init__(self, supervisor: Supervisor, endpoint: LlmEndpoint) -> None:
+        self.llm = supervisor.mailbox("llm")
+        self.agent = supervisor.mailbox("agent")
+        self._numbers = itertools.count(1)
+        supervisor.start(LlmActor(self.llm, self.agent, endpoint, supervisor.note))
+
+    async def ask(
+        self,
+        new: Sequence[ConversationItem] = OPENING,
+        mode: OfferTools | RequireAnswer = LISTING,
+        conversation: str = "turn-1",
+        stream: bool = False,
+    ) -> Envelope[Any]:
+        request = RequestCompletion(
+            conversation=ConversationId(conversation),
+            request=next(self._numbers),
+            new=tuple(new),
+            mode=mode,
+            stream=stream,
+        )
+        sent = await self.llm.send(request, sender="agent")
+        with anyio.fail_after(20):
+            answer = await self.agent.receive()
+        assert answer.cause == sent.seq
+        return answer
+
+    async def support(self) -> ToolSupportChecked:
+        with anyio.fail_after(20):
+            answer = await self.llm.ask(CheckToolSupport(), sender="agent")
+        assert isinstance(answer, ToolSupportChecked)
+        return answer
+
+    async def reply(self, *args: Any, **kwargs: Any) -> CompletionReceived:
+        body = (await self.ask(*args, **kwargs)).body
+        assert isinstance(body, CompletionReceived), body
+        return body
+
+    async def failure(self, *args: Any, **kwargs: Any) -> CompletionFailed:
+        body = (await self.ask(*args, **kwargs)).body
+        assert isinstance(body, CompletionFailed), body
+        return body
+
+
+@asynccontextmanager
+async def desk(endpoint: LlmEndpoint, lines: list[bytes] | None = None) -> AsyncIterator[Desk]:
+    recorder = Recorder()
+    if lines is not None:
+        recorder.add(lambda _, line: lines.append(line))
+    async with Supervisor(recorder, turn=1) as supervisor:
+        yield Desk(supervisor, endpoint)
+
+
+N = TypeVar("N", bound=AnyMessage)
+
+
+def notes(lines: Sequence[bytes], kind: type[N]) -> list[N]:
+    """Return the messages of one kind among recorded lines, in order."""
+    bodies = [json.loads(line)["body"] for line in lines]
+    return [msgspec.convert(body, kind) for body in bodies if body["type"] == kind.__name__]

@@ -1,0 +1,112 @@
+"""Request bodies in every wire format: who refuses them, where their history ends, what they mark."""
+
+import json
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from grue.messages import (
+    AnswerSchema,
+    CallId,
+    ConversationItem,
+    ServerName,
+    SystemText,
+    ToolCall,
+    ToolDefinition,
+    UserText,
+)
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.testing.llm_dialects import dialect_of
+from grue.testing.llm_rules import ProviderRules
+
+MODEL = ModelSettings(model="some/model", temperature=0.5, top_k=40, max_tokens=300)
+THINK = ToolDefinition(
+    server=ServerName("think"),
+    tool="think",
+    description="Think step by step.",
+    input_schema={"type": "object", "properties": {"thought": {"type": "string"}}},
+)
+ANSWER = AnswerSchema(
+    "AgentResponse",
+    {
+        "type": "object",
+        "properties": {"action": {"type": "string"}, "new_objective": {"type": "string"}},
+        "required": ["action"],
+    },
+)
+OPENING: tuple[ConversationItem, ...] = (SystemText("You play Zork."), UserText("West of House."))
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def call(call_id: str, name: str = "think.think", arguments: str = "{}") -> ToolCall:
+    return ToolCall(call_id=CallId(call_id), name=name, arguments=arguments)
+
+
+def rules_for(profile: WireProfile) -> ProviderRules:
+    """Return the rules of the strictest provider that this profile is made for."""
+    return ProviderRules(
+        strict_names=profile.names == "encoded",
+        cache_markers=profile.cache_markers,
+        tools_with_history=profile.tools_with_forced,
+        max_description_chars=profile.max_description_chars,
+        developer_role=profile.system_role == "developer",
+    )
+
+
+def refusal(raw: bytes, profile: WireProfile) -> str | None:
+    """Return why a strict provider of the profile's format refuses a request, `None` if it does not."""
+    dialect = dialect_of(FORMATS[profile.wire].path)
+    assert dialect is not None
+    _, refused = dialect.read(json.loads(raw), rules_for(profile), {})
+    return refused.words if refused else None
+
+
+def list_of(profile: WireProfile) -> str:
+    return "input" if profile.wire == "responses" else "messages"
+
+
+def up_to_last_message(raw: bytes, profile: WireProfile) -> bytes:
+    """Return a request's bytes up to the end of its last message."""
+    text, decoder = raw.decode(), json.JSONDecoder()
+    opening = f'"{list_of(profile)}":['
+    at = text.index(opening) + len(opening)
+    assert text[at] != "]"
+    while text[at] != "]":
+        _, at = decoder.raw_decode(text, at + (text[at] == ","))
+    return text[:at].encode()
+
+
+def markers(body: Any) -> int:
+    """Count the cache markers anywhere in a parsed body."""
+    if isinstance(body, dict):
+        return ("cache_control" in body) + sum(map(markers, body.values()))
+    return sum(map(markers, body)) if isinstance(body, list) else 0
+
+
+def call_ids(raw: bytes, profile: WireProfile) -> tuple[list[str], list[str]]:
+    """Return the ids of the calls in a request, and the ids that it answers, each in order."""
+    calls: list[str] = []
+    answers: list[str] = []
+    for message in json.loads(raw)[list_of(profile)]:
+        content = message["content"] if isinstance(message.get("content"), list) else []
+        # What an endpoint said goes back to it as it came, and that may be anything.
+        blocks = [block for block in content if isinstance(block, dict)]
+        calls += [item["id"] for item in message.get("tool_calls") or ()]
+        calls += [message["call_id"]] if message.get("type") == "function_call" else []
+        calls += [block["id"] for block in blocks if block.get("type") == "tool_use"]
+        answers += [message["tool_call_id"]] if message.get("role") == "tool" else []
+        answers += [message["call_id"]] if message.get("type") == "function_call_output" else []
+        answers += [block["tool_use_id"] for block in blocks if block.get("type") == "tool_result"]
+    return calls, answers
+
+
+def as_json(value: object) -> Any:
+    """Return a Struct or anything else as the JSON value that it is recorded as."""
+    return msgspec.json.decode(msgspec.json.encode(value))
