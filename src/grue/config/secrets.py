@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from grue.errors import MCPConfigError
+from grue.protocol.chat_wire.profiles import PROFILES
 
 OWN_KEY = "GRUE_API_KEY"
-_PROVIDER_KEYS = {"openrouter.ai": "OPENROUTER_API_KEY", "api.openai.com": "OPENAI_API_KEY"}
+_PROVIDER_KEYS = {host: rows[0].key_variable for host, rows in PROFILES.items()}
 
 
 def key_names(base_url: str) -> tuple[str, ...]:

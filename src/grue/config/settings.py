@@ -1,8 +1,8 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs (R2.4, R13, P4, P45).
 
-Four tables are read: `[tool.zorkgpt.mcp]`, `.llm`, `.agent_sampling` and `.retry`. The first is ours, so an
-unknown key in it is an error; the others belong to a larger project, and what else they hold is not our
-business. Every value is checked where it enters, from a file, a keyword or an assignment.
+Five tables are read: `[tool.zorkgpt.mcp]`, `.llm`, `.agent_sampling`, `.retry` and `.budget`. The first is
+ours, so an unknown key in it is an error; the others belong to a larger project, and what else they hold is
+not our business. Every value is checked where it enters, from a file, a keyword or an assignment.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ from pydantic.dataclasses import dataclass
 from grue.config.reading import nearest, read_config_text
 from grue.config.wording import setting_problem, toml_kind
 from grue.errors import MCPConfigError
+from grue.protocol.chat_wire.profile import Effort, WireName
 
 _ROOT = ("tool", "zorkgpt")
-_LLM_KEYS = ("client_base_url", "agent_model")
+_LLM_KEYS = ("client_base_url", "agent_model", "wire_format", "extra_headers", "extra_body")
 _MCP = "mcp_"
 _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
@@ -70,6 +71,7 @@ _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), WrapValidator(_as_written)]
+_Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 
 
@@ -96,6 +98,8 @@ class AgentSampling(_Table):
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: _Share | None = None
     max_tokens: _Count | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_tokens: _Count | None = None
 
 
 @dataclass(config=_STRICT)
@@ -114,7 +118,26 @@ class RetrySettings(_Table):
     timeout_seconds: _Seconds = 120.0
 
 
-_NESTED: Mapping[str, type[_Table]] = {"agent_sampling": AgentSampling, "retry": RetrySettings}
+@dataclass(config=_STRICT)
+class BudgetSettings(_Table):
+    """What may be spent on the model, in a turn and in an episode; `None`, always the default: no limit.
+
+    Tokens are those sent and those received together; the cost counts as far as the endpoint tells it.
+    """
+
+    turn_requests: _Count | None = None
+    turn_tokens: _Count | None = None
+    turn_cost_usd: _Amount | None = None
+    episode_requests: _Count | None = None
+    episode_tokens: _Count | None = None
+    episode_cost_usd: _Amount | None = None
+
+
+_NESTED: Mapping[str, type[_Table]] = {
+    "agent_sampling": AgentSampling,
+    "retry": RetrySettings,
+    "budget": BudgetSettings,
+}
 
 
 @dataclass(config=_STRICT)
@@ -132,10 +155,15 @@ class GameConfiguration(_Table):
         mcp_force_tool_support: Offer tools whatever the model's name suggests (R12.4).
         mcp_tool_lock: What becomes of a tool that is not as `mcp_tools.lock`, next to `mcp_config_file`, has
             it: `report` it, `refuse` to offer it, or take no notice of the lock (`off`).
-        client_base_url: Base URL of an OpenAI-compatible endpoint; OpenRouter by default.
+        client_base_url: Base URL of the endpoint; OpenRouter by default.
         agent_model: The agent's model, as that endpoint names it.
+        wire_format: How to talk to it: `chat_completions`, `responses` or `messages`; `None`: as its base URL
+            suggests.
+        extra_headers: Sent with each request; `${VAR}` stands for a variable of the environment.
+        extra_body: Further fields of each request, as they are.
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
+        budget: What may be spent on the model; no limits by default.
         project_dir: Folder that relative paths start from; the TOML's folder when loaded from one.
     """
 
@@ -148,8 +176,12 @@ class GameConfiguration(_Table):
     mcp_tool_lock: Literal["report", "refuse", "off"] = "report"
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     agent_model: _Text = "anthropic/claude-haiku-5.5"
+    wire_format: WireName | None = None
+    extra_headers: dict[_Text, str] = dataclasses.field(default_factory=dict)
+    extra_body: dict[_Text, Any] = dataclasses.field(default_factory=dict)
     agent_sampling: AgentSampling = dataclasses.field(default_factory=AgentSampling)
     retry: RetrySettings = dataclasses.field(default_factory=RetrySettings)
+    budget: BudgetSettings = dataclasses.field(default_factory=BudgetSettings)
     project_dir: Annotated[Path, Field(strict=False)] = Path()
 
     @property

@@ -7,12 +7,13 @@ from msgspec import Struct
 
 from grue.actors.llm_endpoint import LlmSettings
 from grue.config import tool_lock_file
+from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.secrets import api_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.mcp_transport.client import McpServer
-from grue.messages import FailurePolicy, OnToolDrift, TurnLimits
+from grue.messages import Budget, FailurePolicy, OnToolDrift, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_lock import ToolLock
 
@@ -25,6 +26,7 @@ class Configured(Struct, frozen=True):
     limits: TurnLimits
     policy: FailurePolicy
     tool_lock: ToolLock | None
+    budget: Budget
 
 
 def from_configuration(path: str | PathLike[str]) -> Configured:
@@ -41,7 +43,8 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
         file = MCPConfig.from_file(config.mcp_config_path)
         servers = {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
     policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
-    return Configured(llm_settings(config), servers, turn_limits(config), policy, lock)
+    budget = episode_budget(config)
+    return Configured(llm_settings(config), servers, turn_limits(config), policy, lock, budget)
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
@@ -69,7 +72,16 @@ def on_tool_drift(config: GameConfiguration) -> OnToolDrift:
 
 
 def llm_settings(config: GameConfiguration) -> LlmSettings:
-    """Return the endpoint that a configuration names, with the key of the environment."""
+    """Return the endpoint that a configuration names, with the key of the environment.
+
+    Raises:
+        MCPConfigError: The key, or a variable that a header names, cannot be used.
+    """
+    scope = Scope(environ=os.environ, workspace_folder=config.project_dir)
+    headers = {
+        name: expand(value, scope, f"[tool.zorkgpt.llm] extra_headers.{name}")
+        for name, value in config.extra_headers.items()
+    }
     sampling = config.agent_sampling
     return LlmSettings(
         base_url=config.client_base_url,
@@ -80,6 +92,12 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         max_tokens=sampling.max_tokens,
+        reasoning_effort=sampling.reasoning_effort,
+        reasoning_tokens=sampling.reasoning_tokens,
+        wire=config.wire_format,
+        extra_headers=headers,
+        extra_body=config.extra_body,
+        force_tool_support=config.mcp_force_tool_support,
         retry=retry_policy(config),
     )
 
@@ -104,4 +122,17 @@ def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) 
         tool_call_timeout_s=config.mcp_tool_call_timeout_seconds,
         server_startup_timeout_s=config.mcp_server_startup_timeout_seconds,
         turn_timeout_s=turn_timeout_s,
+        budget=Budget(
+            requests=config.budget.turn_requests,
+            tokens=config.budget.turn_tokens,
+            cost_usd=config.budget.turn_cost_usd,
+        ),
+    )
+
+
+def episode_budget(config: GameConfiguration) -> Budget:
+    """Return what a configuration allows an episode to spend on its model."""
+    budget = config.budget
+    return Budget(
+        requests=budget.episode_requests, tokens=budget.episode_tokens, cost_usd=budget.episode_cost_usd
     )
