@@ -6,6 +6,7 @@ import threading
 import pytest
 from msgspec.structs import replace
 
+from grue.protocol.retry import RetryPolicy
 from grue.testing import faults
 from grue.testing.fault_turns import Fault, Seen, a_turn
 from grue.testing.faults import ENDS, FAULTS, SOUND, run_matrix, try_fault
@@ -81,6 +82,18 @@ def test_a_crash_and_a_hang_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     released.set()
     assert result.wrong[0] == "it hangs"
     assert "hung" in result.line()
+
+
+def test_a_key_that_is_told_is_told() -> None:
+    told = replace(row("llm-repeats-the-key"), settings={"api_key": "sk-another-made-up-key"})
+    assert "not the key was told" in try_fault(told).wrong[0]
+
+
+def test_a_failure_that_is_not_tried_again_is_told() -> None:
+    once = replace(row("llm-empty-body-once"), settings={"retry": RetryPolicy(max_retries=0)})
+    (result,) = run_matrix([once])
+    assert "the outcome should be answered, not LLMError invalid_reply" in result.wrong[0]
+    assert "no note of invalid_reply" in result.wrong
 
 
 def test_the_ends_are_not_only_polite() -> None:

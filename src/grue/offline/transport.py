@@ -1,15 +1,17 @@
 """The scripted model as an httpx transport: it stands where the network does, and is as strict."""
 
 import hashlib
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import msgspec
 
 from grue.messages import JsonObject
-from grue.offline.chat_request import BadRequestError, read_request
+from grue.offline.chat_request import BadRequestError, ChatRequest, read_request
 from grue.offline.playbook import Playbook
 from grue.offline.script import MODEL, completion, reply
+from grue.testing.llm_dialects import CHAT, Dialect, dialect_of
+from grue.testing.llm_rules import ProviderRules
 
 _MODELS: Final[JsonObject] = {
     "object": "list",
@@ -27,7 +29,10 @@ _MODELS: Final[JsonObject] = {
 
 
 class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """Answers `POST .../chat/completions` and `GET .../models` at any address, without a network or a key.
+    """Answers completions and `GET .../models` at any address, without a network or a key.
+
+    Completions are asked for by `POST` to `.../chat/completions`, `.../responses` or `.../messages`, each in
+    its own format; none is streamed.
 
     It keeps nothing between requests: one instance serves any number of clients, closed or not, at once.
 
@@ -49,28 +54,41 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         return self._answer(request.method, request.url.path, request.read())
 
     def _answer(self, method: str, path: str, body: bytes) -> httpx.Response:
-        if path.endswith("/chat/completions"):
-            return self._complete(body) if method == "POST" else _wrong_method(method, path)
+        dialect = dialect_of(path)
+        if dialect is not None:
+            return self._complete(dialect, body) if method == "POST" else _wrong_method(method, path)
         if path.endswith("/models"):
             return _json(200, _MODELS) if method == "GET" else _wrong_method(method, path)
-        return _json(404, _error(f"Invalid URL ({method} {path})"))
+        return _json(404, {"error": _said(f"Invalid URL ({method} {path})")})
 
-    def _complete(self, body: bytes) -> httpx.Response:
+    def _complete(self, dialect: Dialect, body: bytes) -> httpx.Response:
         try:
-            request = read_request(body, strict_names=self._strict_names)
+            asked, request = self._read(dialect, body)
             answer = completion(body, reply(request, self._playbook))
         except BadRequestError as error:
-            return _json(400, _error(str(error), error.param, error.code))
-        return _json(200, answer)
+            return _json(400, dialect.error(400, _said(str(error), error.param, error.code)))
+        return _json(200, dialect.from_chat(answer, asked))
+
+    def _read(self, dialect: Dialect, body: bytes) -> tuple[JsonObject, ChatRequest]:
+        """Return a request as it came, and as the script takes it."""
+        if dialect is CHAT:
+            return {}, read_request(body, strict_names=self._strict_names)
+        try:
+            asked = msgspec.json.decode(body, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRequestError("We could not parse the JSON body of your request.") from error
+        chat, refusal = dialect.read(asked, ProviderRules(), {})
+        if refusal is not None:
+            raise BadRequestError(refusal.words)
+        return asked, read_request(msgspec.json.encode(chat))
 
 
 def _wrong_method(method: str, path: str) -> httpx.Response:
-    return _json(405, _error(f"Not allowed to {method} on {path}.", code="method_not_supported"))
+    return _json(405, {"error": _said(f"Not allowed to {method} on {path}.", code="method_not_supported")})
 
 
-def _error(message: str, param: str | None = None, code: str | None = None) -> JsonObject:
-    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-    return {"error": error}
+def _said(message: str, param: str | None = None, code: str | None = None) -> JsonObject:
+    return {"message": message, "type": "invalid_request_error", "param": param, "code": code}
 
 
 def _json(status: int, content: JsonObject) -> httpx.Response:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -70,6 +70,9 @@ class Fault(Struct, frozen=True, kw_only=True):
         turn_s: Time limit of the turn; `None`: none.
         max_line_bytes: Longest line.
         policy: What failures lead to.
+        replies: What the model's endpoint says, in order, where it is the one that has the fault.
+        settings: More of its `LlmSettings`, such as another wire format.
+        request: More of the `TurnRequest`.
         drive: Does it.
     """
 
@@ -90,6 +93,9 @@ class Fault(Struct, frozen=True, kw_only=True):
     turn_s: float | None = None
     max_line_bytes: int = 64 * 1024 * 1024
     policy: FailurePolicy = FailurePolicy()
+    replies: tuple[LlmReply, ...] = ()
+    settings: Mapping[str, Any] = {}
+    request: Mapping[str, Any] = {}
     drive: Callable[["Fault"], Seen] | None = None
 
     def server(self) -> StdioServer:

@@ -1,4 +1,4 @@
-"""The fault matrix: each way in which a tool server goes wrong, and what has to come of it.
+"""The fault matrix: each way in which a tool server or a model's endpoint goes wrong, and what comes of it.
 
 ```python
 from grue.testing.faults import run_matrix
@@ -7,8 +7,9 @@ for result in run_matrix():
     print(result.line())
 ```
 
-`grue doctor --faults` prints the same. Every row is a whole turn with a real process, and is judged by its
-outcome, by what became of the tool calls, by its time, and by what it leaves behind: nothing.
+`grue doctor --faults` prints the same. Every row is a whole turn, with a real process or over real HTTP. It
+is judged by its outcome, by what became of the calls, by its time, and by what it leaves behind: nothing.
+The rows of the model's endpoint are in `llm_fault_rows.py`.
 """
 
 import signal
@@ -31,6 +32,7 @@ from grue.testing.fault_turns import (
     without_stderr,
 )
 from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_fault_rows import LLM_FAULTS
 
 STARTUP = "MCPServerStartupError"
 STUBBORN = ("--ignore-eof", "--ignore-term")
@@ -198,7 +200,7 @@ ENDS: Sequence[Fault] = (
 )
 """Rows about the end: whatever it takes, nothing is left."""
 
-FAULTS: Sequence[Fault] = (*SOUND, *STARTS, *CALLS, *ENDS)
+FAULTS: Sequence[Fault] = (*SOUND, *STARTS, *CALLS, *ENDS, *LLM_FAULTS)
 
 
 class FaultResult(Struct, frozen=True, kw_only=True):
@@ -221,7 +223,7 @@ class FaultResult(Struct, frozen=True, kw_only=True):
         seen = self.seen or Seen(outcome="hung")
         outcome = " ".join((seen.outcome, *seen.settlements))
         verdict = printable("; ".join(self.wrong), 200) if self.wrong else "ok"
-        return f"{self.fault.name:<30} {outcome:<28} {self.elapsed_s:6.2f} s  {verdict}"
+        return f"{self.fault.name:<36} {outcome:<28} {self.elapsed_s:6.2f} s  {verdict}"
 
 
 def run_matrix(faults: Sequence[Fault] = FAULTS) -> Iterator[FaultResult]:

@@ -23,12 +23,17 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         cache_markers: How many texts may carry `cache_control`; 0: the field is unknown.
         tools_with_history: History with tool calls needs `tools` in the request.
         max_description_chars: Longest description of a tool.
+        echo_reasoning: What the model thought has to come back with its tool calls, in chat completions; the
+            other formats want that always.
+        developer_role: A message may have the role `developer`.
     """
 
     strict_names: bool = False
     cache_markers: int = 4
     tools_with_history: bool = False
     max_description_chars: int | None = None
+    echo_reasoning: bool = False
+    developer_role: bool = False
 
 
 def refusal_of(body: Json, rules: ProviderRules) -> str | None:
@@ -52,11 +57,15 @@ def _refusals(body: Json, rules: ProviderRules) -> Iterator[str]:
     yield from _markers(messages, rules)
     yield from _tools(body, messages, rules)
     yield from _response_format(body)
+    if "stream_options" in body and not body.get("stream"):
+        yield "The 'stream_options' parameter is only allowed when 'stream' is enabled."
 
 
 def _message(where: str, message: Json, rules: ProviderRules) -> Iterator[str]:
     role, content = message.get("role"), message.get("content")
-    if role not in {"system", "user", "assistant", "tool"}:
+    if role not in {"system", "user", "assistant", "tool"} and not (
+        rules.developer_role and role == "developer"
+    ):
         yield f"Invalid value: '{role}'. Supported values: 'system', 'assistant', 'user', 'tool'. ({where})"
     if "cache_control" in message:
         yield f"Unknown parameter: '{where}.cache_control'."
@@ -171,6 +180,8 @@ def _tool(where: str, tool: Json, rules: ProviderRules) -> Iterator[str]:
     if parameters.get("type") != "object" or "properties" not in parameters:
         name = function.get("name")
         yield f"Invalid schema for function '{name}': In context=(), object schema missing properties."
+    if function.get("strict"):
+        yield from _strict("()", parameters, f"function '{function.get('name')}'")
 
 
 def _response_format(body: Json) -> Iterator[str]:
@@ -183,28 +194,26 @@ def _response_format(body: Json) -> Iterator[str]:
         yield from _strict("()", shape["schema"])
 
 
-def _strict(where: str, schema: object) -> Iterator[str]:
+def _strict(where: str, schema: object, of: str = "response_format") -> Iterator[str]:
     if isinstance(schema, list):
         for item in schema:
-            yield from _strict(where, item)
+            yield from _strict(where, item, of)
     if not isinstance(schema, dict):
         return
+    broken = f"Invalid schema for {of}: In context={where}"
     if "default" in schema and "type" in schema:
-        yield f"Invalid schema for response_format: In context={where}, 'default' is not permitted."
+        yield f"{broken}, 'default' is not permitted."
     if isinstance(schema.get("properties"), dict):
         if schema.get("additionalProperties") is not False:
-            yield (
-                f"Invalid schema for response_format: In context={where}, 'additionalProperties' is required "
-                "to be supplied and to be false."
-            )
+            yield f"{broken}, 'additionalProperties' is required to be supplied and to be false."
         if set(schema.get("required", ())) != set(schema["properties"]):
             yield (
-                f"Invalid schema for response_format: In context={where}, 'required' is required to be "
-                "supplied and to be an array including every key in properties."
+                f"{broken}, 'required' is required to be supplied and to be an array including every key in "
+                "properties."
             )
     for key, value in schema.items():
         if key in {"properties", "$defs"} and isinstance(value, dict):
             for name, member in value.items():
-                yield from _strict(f"('{key}', '{name}')", member)
+                yield from _strict(f"('{key}', '{name}')", member, of)
         elif key in {"items", "anyOf"}:
-            yield from _strict(f"('{key}')", value)
+            yield from _strict(f"('{key}')", value, of)

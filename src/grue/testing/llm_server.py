@@ -9,27 +9,63 @@ with ScriptedLlmServer(script) as llm:
 assert llm.requests[1].messages[-1]["role"] == "tool"
 ```
 
-The script is a list of replies, served in order, or a function from request to reply. Each request is first
-checked for what strict providers refuse: a tool call without an answer, empty texts, `tools: []`, too many
-cache markers. A request that fails the check gets a 400 and uses up no reply of the list, so that a mistake
-on the wire fails the test that makes it.
+The script is a list of replies, served in order, or a function from request to reply. One script serves every
+format: chat completions, OpenAI's Responses, Anthropic's Messages, whole or streamed, as each request has it
+(`llm_dialects.py`, `llm_streams.py`). Replies that fail on their way are in `llm_faults.py`.
+
+Each request is first checked for what strict providers refuse: a tool call without an answer, empty texts,
+`tools: []`, too many cache markers. A request that fails the check gets a 400 and uses up no reply of the
+list, so that a mistake on the wire fails the test that makes it.
 """
 
 import contextlib
-import itertools
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from grue.testing.llm_rules import ProviderRules, refusal_of
+from grue.testing.chat_shapes import Json
+from grue.testing.llm_delivery import deliver, share
+from grue.testing.llm_dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
+from grue.testing.llm_replies import (
+    LlmReply,
+    Pace,
+    completion,
+    error_reply,
+    hang_up,
+    json_reply,
+    refusal_reply,
+    silence,
+    text_reply,
+    tool_calls_reply,
+)
+from grue.testing.llm_rules import ProviderRules
+from grue.testing.llm_streams import error_event, stream_of
 
-_call_numbers = itertools.count(1)
+__all__ = [
+    "LlmReply",
+    "LlmRequest",
+    "Pace",
+    "Script",
+    "ScriptedLlmServer",
+    "completion",
+    "error_reply",
+    "hang_up",
+    "json_reply",
+    "refusal_reply",
+    "silence",
+    "text_reply",
+    "tool_calls_reply",
+]
+
+_ONE_MODEL = ({"id": "scripted"},)
 
 
 class LlmRequest(Struct, frozen=True, kw_only=True):
@@ -41,6 +77,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         raw: The body's bytes.
         body: The body, parsed; empty if it is no JSON object.
         refused: Why the server's own rules refused it; `None`: they did not.
+        dialect: The format of the request.
+        chat: The body in terms of chat completions, whatever its format; empty if it cannot be read.
     """
 
     path: str
@@ -48,137 +86,56 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     raw: bytes
     body: dict[str, Any]
     refused: str | None = None
+    dialect: DialectName = "chat"
+    chat: dict[str, Any] = {}
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation in the request."""
-        messages: list[dict[str, Any]] = self.body.get("messages", [])
+        """The conversation in the request, in terms of chat completions."""
+        messages: list[dict[str, Any]] = self.chat.get("messages", [])
         return messages
 
     @property
     def tool_names(self) -> list[str]:
         """Names of the tools on offer, as they stand on the wire."""
-        return [tool["function"]["name"] for tool in self.body.get("tools", [])]
-
-
-class LlmReply(Struct, frozen=True, kw_only=True):
-    """What the server sends back.
-
-    Attributes:
-        then: `keep` the connection; `hang`: send nothing until the server closes; `drop`: send only `body`,
-            raw, and close the connection.
-    """
-
-    status: int = 200
-    headers: dict[str, str] = {}
-    body: bytes = b""
-    then: Literal["keep", "hang", "drop"] = "keep"
+        return [tool["function"]["name"] for tool in self.chat.get("tools", [])]
 
 
 Script: TypeAlias = Sequence[LlmReply] | Callable[[LlmRequest], LlmReply]
 
 
-def text_reply(content: str | None, **message: object) -> LlmReply:
-    """Return a completion with text.
-
-    Args:
-        content: The text.
-        message: Further fields of the assistant's message, such as `reasoning_content`.
-    """
-    return completion({"role": "assistant", "content": content, **message}, finish_reason="stop")
-
-
-def tool_calls_reply(
-    *calls: tuple[str, Mapping[str, object] | str], content: str | None = None, ids: Sequence[str] = ()
-) -> LlmReply:
-    """Return a completion with tool calls.
-
-    Args:
-        calls: Name, and arguments as a mapping or as the JSON text to send.
-        content: Text beside the calls.
-        ids: Their ids; default: fresh ones.
-    """
-    wanted = ids or [f"call_scripted_{next(_call_numbers)}" for _ in calls]
-    tool_calls = [
-        {
-            "id": call_id,
-            "type": "function",
-            "function": {
-                "name": name,
-                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
-            },
-        }
-        for call_id, (name, arguments) in zip(wanted, calls, strict=True)
-    ]
-    message = {"role": "assistant", "content": content, "tool_calls": tool_calls}
-    return completion(message, finish_reason="tool_calls")
-
-
-def completion(message: Mapping[str, object], *, finish_reason: str = "stop") -> LlmReply:
-    """Return a completion with any assistant's message, well-formed or not."""
-    return json_reply(
-        {
-            "id": "chatcmpl-scripted",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "scripted",
-            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
-            "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
-        }
-    )
-
-
-def error_reply(
-    status: int, message: str, headers: Mapping[str, str] | None = None, **error: object
-) -> LlmReply:
-    """Return an error in OpenAI's shape.
-
-    Args:
-        status: HTTP status.
-        message: The provider's words.
-        headers: Such as `{"Retry-After": "3"}`.
-        error: Further fields of the error object, such as `metadata`.
-    """
-    return json_reply({"error": {"message": message, **error}}, status=status, headers=headers)
-
-
-def json_reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> LlmReply:
-    """Return any JSON."""
-    return LlmReply(
-        status=status,
-        headers={"Content-Type": "application/json", **(headers or {})},
-        body=json.dumps(body).encode(),
-    )
-
-
-def silence() -> LlmReply:
-    """Return no reply at all, for as long as the server lives."""
-    return LlmReply(then="hang")
-
-
-def hang_up(sent: bytes = b"") -> LlmReply:
-    """Close the connection after these raw bytes, which may be half a reply."""
-    return LlmReply(body=sent, then="drop")
-
-
 class ScriptedLlmServer:
-    """An OpenAI-compatible server that says what the script says; a context manager.
+    """An LLM endpoint that says what the script says; a context manager.
+
+    It answers POST to `.../chat/completions`, `.../responses` and `.../messages`, and GET to `.../models`.
 
     Args:
         script: Replies in order, or a function from request to reply, called from several threads at once.
         rules: What it refuses; default: everything that some strict provider refuses, but dotted tool names.
+        models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
+            to those who ask; default: one, `scripted`, of which nothing more is said.
 
     Attributes:
         requests: Every request so far, refused ones included.
+        listings: Every request for the models so far.
         accepted: Connections so far.
     """
 
-    def __init__(self, script: Script, *, rules: ProviderRules | None = None) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        rules: ProviderRules | None = None,
+        models: Sequence[Mapping[str, object]] | LlmReply = _ONE_MODEL,
+    ) -> None:
         self.requests: list[LlmRequest] = []
+        self.listings: list[LlmRequest] = []
         self.accepted = 0
         self._rules = ProviderRules() if rules is None else rules
+        self._models = models if isinstance(models, LlmReply) else json_reply({"data": [*models]})
         self._script = script
         self._served = 0
+        self._owed: dict[str, list[Json]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._connections: set[socket.socket] = set()
@@ -210,17 +167,56 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Record a request and return the reply to it."""
-        body, refused = _parse(raw)
-        if refused is None:
-            refused = refusal_of(body, self._rules)
-        request = LlmRequest(path=path, headers=dict(headers), raw=raw, body=body, refused=refused)
+        """Record a request and return the reply to it, in its format."""
+        dialect = dialect_of(path)
+        request, refusal = self._read(dialect or CHAT, path, headers, raw)
         with self._lock:
             self.requests.append(request)
-        if not path.partition("?")[0].endswith("/chat/completions"):
+        if dialect is None:
             return error_reply(404, f"Unknown request URL: POST {path}.")
-        if refused is not None:
-            return error_reply(400, refused, type="invalid_request_error")
+        if refusal is not None:
+            said = error_reply(refusal.status, refusal.words, type="invalid_request_error")
+        else:
+            said = self._scripted(request)
+        reply, wants_back = _rendered(said, dialect, request.body)
+        with self._lock:
+            self._owed |= wants_back
+        return reply
+
+    def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
+        """Record a request for the models and return the reply to it."""
+        with self._lock:
+            self.listings.append(LlmRequest(path=path, headers=dict(headers), raw=b"", body={}))
+        if not path.partition("?")[0].endswith("/models"):
+            return error_reply(404, f"Unknown request URL: GET {path}.")
+        return self._models
+
+    def _read(
+        self, dialect: Dialect, path: str, headers: Mapping[str, str], raw: bytes
+    ) -> tuple[LlmRequest, Refusal | None]:
+        chat: Json = {}
+        body, unreadable = _parse(raw)
+        turned_away = dialect.admission(headers) if dialect.admission else None
+        if turned_away is not None:
+            refusal: Refusal | None = Refusal(status=turned_away[0], words=turned_away[1])
+        elif unreadable is not None:
+            refusal = Refusal(words=unreadable)
+        else:
+            with self._lock:
+                owed = dict(self._owed)
+            chat, refusal = dialect.read(body, self._rules, owed)
+        request = LlmRequest(
+            path=path,
+            headers=dict(headers),
+            raw=raw,
+            body=body,
+            refused=refusal.words if refusal else None,
+            dialect=dialect.name,
+            chat=chat,
+        )
+        return request, refusal
+
+    def _scripted(self, request: LlmRequest) -> LlmReply:
         if callable(self._script):
             try:
                 return self._script(request)
@@ -243,14 +239,45 @@ class ScriptedLlmServer:
         with self._lock:
             self._connections.discard(connection)
 
-    def _wait_for_close(self) -> None:
-        self._closing.wait()
-
 
 def _wake(connection: socket.socket) -> None:
     """End a connection, and with it the thread that waits for its next request."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
+    """Return a reply as it is sent in this format, and the reasoning that it wants back.
+
+    What is neither a completion nor an error is sent as it is.
+    """
+    raw = said.then != "keep" and said.after is None
+    reply = None if raw else dialect.reply(said.body, said.status, request)
+    if reply is None:
+        return said, {}
+    try:
+        wants_back = dialect.owed(reply)
+        events = stream_of(dialect.name, reply, request) if request.get("stream") else ()
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        wants_back, events = {}, ()
+    if events:
+        return _streamed(said, dialect, events), wants_back
+    # Chat completions go out as the script has them, to the byte.
+    return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
+
+
+def _streamed(said: LlmReply, dialect: Dialect, events: tuple[bytes, ...]) -> LlmReply:
+    headers = said.headers
+    if headers.get("Content-Type") == "application/json":
+        headers = {**headers, "Content-Type": "text/event-stream; charset=utf-8"}
+    if not said.amid:
+        return replace(said, headers=headers, events=events)
+    place = share(len(events), 0.5 if said.after is None else said.after)
+    if said.amid == "error":
+        events = (*events[:place], error_event(dialect.name))
+    else:
+        events = (*events[:place], said.amid, *events[place:])
+    return replace(said, headers=headers, events=events, after=None)
 
 
 def _parse(raw: bytes) -> tuple[dict[str, Any], str | None]:
@@ -269,6 +296,11 @@ class _HttpServer(ThreadingHTTPServer):
     daemon_threads = False
     owner: ScriptedLlmServer
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        # A client that goes before the end, as one with a time limit does, is no accident.
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -285,19 +317,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        reply = self.server.owner.answer(self.path, headers, raw)
-        if reply.then == "hang":
-            self.server.owner._wait_for_close()  # noqa: SLF001
-        self.close_connection = reply.then != "keep"
-        # One write: a head and a body in two packets would wait for each other's acknowledgement.
-        self.wfile.write(self._head(reply) + reply.body if reply.then == "keep" else reply.body)
+        self._send(self.server.owner.answer(self.path, self._headers(), raw))
 
-    def _head(self, reply: LlmReply) -> bytes:
-        headers = {**reply.headers, "Content-Length": str(len(reply.body))}
-        lines = [f"HTTP/1.1 {reply.status} {self.responses.get(reply.status, ('Unknown',))[0]}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    def do_GET(self) -> None:
+        self._send(self.server.owner.listing(self.path, self._headers()))
+
+    def _headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
+
+    def _send(self, reply: LlmReply) -> None:
+        kept = deliver(reply, self.connection, self.server.owner._closing)  # noqa: SLF001
+        self.close_connection = not kept
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Say nothing: the requests are recorded."""

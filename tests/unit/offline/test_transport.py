@@ -4,10 +4,19 @@ import json
 
 import httpx
 import pytest
+from dialect_requests import as_chat, as_messages, as_responses, read_chat, read_message, read_response
+from offline_play import THINK, history
 
+from grue.games.game import Observation
+from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.offline import MODEL, ScriptedModelTransport
-from grue.protocol.chat_wire.chat_completions import Reply, decode_reply
+from grue.offline.repertoire import house_playbook
+from grue.offline.script import FunctionCall
+from grue.offline.script import Reply as Said
+from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import fault_of_status
+from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.tool_names import WireNames
 
 URL = "http://offline.invalid/v1"
@@ -47,7 +56,7 @@ def test_the_same_request_gets_the_same_bytes_and_a_longer_one_costs_more(client
 
 def test_our_own_decoding_reads_it(client):
     response = client.post(f"{URL}/chat/completions", json=HELLO)
-    reply = decode_reply(response.content, WireNames("canonical"), request=1)
+    reply = ChatCompletions().decode(response.content, WireNames("canonical"), request=1)
 
     assert isinstance(reply, Reply)
     assert (reply.model, reply.finish_reason) == (MODEL, "stop")
@@ -66,7 +75,7 @@ def test_the_model_lists_itself(client):
     ("method", "path", "status"),
     [
         ("GET", "/embeddings", 404),
-        ("POST", "/responses", 404),
+        ("POST", "/completions", 404),
         ("GET", "/chat/completions", 405),
         ("POST", "/models", 405),
     ],
@@ -104,3 +113,50 @@ async def test_one_transport_serves_client_after_client():
     for _ in range(2):
         async with httpx.AsyncClient(transport=transport) as client:
             assert (await client.post(f"{URL}/chat/completions", json=HELLO)).status_code == 200
+
+
+FORMATS = {
+    "/chat/completions": (as_chat, read_chat),
+    "/responses": (as_responses, read_response),
+    "/messages": (as_messages, read_message),
+}
+
+
+@pytest.mark.parametrize("path", FORMATS)
+def test_a_turn_is_the_same_in_each_format(path):
+    write, read = FORMATS[path]
+    house = house_playbook(7)
+    seen = Observation(text="Here you are.", location="Hall")
+    commands = [step.command for step in house.steps]
+    moves = [Move(command, "Fine.", "Hall", 0) for command in commands[: commands.index("dial 734")]]
+    user = context_text("The House", len(moves) + 1, seen, moves, [])
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": user}]
+    thoughts = []
+    with httpx.Client(transport=ScriptedModelTransport(house)) as client:
+        while True:
+            request = {"model": "any", "messages": messages, "tools": [THINK]}
+            content, calls = read(client.post(URL + path, json=write(request)).raise_for_status().json())
+            if not calls:
+                break
+            thoughts += [call["arguments"]["thought"] for call in calls]
+            said = [FunctionCall(call["id"], call["name"], json.dumps(call["arguments"])) for call in calls]
+            messages += history(Said(calls=tuple(said)), [{"content": {"thoughtNumber": 1}}] * len(calls))
+
+    assert json.loads(content)["action"] == "dial 734"
+    assert len(thoughts) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/responses", b"{", "could not parse"),
+        ("/responses", b'{"model": "m", "input": "hi", "stream": true}', "does not stream"),
+        ("/responses", b'{"model": "m", "messages": []}', "has moved to 'input'"),
+        ("/messages", b'{"model": "m", "messages": []}', "max_tokens: Field required"),
+    ],
+)
+def test_other_formats_are_refused_in_their_own_words(client, path, body, said):
+    response = client.post(f"{URL}{path}", content=body)
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+    assert response.json().get("type") == ("error" if path == "/messages" else None)

@@ -94,7 +94,9 @@ def test_a_good_request_is_accepted() -> None:
         ("tools", ..., "'tool_choice' is only allowed"),
         ("tools/0/function/parameters", {"type": "object"}, "missing properties"),
         ("tools/0/function", None, "wrong type"),
+        ("tools/0/function/strict", True, "Invalid schema for function 's.t'"),
         ("response_format", STRICT, "cannot be combined with tools"),
+        ("stream_options", {"include_usage": True}, "only allowed when 'stream' is enabled"),
     ],
 )
 def test_what_some_provider_refuses(path: str, value: object, said: str) -> None:
@@ -111,6 +113,9 @@ def test_rules_that_not_every_provider_has() -> None:
     assert "must define tools" in str(refusal_of(without, ProviderRules(tools_with_history=True)))
     long = changed("tools/0/function/description", "x" * 11)
     assert "maximum length 10" in str(refusal_of(long, ProviderRules(max_description_chars=10)))
+    developer = changed("messages/0/role", "developer")
+    assert "Invalid value: 'developer'" in str(refusal_of(developer, ProviderRules()))
+    assert refusal_of(developer, ProviderRules(developer_role=True)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,209 @@
+"""OpenAI's `/v1/responses`, to and from chat completions.
+
+Here a conversation is a list of items: messages, calls, results and reasoning each stand alone, and in chat
+completions what the model said in one go is one message. What it refuses is in `responses_rules.py`.
+"""
+
+from collections.abc import Container, Iterator
+from itertools import groupby
+
+from grue.testing.chat_shapes import (
+    Json,
+    details,
+    first_choice,
+    given,
+    number_of,
+    one_or_parts,
+    reasoning_of,
+    sealed,
+)
+
+SEALED_REASONING = "reasoning.encrypted_content"
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def to_chat(body: Json) -> Json:
+    """Return a request to `/v1/responses` as a chat completions request."""
+    chat = given(body, "model", "temperature", "top_p", "parallel_tool_calls", "stream", "user", "metadata")
+    said = body.get("input") or []
+    items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    instructions = body.get("instructions")
+    system = [{"role": "system", "content": instructions}] if instructions is not None else []
+    chat["messages"] = [*system, *_messages(items)]
+    if "tools" in body:
+        chat["tools"] = [_tool(tool) for tool in body["tools"]]
+    if (choice := body.get("tool_choice")) is not None:
+        named = isinstance(choice, dict) and choice.get("type") == "function"
+        chat["tool_choice"] = {"type": "function", "function": given(choice, "name")} if named else choice
+    if (most := body.get("max_output_tokens")) is not None:
+        chat["max_completion_tokens"] = most
+    if (effort := (body.get("reasoning") or {}).get("effort")) is not None:
+        chat["reasoning_effort"] = effort
+    if shape := _response_format((body.get("text") or {}).get("format") or {}):
+        chat["response_format"] = shape
+    return chat
+
+
+def _response_format(shape: Json) -> Json | None:
+    if shape.get("type") == "json_schema":
+        named = given(shape, "name", "schema", "strict", "description")
+        return {"type": "json_schema", "json_schema": named}
+    return {"type": "json_object"} if shape.get("type") == "json_object" else None
+
+
+def _tool(tool: Json) -> Json:
+    function = {"name": tool.get("name"), "parameters": tool.get("parameters"), **given(tool, "description")}
+    return {"type": "function", "function": function | ({"strict": True} if tool.get("strict") else {})}
+
+
+def _messages(items: list[Json]) -> Iterator[Json]:
+    """Yield chat messages: one for what the model said in one go, one for each other item."""
+    for by_model, run in groupby(items, _is_by_model):
+        if by_model:
+            yield _assistant([*run])
+        else:
+            yield from map(_other, run)
+
+
+def _is_by_model(item: Json) -> bool:
+    return item.get("type") in {"reasoning", "function_call"} or item.get("role") == "assistant"
+
+
+def _assistant(items: list[Json]) -> Json:
+    texts = [_text(item["content"]) for item in items if "content" in item and "role" in item]
+    thoughts = [part["text"] for item in items for part in item.get("summary") or ()]
+    message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls := [_call(item) for item in items if item.get("type") == "function_call"]:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(item: Json) -> Json:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _other(item: Json) -> Json:
+    if item.get("type") == "function_call_output":
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
+    role = "system" if item["role"] == "developer" else item["role"]
+    content = item["content"]
+    return {"role": role, "content": content if isinstance(content, str) else _parts(content)}
+
+
+def _text(said: str | list[Json]) -> str:
+    if isinstance(said, str):
+        return said
+    return "".join(part.get("text") or part.get("refusal") or "" for part in said)
+
+
+def _parts(parts: list[Json]) -> str | list[Json]:
+    return one_or_parts(
+        [
+            {"type": "image_url", "image_url": {"url": part.get("image_url")}}
+            if part["type"] == "input_image"
+            else {"type": "text", "text": part["text"]}
+            for part in parts
+        ]
+    )
+
+
+def from_chat(completion: Json, request: Json) -> Json:
+    """Return a chat completion as a Response; its reasoning is sealed where the request asks for that."""
+    message, finish = first_choice(completion)
+    why = _INCOMPLETE.get(finish)
+    status = "incomplete" if why else "completed"
+    return {
+        "id": f"resp_{number_of(message)}",
+        "object": "response",
+        "created_at": completion.get("created", 0),
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": why} if why else None,
+        "model": completion.get("model", request.get("model")),
+        "output": [*_items(message, status, request.get("include") or ())],
+        "usage": _usage(completion.get("usage") or {}),
+        **_repeated(request),
+    }
+
+
+def _repeated(request: Json) -> Json:
+    """Return what a Response repeats of its request."""
+    defaults: Json = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "truncation": "disabled",
+    }
+    return defaults | given(request, *defaults)
+
+
+def _items(message: Json, status: str, include: Container[str]) -> Iterator[Json]:
+    if reasoning := reasoning_of(message):
+        item: Json = {
+            "id": f"rs_{number_of(message)}",
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": reasoning}],
+        }
+        yield item | ({"encrypted_content": sealed(reasoning)} if SEALED_REASONING in include else {})
+    text, refusal = message.get("content"), message.get("refusal")
+    parts = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}] if text else []
+    parts += [{"type": "refusal", "refusal": refusal}] if refusal else []
+    if parts:
+        yield {
+            "id": f"msg_{number_of(message)}",
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": parts,
+        }
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        yield {
+            "id": f"fc_{number_of(call, number)}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call["id"],
+            "name": call["function"]["name"],
+            "arguments": call["function"]["arguments"],
+        }
+
+
+def _usage(usage: Json) -> Json:
+    sent, written = details(usage, "prompt"), details(usage, "completion")
+    counted = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+    return {
+        "input_tokens": counted[0],
+        "input_tokens_details": {
+            "cached_tokens": sent.get("cached_tokens") or 0,
+            "cache_write_tokens": sent.get("cache_write_tokens") or 0,
+        },
+        "output_tokens": counted[1],
+        "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens") or 0},
+        "total_tokens": usage.get("total_tokens", sum(counted)),
+    }
+
+
+def error(status: int, said: Json) -> Json:
+    """Return an error in OpenAI's shape, which the script's are in."""
+    del status
+    return {"error": said}
+
+
+def owed(response: Json) -> dict[str, list[Json]]:
+    """Return the reasoning that a Response wants back, by the id of each call; without any, by its own."""
+    items = response["output"]
+    reasoning = [item for item in items if item["type"] == "reasoning"]
+    ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
+    return dict.fromkeys(ids, reasoning) if reasoning else {}
