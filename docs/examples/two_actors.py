@@ -14,7 +14,8 @@ from grue.runtime.actor import Actor, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.sync_edge import run_blocking
-from grue.runtime.trace import Envelope, Recorder, TraceWriter
+from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace_file import TraceWriter
 
 GOAL_C = 20.0
 

@@ -1,40 +1,75 @@
 """The folder of an episode: the trace and its two logs as they are written, the result at the end."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
+from msgspec.structs import replace
 
+import grue
 from grue.errors import TraceError
 from grue.observers.episode_log import EpisodeLog
 from grue.observers.json_log import JsonLog
-from grue.runtime.trace import Recorder, TraceWriter
+from grue.protocol.secret_names import secrets_in
+from grue.runtime.line_file import cut_half_line
+from grue.runtime.trace import Recorder
+from grue.runtime.trace_file import TraceOptions, TraceWriter
+
+RESULT_FILE = "result.json"
 
 
 class RunFolder:
     """`trace.jsonl`, `events.jsonl`, `episode.log` and `result.json` of one episode, for its owner only.
 
+    What comes from or goes to `host` is on file before `record` returns: a host that notes a decision may
+    act upon it. The environment's secrets are in none of the files.
+
     Args:
         path: The folder; made with its parents if it is absent.
         recorder: Everything that it records from now on is written.
         episode_id: Named in the files.
+        resume: Go on with the files of an episode that was cut off; the recorder, which may not have
+            recorded anything, goes on with the numbers and the time of the trace.
+        options: How the trace is written.
 
     Raises:
-        TraceError: The folder or a file in it cannot be written; the text names it and the cause.
+        TraceError: The folder or a file in it cannot be written; the text names it and the cause. With
+            `resume`: there is no trace of this episode, or it is still being played.
     """
 
-    def __init__(self, path: Path, recorder: Recorder, *, episode_id: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        recorder: Recorder,
+        *,
+        episode_id: str,
+        resume: bool = False,
+        options: TraceOptions | None = None,
+    ) -> None:
         self.path = path
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise TraceError(f"Cannot make the run folder {path}: {error.strerror}.") from error
-        self._trace = TraceWriter(path / "trace.jsonl", episode=episode_id)
-        self._events = JsonLog(path / "events.jsonl", episode_id=episode_id)
-        self._log = EpisodeLog(path / "episode.log", episode_id=episode_id)
-        for observer in (self._trace, self._events, self._log):
+        self._recorder = recorder
+        if not resume:
+            _make(path)
+        options = replace(options or TraceOptions(), version=grue.__version__)
+        with ExitStack() as files:
+            trace = path / "trace.jsonl"
+            self._trace = TraceWriter(trace, episode=episode_id, options=options, resume=resume)
+            files.callback(self._trace.close)
+            if resume:
+                cut_half_line(path / "events.jsonl", "event log")
+                cut_half_line(path / "episode.log", "episode log")
+                recorder.resume(after_seq=self._trace.last_seq, after_t=self._trace.last_t)
+            events = JsonLog(path / "events.jsonl", episode_id=episode_id)
+            files.callback(events.close)
+            log = EpisodeLog(path / "episode.log", episode_id=episode_id)
+            files.callback(log.close)
+            self._files = files.pop_all()
+        for name, value in secrets_in(os.environ).items():
+            recorder.hide(name, value)
+        for observer in (self._trace, events, log):
             recorder.add(observer)
 
     def __enter__(self) -> Self:
@@ -45,19 +80,37 @@ class RunFolder:
     ) -> None:
         self.close()
 
+    def flush(self) -> bool:
+        """Wait until all that was recorded is in the operating system's hands; say whether it is.
+
+        Raises:
+            TraceError: The disk took no more, or the folder is closed.
+        """
+        return self._trace.flush()
+
     def write_result(self, result: object) -> None:
-        """Write `result.json`, whole or not at all."""
-        target = self.path / "result.json"
+        """Write `result.json`, whole or not at all, and without secrets."""
+        target = self.path / RESULT_FILE
         draft = target.with_suffix(".json.part")
-        text = msgspec.json.format(msgspec.json.encode(result), indent=2)
+        text = msgspec.json.format(self._recorder.redacted(msgspec.json.encode(result)), indent=2)
         try:
+            draft.touch(mode=0o600)
             draft.write_bytes(text + b"\n")
-            draft.chmod(0o600)
             os.replace(draft, target)  # noqa: PTH105 - atomic, and named so
         except OSError as error:
             raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
 
     def close(self) -> None:
-        """Close the files. A second call does nothing."""
-        for observer in (self._trace, self._events, self._log):
-            observer.close()
+        """Close the files. A second call does nothing.
+
+        Raises:
+            TraceError: The disk took no more of the trace, and nobody has been told yet.
+        """
+        self._files.close()
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(f"Cannot make the run folder {path}: {error.strerror}.") from error

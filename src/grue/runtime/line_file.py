@@ -1,9 +1,12 @@
 """A file that is written a line at a time and readable by its owner only."""
 
+import fcntl
 import os
 from pathlib import Path
 
 from grue.errors import TraceError
+
+_LOOK_BACK = 65_536
 
 
 class LineFile:
@@ -19,9 +22,9 @@ class LineFile:
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
-        self._what = what
+        self.what = what
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.fchmod(self._fd, 0o600)
         except OSError as error:
             raise self._refused(error) from error
@@ -31,18 +34,64 @@ class LineFile:
         """Bytes in the file."""
         return os.fstat(self._fd).st_size
 
-    def write(self, line: bytes) -> None:
-        """Append `line` and a newline.
+    def lock(self) -> bool:
+        """Keep other processes from locking the file too; say whether none has. Closing it ends the lock.
+
+        The lock is advisory, and it goes with the process that holds it, however that ends. Where the file
+        system has no locks there is none.
+        """
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def write(self, *lines: bytes) -> None:
+        """Append `lines`, a newline after each.
 
         Raises:
             TraceError: The disk is full, or the file is closed; names the path and why.
         """
-        rest = memoryview(line + b"\n")
+        rest = memoryview(b"\n".join((*lines, b"")))
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             # A line after one that was cut short would make the file unreadable from there on.
+            self.close()
+            raise self._refused(error) from error
+
+    def last_line(self) -> bytes:
+        """Return what stands after the last newline but one, its newline included if it has one."""
+        end, tail = self.size, b""
+        while end and b"\n" not in tail[:-1]:
+            start = max(0, end - _LOOK_BACK)
+            tail = os.pread(self._fd, end - start, start) + tail
+            end = start
+        return tail[tail.rfind(b"\n", 0, -1) + 1 :]
+
+    def cut(self, size: int) -> None:
+        """Take away what stands after `size` bytes.
+
+        Raises:
+            TraceError: It cannot be; names the path and why.
+        """
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def sync(self) -> None:
+        """Have the disk take what was written.
+
+        Raises:
+            TraceError: It cannot; names the path and why.
+        """
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
             self.close()
             raise self._refused(error) from error
 
@@ -53,4 +102,19 @@ class LineFile:
             self._fd = -1
 
     def _refused(self, error: OSError) -> TraceError:
-        return TraceError(f"Cannot write the {self._what} {self.path}: {error.strerror}.")
+        return TraceError(f"Cannot write the {self.what} {self.path}: {error.strerror}.")
+
+
+def cut_half_line(path: Path, what: str) -> None:
+    """Take away a last line without a newline, which a writer that was killed has left; if there is any.
+
+    Raises:
+        TraceError: The file cannot be written; names the path and why.
+    """
+    file = LineFile(path, what)
+    try:
+        last = file.last_line()
+        if not last.endswith(b"\n"):
+            file.cut(file.size - len(last))
+    finally:
+        file.close()

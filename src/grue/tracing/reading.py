@@ -1,12 +1,14 @@
 """Read an episode's trace file as the messages it holds."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from grue.facts import HostFact
+from grue.facts import EpisodeEnded, HostFact
 from grue.messages import AnyMessage
 from grue.runtime.supervisor import ActorFailed
-from grue.runtime.trace import Envelope, Trace, read_trace
+from grue.runtime.trace import Envelope
+from grue.runtime.trace_reader import Trace, TraceReader
 
 EpisodeBody: TypeAlias = AnyMessage | HostFact | ActorFailed
 """Everything that an episode's trace can hold: its schema."""
@@ -14,11 +16,48 @@ EpisodeBody: TypeAlias = AnyMessage | HostFact | ActorFailed
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]
 
+TRACE_FILE = "trace.jsonl"
+"""Name of the trace in a run folder."""
+
+
+class EpisodeReader(TraceReader[EpisodeBody]):
+    """Yield an episode's envelopes in order, one line in memory at a time; `open_episode` makes one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, EpisodeBody)
+
+    def follow(
+        self,
+        stop: Callable[[], bool],
+        poll_s: float = 0.2,
+        *,
+        over: Callable[[EpisodeEnvelope], bool] = lambda envelope: isinstance(envelope.body, EpisodeEnded),
+    ) -> Iterator[EpisodeEnvelope]:
+        """Yield what is in the file, then what is appended to it, until the episode has ended.
+
+        Args:
+            stop: Asked whenever there is nothing more to read; true ends the iteration.
+            poll_s: Seconds between two looks at the file.
+            over: Says of the last envelope whether it ends the episode, if nothing comes after.
+        """
+        return super().follow(stop, poll_s, over=over)
+
+
+def open_episode(path: Path) -> EpisodeReader:
+    """Open a trace file, or the one of a run folder, to read it a line at a time.
+
+    Raises:
+        TraceError: The file is missing, is no trace, or is of a later format; while it is read: is damaged.
+    """
+    return EpisodeReader(path / TRACE_FILE if path.is_dir() else path)
+
 
 def read_episode(path: Path) -> EpisodeTrace:
-    """Read a whole trace file.
+    """Read a whole trace file, or the one of a run folder, into memory.
 
     Raises:
         TraceError: The file is missing, is no trace, is of a later format, or is damaged inside.
     """
-    return read_trace(path, EpisodeBody)
+    reader = open_episode(path)
+    envelopes = tuple(reader)
+    return Trace(reader.header, envelopes, reader.cut_short)

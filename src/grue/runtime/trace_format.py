@@ -1,0 +1,90 @@
+"""The trace file's format: what a header, a line and a payload beside the file are.
+
+A trace is JSON Lines. The first line is a `TraceHeader`, every further one a `TraceLine`: an envelope whose
+body is the message, tagged with its type. A body that is larger than its writer keeps in a line stands in a
+file beside the trace, `payloads/SHA256.json`, and the line holds a `PayloadReference` in its place.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from grue.errors import TraceError
+
+FORMAT = 2
+"""Version of the trace file's format; readers accept this and every older one (1 had no payloads)."""
+
+PAYLOADS = "payloads"
+"""Name of the folder beside the trace file that holds what is too large for a line."""
+
+
+class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="trace", tag="grue"):
+    """First line of a trace file.
+
+    Attributes:
+        format: Version of the format.
+        episode: Names the episode.
+        started_at: Seconds since the epoch.
+        version: Of the program that began the file; empty where it did not say.
+    """
+
+    format: int
+    episode: str
+    started_at: float
+    version: str = ""
+
+
+class TraceLine(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"sender": "from", "receiver": "to"}
+):
+    """An envelope as it stands in the file; the body is still JSON."""
+
+    seq: int
+    t: float
+    at: float
+    turn: int
+    sender: str
+    receiver: str
+    cause: int | None = None
+    redacted: bool = False
+    body: msgspec.Raw
+
+
+class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
+    """What stands in a line for a body that is in a file of its own.
+
+    Attributes:
+        sha256: Of the body's JSON, in hexadecimal; the file's name.
+        bytes: Its length.
+        type: The body's tag, so that a reader of the line alone can tell what it is.
+    """
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
+    bytes: int
+    type: str | UnsetType = UNSET
+
+
+REFERENCE_START = b'{"$payload":'
+"""How a reference begins in a line, and a message never does: a message begins with its tag."""
+
+
+def payload_path(trace: Path, sha256: str) -> Path:
+    """Return the file that holds a payload of the trace file `trace`."""
+    return trace.parent / PAYLOADS / f"{sha256}.json"
+
+
+def read_header(path: Path, first: bytes) -> TraceHeader:
+    """Read a trace file's first line.
+
+    Raises:
+        TraceError: It is no header, or one of a later format.
+    """
+    try:
+        header = msgspec.json.decode(first, type=TraceHeader)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"{path} is not a grue trace: its first line is no trace header.") from error
+    if header.format > FORMAT:
+        raise TraceError(f"{path} has trace format {header.format}; this version reads up to {FORMAT}.")
+    return header

@@ -1,0 +1,38 @@
+"""The trace's schema: `grue trace schema`. The messages are the schema; this writes it as JSON Schema."""
+
+import inspect
+from typing import Any
+
+import msgspec
+
+from grue.runtime.trace_format import FORMAT, PayloadReference, TraceHeader, TraceLine
+from grue.tracing.reading import EpisodeBody
+
+
+def trace_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a line of a trace file: its header, or an envelope.
+
+    The bodies are under `$defs` by the name that is their tag. A message may get fields in later versions:
+    readers pass over those that they do not know.
+    """
+    types = (TraceHeader, TraceLine, PayloadReference, EpisodeBody)
+    (header, line, reference, body), definitions = msgspec.json.schema_components(
+        types, schema_hook=_any_json, ref_template="#/$defs/{name}"
+    )
+    for definition in definitions.values():
+        definition["description"] = inspect.cleandoc(definition.get("description", ""))
+    definitions["TraceLine"]["properties"]["body"] = {"anyOf": [body, reference]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"A line of a grue trace, format {FORMAT}",
+        "description": "The first line is a TraceHeader, every further one a TraceLine.",
+        "anyOf": [header, line],
+        "$defs": definitions,
+    }
+
+
+def _any_json(kind: type) -> dict[str, Any]:
+    # A field of type `object` holds whatever a server, a model or a host put there.
+    if kind is not object:
+        raise NotImplementedError
+    return {"description": "Any JSON value."}

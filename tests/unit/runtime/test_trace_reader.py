@@ -1,0 +1,205 @@
+"""Reading trace files: whole ones, cut ones, damaged ones, those that are still being written."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_messages import Body, Counted, Said, rounded, write
+
+from grue.errors import TraceError
+from grue.runtime.trace_file import TraceOptions
+from grue.runtime.trace_reader import Trace, TraceReader, read_trace
+
+SMALL = TraceOptions(max_payload_bytes=100)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.builds(Said, st.text(), st.none() | st.integers() | st.text()) | st.builds(Counted, st.integers())
+    ),
+    st.sampled_from([0, 40, 100, 65_536]),
+)
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, bodies: list[Said | Counted], max_payload_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    recorded = write(path, *bodies, options=TraceOptions(max_payload_bytes=max_payload_bytes))
+    trace: Trace[Body] = read_trace(path, Body)
+    assert trace.envelopes == tuple(map(rounded, recorded))
+    assert (trace.header.episode, trace.header.started_at, trace.cut_short) == ("e-1", 1_700_000_000.0, False)
+
+
+def test_a_line_cut_short_anywhere_is_tolerated_and_said(path: Path) -> None:
+    write(path, Said("whole"), Said("cut 漢字 😀", {"n": 1.5}))
+    content = path.read_bytes()
+    start = content.rindex(b"\n", 0, -1) + 1
+    for end in range(start + 1, len(content) - 1):
+        path.write_bytes(content[:end])
+        trace = read_trace(path, Body)
+        assert ([envelope.body for envelope in trace.envelopes], trace.cut_short) == ([Said("whole")], True)
+    path.write_bytes(content[:-1])
+    assert (len(read_trace(path, Body).envelopes), read_trace(path, Body).cut_short) == (2, False)
+
+
+@pytest.mark.parametrize("damage", [b"not json", b'{"seq": 1}', b"", b'\xff\xfe"'])
+def test_a_damaged_line_before_the_last_is_refused_with_its_number(path: Path, damage: bytes) -> None:
+    write(path, Said("a"), Said("b"), Said("c"))
+    lines = path.read_bytes().splitlines()
+    lines[2] = damage
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(TraceError, match=r"trace\.jsonl, line 3: not a trace line"):
+        read_trace(path, Body)
+
+
+def test_a_message_of_another_version_is_refused_with_its_line(path: Path) -> None:
+    write(path, Said("a"), Counted(1))
+    with pytest.raises(TraceError, match="line 3: not a message this version knows"):
+        read_trace(path, Said)
+
+
+@pytest.mark.parametrize("options", [None, TraceOptions(max_payload_bytes=0)])
+def test_bodies_can_be_read_as_plain_json(path: Path, options: TraceOptions | None) -> None:
+    write(path, Counted(7), options=options)
+    assert read_trace(path, dict).envelopes[0].body == {"type": "Counted", "number": 7}
+
+
+def test_a_newer_format_is_refused(path: Path) -> None:
+    path.write_bytes(b'{"trace":"grue","format":3,"episode":"e","started_at":0.0}\n')
+    with pytest.raises(TraceError, match="has trace format 3; this version reads up to 2"):
+        read_trace(path, Body)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"hello\n", b'{"trace":"other"}\n', b"\xff\n"])
+def test_what_is_no_trace_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match="is not a grue trace"):
+        read_trace(path, Body)
+
+
+def test_a_missing_file_is_one_sentence(path: Path) -> None:
+    with pytest.raises(TraceError, match=r"Cannot read the trace file .*: No such file or directory\."):
+        read_trace(path, Body)
+
+
+def test_an_unknown_field_of_a_later_writer_does_no_harm(path: Path) -> None:
+    write(path, Said("a"))
+    path.write_bytes(path.read_bytes().replace(b'{"seq":1', b'{"shoe":"red","seq":1'))
+    assert len(read_trace(path, Body).envelopes) == 1
+
+
+def test_a_reader_reads_again_from_the_start(path: Path) -> None:
+    write(path, Said("a"), Said("b"))
+    reader: TraceReader[Body] = TraceReader(path, Body)
+    first = next(iter(reader))
+    assert next(iter(reader)) == first
+    assert len(list(reader)) == 2
+
+
+# --- Payloads in files of their own ---
+
+
+def payload(path: Path) -> Path:
+    (file,) = (path.parent / "payloads").iterdir()
+    return file
+
+
+def test_a_missing_payload_is_named_with_its_line(path: Path) -> None:
+    write(path, Said("a"), Said("b" * 200), options=SMALL)
+    payload(path).unlink()
+    with pytest.raises(TraceError, match=r"line 3: cannot read its payload .*\.json: No such file"):
+        read_trace(path, Body)
+
+
+def test_an_altered_payload_is_refused(path: Path) -> None:
+    write(path, Said("b" * 200), options=SMALL)
+    file = payload(path)
+    file.write_bytes(file.read_bytes().replace(b"bbb", b"abb", 1))
+    with pytest.raises(TraceError, match=r"line 2: its payload .*\.json is not what was written"):
+        read_trace(path, Body)
+
+
+@pytest.mark.parametrize("sha256", ["../../secret", "", "a" * 63, "/" * 64, "A" * 64])
+def test_a_reference_cannot_lead_anywhere_else(path: Path, sha256: str) -> None:
+    write(path, Said("b" * 200), options=SMALL)
+    line = json.loads(path.read_bytes().splitlines()[1])
+    line["body"] = {"$payload": sha256, "bytes": 3}
+    text = json.dumps(line, separators=(",", ":"))
+    path.write_bytes(path.read_bytes().splitlines()[0] + b"\n" + text.encode() + b"\n")
+    with pytest.raises(TraceError, match="line 2: not a reference to a payload"):
+        read_trace(path, Body)
+
+
+# --- Following ---
+
+
+class Appending:
+    """Is asked whether to stop when a reader has read all there is, and then does the next thing instead."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps: Iterator[Callable[[], object]] = iter(steps)
+
+    def __call__(self) -> bool:
+        step = next(self._steps, None)
+        if step is None:
+            return True
+        step()
+        return False
+
+
+def append(path: Path, text: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(text)
+
+
+def test_a_follower_sees_what_is_appended_and_waits_for_the_rest_of_a_line(path: Path) -> None:
+    write(path, Counted(1), Counted(2), Counted(3))
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]))
+    reader: TraceReader[Body] = TraceReader(path, Body)
+    appending = Appending(
+        lambda: append(path, lines[2][:30]),
+        lambda: append(path, lines[2][30:-1]),
+        lambda: append(path, lines[2][-1:]),
+        lambda: append(path, lines[3]),
+    )
+    followed = [envelope.body for envelope in reader.follow(appending, 0.001)]
+    assert followed == [Counted(1), Counted(2), Counted(3)]
+    assert not reader.cut_short
+
+
+def test_a_follower_is_not_misled_by_a_writer_that_cuts_a_half_line_off(path: Path) -> None:
+    write(path, Counted(1), Counted(2))
+    content = path.read_bytes()
+    header, first, second = content.splitlines(keepends=True)
+    path.write_bytes(header + first + second[:-9])
+    reader: TraceReader[Body] = TraceReader(path, Body)
+    resumed = Appending(
+        lambda: path.write_bytes(header + first),
+        lambda: append(path, second.replace(b"2}", b"3}")),
+    )
+    assert [envelope.body for envelope in reader.follow(resumed, 0.001)] == [Counted(1), Counted(3)]
+
+
+def test_a_follower_says_that_it_stopped_before_a_half_line(path: Path) -> None:
+    write(path, Counted(1), Counted(2))
+    path.write_bytes(path.read_bytes()[:-5])
+    reader: TraceReader[Body] = TraceReader(path, Body)
+    assert [envelope.body for envelope in reader.follow(lambda: True)] == [Counted(1)]
+    assert reader.cut_short
+
+
+def test_a_follower_of_a_damaged_file_says_where(path: Path) -> None:
+    write(path, Counted(1))
+    reader: TraceReader[Body] = TraceReader(path, Body)
+    with pytest.raises(TraceError, match="line 3: not a trace line"):
+        list(reader.follow(Appending(lambda: append(path, b"rubbish\n")), 0.001))
