@@ -3,24 +3,95 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import typer
+import msgspec
+from msgspec import Struct
 
-from grue.tracing.reading import read_episode
-from grue.tracing.show import render, summary
+from grue.tracing import show as table
+from grue.tracing import stats_table
+from grue.tracing.counting import count_episode
+from grue.tracing.filters import EVERYTHING, Filter
+from grue.tracing.reading import EpisodeReader, open_episode
 
 _UNKNOWN_WIDTH = 100
 
 
-def show(file: Path, width: int | None) -> None:
-    """Print a trace as a table; cut to the terminal's width, whole in a pipe unless a width is given."""
-    trace = read_episode(file / "trace.jsonl" if file.is_dir() else file)
-    at_terminal = sys.stdout.isatty()
-    if width is None and at_terminal:
-        width = shutil.get_terminal_size((_UNKNOWN_WIDTH, 24)).columns
-    colour = at_terminal and not os.environ.get("NO_COLOR")
-    for line in render(trace, width=width, colour=colour):
-        typer.echo(line, color=colour)
-    for line in ("", *summary(trace)):
-        typer.echo(line)
+class ShowOptions(Struct, frozen=True, kw_only=True):
+    """What `grue trace show` was asked for; an empty filter lets everything through."""
+
+    file: Path
+    turns: Sequence[str] = ()
+    actors: Sequence[str] = ()
+    kinds: Sequence[str] = ()
+    texts: Sequence[str] = ()
+    follow: bool = False
+    as_json: bool = False
+    width: int | None = None
+
+
+def show(options: ShowOptions) -> None:
+    """Print a trace as a table, or as JSON Lines; cut to the terminal's width, whole in a pipe.
+
+    A finished episode that is shown whole is summed up at the end.
+
+    Raises:
+        MCPConfigError: A filter cannot be read.
+        TraceError: The trace cannot be read.
+    """
+    wanted = Filter.of(turns=options.turns, actors=options.actors, kinds=options.kinds, texts=options.texts)
+    episode = open_episode(options.file)
+    lines = _live_lines(episode, wanted, options) if options.follow else _lines(episode, wanted, options)
+    _print(lines, at_once=options.follow)
+
+
+def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
+    """Print an episode in numbers, as tables or as one JSON object.
+
+    Raises:
+        TraceError: The trace cannot be read.
+    """
+    counted = count_episode(open_episode(file))
+    if as_json:
+        _print([msgspec.json.encode(counted).decode()])
+    else:
+        _print(stats_table.render(counted, width=_width(width), colour=_colour()))
+
+
+def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
+    if options.as_json:
+        yield from map(table.json_line, filter(wanted.wants, episode))
+        return
+    width = _width(options.width)
+    yield from table.render(episode, wanted, width=width, colour=_colour())
+    if wanted == EVERYTHING:
+        yield ""
+        yield from stats_table.summary(count_episode(episode), width)
+
+
+def _live_lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
+    # Nothing but the episode's end ends it; Ctrl-C comes as an exception.
+    envelopes = filter(wanted.wants, episode.follow(lambda: False))
+    if options.as_json:
+        return map(table.json_line, envelopes)
+    return table.render_live(episode.header, envelopes, width=_width(options.width), colour=_colour())
+
+
+def _print(lines: Iterable[str], *, at_once: bool = False) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+        if at_once:
+            sys.stdout.flush()
+    # Here, so that a reader who has gone is noticed while that can still be told.
+    sys.stdout.flush()
+
+
+def _width(width: int | None) -> int | None:
+    if width is None and sys.stdout.isatty():
+        return shutil.get_terminal_size((_UNKNOWN_WIDTH, 24)).columns
+    return width
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

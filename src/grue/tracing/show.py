@@ -1,41 +1,31 @@
-"""A trace as a table for people: `grue trace show FILE`.
+"""A trace as a table for people: `grue trace show FILE`, and the same as JSON Lines for programs.
 
 Each message is one line: its number, its time since the start, its turn, the number of the message that
 caused it, who sent it to whom, what it is, and what it says in short. Nothing in it can move a cursor:
 untrusted text is made printable, and the only escape sequences are the colours asked for.
+
+No more than one message is held at a time: a finished file is read twice, for the widths of its columns and
+for its lines; one that is still being written has columns of fixed widths.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
+import msgspec
 from msgspec import Struct
 
-from grue.facts import EpisodeEnded, EpisodeStarted
-from grue.messages import (
-    CompletionReceived,
-    CompletionRetried,
-    RequestCompletion,
-    RunTurn,
-    ServerDied,
-    ToolCalled,
-    ToolRejected,
-    ToolReturned,
-    ToolSkipped,
-    ToolTimedOut,
-    TurnCompleted,
-    TurnFailed,
-    Usage,
-)
+from grue.messages import ToolReturned
 from grue.protocol.safe_text import cells, cut, pad, printable
-from grue.tracing.reading import EpisodeEnvelope, EpisodeTrace
+from grue.runtime.trace_format import TraceHeader, TraceLine
+from grue.tracing.filters import EVERYTHING, Filter, turn_of
+from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.telling import telling
 
 UNCUT_LIMIT = 500
 """Longest text of a message where no width is given, in characters."""
 
-_HEADINGS = ("seq", "time", "turn", "cause", "from → to", "message", "")
-_RIGHT_ALIGNED = 4
+_LONGEST_ROUTE = 40
 _BOLD, _DIM, _RED, _YELLOW, _GREEN = "1", "2", "31", "33", "32"
 _COLOURS = {
     **dict.fromkeys(
@@ -43,138 +33,191 @@ _COLOURS = {
     ),
     **dict.fromkeys(["ToolTimedOut", "ServerDied", "ToolRejected", "ToolSkipped", "ConnectFailed"], _YELLOW),
     **dict.fromkeys(["McpDisabled", "ReplyUnusable", "FinalForced", "RepairRequested", "FellBack"], _YELLOW),
-    **dict.fromkeys(["CompletionRetried", "DeadlinePassed", "TurnInterrupted"], _YELLOW),
+    **dict.fromkeys(["CompletionRetried", "DeadlinePassed", "TurnInterrupted", "ReplyCut"], _YELLOW),
+    **dict.fromkeys(["ToolDrifted", "EpisodeResumed"], _YELLOW),
     **dict.fromkeys(["TurnCompleted", "Decided"], _GREEN),
+    **dict.fromkeys(["TextDelta"], _DIM),
 }
 
 
-class _Row(Struct, frozen=True):
-    turn: int
-    columns: tuple[str, ...]
-    colour: str
+class _Column(Struct, frozen=True):
+    """A column of the table.
+
+    Attributes:
+        live_width: In cells, where its widest cell cannot be known beforehand.
+        from_width: Columns of a terminal below which it is left out, so that there is room for what is said.
+    """
+
+    heading: str
+    live_width: int
+    from_width: int = 0
+    right: bool = False
 
 
-def render(trace: EpisodeTrace, *, width: int | None = None, colour: bool = False) -> Iterator[str]:
-    """Yield the lines of the table, each turn under a heading of its own.
+_COLUMNS = (
+    _Column("seq", 5, right=True),
+    _Column("time", 8, from_width=50, right=True),
+    _Column("turn", 4, from_width=80, right=True),
+    _Column("cause", 5, from_width=70, right=True),
+    _Column("from → to", 16),
+    _Column("message", 18),
+)
+
+
+class _Layout(Struct, frozen=True):
+    """How wide the columns are; `width` is the terminal's, `None`: lines are not cut."""
+
+    widths: tuple[int, ...]
+    width: int | None
+    colour: bool
+
+    def fit(self, line: str, colour: str) -> str:
+        """Return a line as it is printed."""
+        if self.width is not None:
+            line = cut(line, self.width)
+        return f"\x1b[{colour}m{line}\x1b[0m" if self.colour and colour else line
+
+    def aligned(self, row: Iterable[str], said: str) -> str:
+        """Return the cells of a row below each other's, and what is said behind them."""
+        room = 10_000 if self.width is None else self.width
+        placed = [
+            cell.rjust(width) if column.right else _padded(cell, width)
+            for column, width, cell in zip(_COLUMNS, self.widths, row, strict=True)
+            if room >= column.from_width
+        ]
+        return "  ".join([*placed, said]).rstrip()
+
+    def headings(self) -> str:
+        """Return the line above the table."""
+        return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), _DIM)
+
+    def rows(self, envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
+        """Yield the lines of the messages, each turn under a heading of its own."""
+        turn = 0
+        for envelope in envelopes:
+            if turn_of(envelope) != turn:
+                turn = turn_of(envelope)
+                yield ""
+                yield self.fit(f"── {f'Turn {turn}' if turn else 'Outside turns'} ──", _BOLD)
+            yield self.fit(self.aligned(_cells(envelope), _said(envelope)), _colour(envelope))
+
+
+def render(
+    episode: EpisodeReader, wanted: Filter = EVERYTHING, *, width: int | None = None, colour: bool = False
+) -> Iterator[str]:
+    """Yield the lines of the table.
 
     Args:
-        trace: As `read_episode` returns it.
+        episode: As `open_episode` returns it; read twice.
+        wanted: Messages to show.
         width: Columns of the terminal, to which each line is cut; `None`: none is.
         colour: Colour the lines by escape sequences; leave it off for a pipe.
+
+    Raises:
+        TraceError: The file is damaged.
     """
-    rows = [_row(envelope) for envelope in trace.envelopes]
-    widths = [
-        max(cells(cell) for cell in column)
-        for column in zip(_HEADINGS[:-1], *(row.columns[:-1] for row in rows), strict=True)
-    ]
-    yield _fit(_title(trace), width, _BOLD if colour else "")
-    yield _fit(_aligned(_HEADINGS, widths), width, _DIM if colour else "")
-    turn = 0
-    for row in rows:
-        if row.turn != turn:
-            turn = row.turn
-            yield ""
-            yield _fit(f"── {f'Turn {turn}' if turn else 'Outside turns'} ──", width, _BOLD if colour else "")
-        yield _fit(_aligned(row.columns, widths), width, row.colour if colour else "")
-    if trace.cut_short:
+    widths = [cells(column.heading) for column in _COLUMNS]
+    count = shown = 0
+    for envelope in episode:
+        count += 1
+        if wanted.wants(envelope):
+            shown += 1
+            widths = list(map(max, widths, map(_width, _cells(envelope))))
+    layout = _Layout(tuple(widths), width, colour)
+    header = episode.header
+    of = "" if shown == count else f"{shown} of "
+    yield layout.fit(
+        f"{headline(header.episode, header.started_at)}, {of}{count} message{'' if count == 1 else 's'}",
+        _BOLD,
+    )
+    yield layout.headings()
+    yield from layout.rows(filter(wanted.wants, episode))
+    if episode.cut_short:
         yield ""
-        yield _fit(
-            "The last line of the file was cut short: its writer was killed while it wrote.",
-            width,
-            _YELLOW if colour else "",
+        yield layout.fit(
+            "The last line of the file was cut short: its writer was killed while it wrote.", _YELLOW
         )
 
 
-def _row(envelope: EpisodeEnvelope) -> _Row:
-    body = envelope.body
-    kind = type(body).__name__
-    failed = isinstance(body, ToolReturned) and body.result.is_error
+def render_live(
+    header: TraceHeader,
+    envelopes: Iterable[EpisodeEnvelope],
+    *,
+    width: int | None = None,
+    colour: bool = False,
+) -> Iterator[str]:
+    """Yield the lines of the table as messages come; the arguments are as for `render`."""
+    layout = _Layout(tuple(column.live_width for column in _COLUMNS), width, colour)
+    yield layout.fit(headline(header.episode, header.started_at), _BOLD)
+    yield layout.headings()
+    yield from layout.rows(envelopes)
+
+
+def json_line(envelope: EpisodeEnvelope) -> str:
+    """Return a message as a line of the trace file has it, without its newline.
+
+    The body is in it whatever file it came from, and characters that a terminal acts upon are written as
+    their JSON escapes.
+    """
+    line = TraceLine(
+        seq=envelope.seq,
+        t=envelope.t,
+        at=envelope.at,
+        turn=envelope.turn,
+        sender=envelope.sender,
+        receiver=envelope.receiver,
+        cause=envelope.cause,
+        redacted=envelope.redacted,
+        body=msgspec.Raw(msgspec.json.encode(envelope.body)),
+    )
+    text = msgspec.json.encode(line).decode()
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _json_escape(char) for char in text)
+
+
+def _json_escape(char: str) -> str:
+    units = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
+# A trace has few names and many messages, and to measure a text that is not ASCII takes a while.
+_padded = functools.lru_cache(maxsize=512)(pad)
+_measured = functools.lru_cache(maxsize=512)(cells)
+
+
+def _width(cell: str) -> int:
+    return len(cell) if cell.isascii() else _measured(cell)
+
+
+def _cells(envelope: EpisodeEnvelope) -> tuple[str, ...]:
+    return (
+        str(envelope.seq),
+        f"{envelope.t:.3f}",
+        str(turn_of(envelope)),
+        "" if envelope.cause is None else str(envelope.cause),
+        printable(f"{envelope.sender} → {envelope.receiver}", _LONGEST_ROUTE),
+        type(envelope.body).__name__,
+    )
+
+
+def _said(envelope: EpisodeEnvelope) -> str:
     redacted = " (a secret was removed)" if envelope.redacted else ""
-    return _Row(
-        turn=_turn(envelope),
-        columns=(
-            str(envelope.seq),
-            f"{envelope.t:.3f}",
-            str(_turn(envelope)),
-            "" if envelope.cause is None else str(envelope.cause),
-            printable(f"{envelope.sender} → {envelope.receiver}", 40),
-            kind,
-            printable(f"{telling(body)}{redacted}", UNCUT_LIMIT),
-        ),
-        colour=_YELLOW if failed else _COLOURS.get(kind, ""),
-    )
+    return printable(f"{telling(envelope.body)}{redacted}", UNCUT_LIMIT)
 
 
-def _turn(envelope: EpisodeEnvelope) -> int:
-    # A host notes its facts between turns too; most of them say which turn they belong to.
-    return envelope.turn or getattr(envelope.body, "turn", 0)
+def _colour(envelope: EpisodeEnvelope) -> str:
+    body = envelope.body
+    if isinstance(body, ToolReturned) and body.result.is_error:
+        return _YELLOW
+    return _COLOURS.get(type(body).__name__, "")
 
 
-def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    *columns, last = row
-    aligned = [
-        cell.rjust(width) if position < _RIGHT_ALIGNED else pad(cell, width)
-        for position, (cell, width) in enumerate(zip(columns, widths, strict=True))
-    ]
-    return "  ".join([*aligned, last]).rstrip()
-
-
-def _fit(line: str, width: int | None, colour: str) -> str:
-    if width is not None:
-        line = cut(line, width)
-    return f"\x1b[{colour}m{line}\x1b[0m" if colour else line
-
-
-def _title(trace: EpisodeTrace) -> str:
-    started = datetime.fromtimestamp(trace.header.started_at, UTC)
-    count = len(trace.envelopes)
-    messages = f"{count} message{'' if count == 1 else 's'}"
-    return (
-        f"Episode {printable(trace.header.episode, 80)}, started {started:%Y-%m-%d %H:%M:%S} UTC, {messages}"
-    )
-
-
-def summary(trace: EpisodeTrace) -> tuple[str, ...]:
-    """Return a few lines that sum an episode up: turns and outcomes, requests, tool calls, how it ended."""
-    bodies = [envelope.body for envelope in trace.envelopes]
-    counts = Counter(type(body) for body in bodies)
-    usage = sum((body.usage for body in bodies if isinstance(body, CompletionReceived)), Usage())
-    errors = sum(isinstance(body, ToolReturned) and body.result.is_error for body in bodies)
-    kinds = Counter[str](body.kind for body in bodies if isinstance(body, TurnCompleted))
-    outcomes = {**kinds, "failed": counts[TurnFailed]}
-    settled = {
-        "returned": counts[ToolReturned] - errors,
-        "returned an error": errors,
-        "timed out": counts[ToolTimedOut],
-        "lost with the server": counts[ServerDied],
-    }
-    unsent = {"skipped": counts[ToolSkipped], "rejected": counts[ToolRejected]}
-    again = f" ({counts[CompletionRetried]} tried again)" if counts[CompletionRetried] else ""
-    tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
-    cost = f", {usage.cost_usd:.4f} USD" if usage.cost_usd is not None else ""
-    return (
-        f"turns       {counts[RunTurn]}{_listed(outcomes)}",
-        f"requests    {counts[RequestCompletion]}{again}: {tokens}{cost}",
-        f"tool calls  {counts[ToolCalled]}{_listed(settled)}{_listed(unsent, '; never sent: ')}",
-        f"ended       {_ending(trace)}",
-    )
-
-
-def _listed(counts: dict[str, int], opening: str = ": ") -> str:
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{opening}{told}" if told else ""
-
-
-def _ending(trace: EpisodeTrace) -> str:
-    after = f"after {trace.envelopes[-1].t:.1f} s" if trace.envelopes else "at once"
-    for envelope in reversed(trace.envelopes):
-        match envelope.body:
-            case EpisodeEnded(reason=reason, detail=detail, score=score, max_score=max_score):
-                of = "" if max_score is None else f" of {max_score}"
-                points = "" if score is None else f", score {score}{of}"
-                return f"{reason}{points}, {after}: {printable(detail, UNCUT_LIMIT)}"
-            case EpisodeStarted():
-                return f"not by its host: killed, or still playing, {after}"
-            case _:
-                continue
-    return f"{after}; no host recorded an episode"
+def headline(episode: str, started_at: float) -> str:
+    """Return what an episode is called and when it began, in printable text."""
+    try:
+        began = f"{datetime.fromtimestamp(started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        # A trace can come from anywhere.
+        began = "at no time there is"
+    return f"Episode {printable(episode, 80)}, started {began}"

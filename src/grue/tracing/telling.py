@@ -11,6 +11,11 @@ from grue.tracing.reading import EpisodeBody
 
 _SHORT = 80
 _LONG = 200
+_SAYS_WHO = {
+    "forced": "says the configuration",
+    "endpoint": "says its endpoint",
+    "name": "going by its name",
+}
 
 
 def telling(body: EpisodeBody) -> str:
@@ -109,6 +114,11 @@ def _of_call(body: EpisodeBody) -> str:
 
 def _of_model(body: EpisodeBody) -> str:
     match body:
+        case messages.CheckToolSupport():
+            return "can the model call tools?"
+        case messages.ToolSupportChecked(model=model, supported=supported, by=by, reason=reason):
+            can = "can call tools" if supported else "cannot call tools"
+            return f"{model} {can}, {_SAYS_WHO[by]}{f': {reason}' if reason else ''}"
         case messages.RequestCompletion(request=request, new=new, mode=mode):
             wants = "tools on offer" if isinstance(mode, messages.OfferTools) else "an answer, no tools"
             return f"request {request}: {wants}, {_many(len(new), 'new item')}"
@@ -122,6 +132,12 @@ def _of_model(body: EpisodeBody) -> str:
             return _failure(failure)
         case messages.CompletionRetried(attempt=attempt, delay_s=delay_s, failure=failure):
             return f"attempt {attempt}, again in {delay_s:.1f} s: {_failure(failure)}"
+        case messages.ReplyCut(limit_tokens=limit, retried_with=larger):
+            most = "the endpoint's limit" if limit is None else f"{limit} tokens"
+            then = "taken as it is" if larger is None else f"again with {larger}"
+            return f"request {body.request} cut at {most}, {then}"
+        case messages.TextDelta(text=text, part=part):
+            return f"{'' if part == 'content' else f'{part} '}{_quoted(text, strip=False)}"
         case _:
             return ""
 
@@ -132,6 +148,8 @@ def _of_host(body: EpisodeBody) -> str:
             by = f"{model} (scripted)" if body.scripted else model
             tools = f"tools from {', '.join(servers)}" if servers else "no tools"
             return f"{body.episode_id}: {game}, played by {by}, seed {seed}, {tools}"
+        case facts.EpisodeResumed(episode_id=episode_id, turns=turns):
+            return f"{episode_id} goes on after {_many(turns, 'finished turn')}"
         case facts.McpInitialized(server=server, ignored=ignored):
             return f"{server}; ignored: {', '.join(ignored)}" if ignored else server
         case facts.McpInitFailed(error=error):
@@ -156,6 +174,8 @@ def _failure(failure: messages.TurnFailure) -> str:
             return f"{server}, {phase}: {cause}"
         case messages.LlmFailure(kind=kind, message=message, status=status):
             return f"{kind}{f' {status}' if status is not None else ''}: {message}"
+        case messages.ToolsUnsupported(model=model, reason=reason):
+            return f"{model} cannot call tools: {reason}"
         case messages.DeadlineMissed(limit_s=limit_s, doing=doing):
             return f"out of time after {limit_s:g} s, {doing}"
         case messages.Interrupted(reason=reason):
@@ -178,8 +198,8 @@ def _json(value: object) -> str:
     return _short(msgspec.json.encode(value).decode(), _LONG)
 
 
-def _quoted(text: str) -> str:
-    return f'"{_short(text.strip())}"'
+def _quoted(text: str, *, strip: bool = True) -> str:
+    return f'"{_short(text.strip() if strip else text)}"'
 
 
 def _short(text: str, limit: int = _SHORT) -> str:

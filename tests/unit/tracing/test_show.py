@@ -1,5 +1,6 @@
 """A trace as a table for people."""
 
+import json
 import re
 import typing
 from pathlib import Path
@@ -7,17 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from recorded_turns import STARTED_AT, Called, Play, Tape, opened, refused_connection
+from recorded_turns import Called, Play, Tape, opened, refused_connection
+from trace_files import TraceFile
 
 from grue import facts, messages
 from grue.errors import TraceError
 from grue.facts import Decided, EpisodeEnded, EpisodeStarted
-from grue.messages import LlmFailure, RunTurn, ToolCallResult, TurnFailed
+from grue.messages import RunTurn, ToolCallResult, TurnFailed
 from grue.protocol.safe_text import cells
 from grue.runtime.supervisor import ActorFailed
-from grue.runtime.trace import Trace, TraceHeader, TraceWriter
-from grue.tracing.reading import EpisodeBody, read_episode
-from grue.tracing.show import render, summary
+from grue.tracing.filters import Filter
+from grue.tracing.reading import EpisodeBody, EpisodeReader, open_episode
+from grue.tracing.show import json_line, render, render_live
 from grue.tracing.telling import telling
 
 THINK = "thoughtbox.think"
@@ -49,34 +51,41 @@ def played(*observers: Any) -> Tape:
     return tape
 
 
-def trace_of(tape: Tape, *, cut_short: bool = False) -> Trace[Any]:
-    header = TraceHeader(format=1, episode="ep-1", started_at=STARTED_AT)
-    return Trace(header, tuple(tape.envelopes), cut_short)
+@pytest.fixture
+def file(tmp_path: Path) -> TraceFile:
+    return TraceFile(tmp_path / "trace.jsonl")
+
+
+@pytest.fixture
+def episode(file: TraceFile) -> EpisodeReader:
+    """Two turns, in a file."""
+    played(file)
+    return file.read()
 
 
 def plain(text: str) -> str:
     return SGR.sub("", text)
 
 
-def test_each_message_is_one_line_with_its_columns() -> None:
-    lines = list(render(trace_of(played())))
-    assert lines[0].startswith("Episode ep-1, started 2026-09-21 14:13:20 UTC, ")
+def test_each_message_is_one_line_with_its_columns(episode: EpisodeReader) -> None:
+    lines = list(render(episode))
+    assert lines[0] == "Episode ep-1, started 2026-09-21 14:13:20 UTC, 52 messages"
     assert lines[1].split() == ["seq", "time", "turn", "cause", "from", "→", "to", "message"]
     (called,) = [line for line in lines if re.search(r" 1 +thoughtbox → trace +ToolCalled ", line)]
     assert called.endswith('call_1 thoughtbox.think {"thought":"漢字 \\u001b[2J"}')
 
 
-def test_columns_are_aligned() -> None:
-    trace = trace_of(played())
-    heading, *lines = [line for line in render(trace) if " → " in line]
-    assert len(lines) == len(trace.envelopes)
+def test_columns_are_aligned(episode: EpisodeReader) -> None:
+    heading, *lines = [line for line in render(episode) if " → " in line]
+    envelopes = list(episode)
+    assert len(lines) == len(envelopes)
     place = heading.index("message")
-    for line, envelope in zip(lines, trace.envelopes, strict=True):
+    for line, envelope in zip(lines, envelopes, strict=True):
         assert line[place - 2 :].startswith(f"  {type(envelope.body).__name__} ")
 
 
-def test_turns_stand_under_headings_host_facts_with_their_turn() -> None:
-    lines = list(render(trace_of(played())))
+def test_turns_stand_under_headings_host_facts_with_their_turn(episode: EpisodeReader) -> None:
+    lines = list(render(episode))
     assert [line for line in lines if line.startswith("──")] == [
         "── Turn 1 ──",
         "── Turn 2 ──",
@@ -86,26 +95,46 @@ def test_turns_stand_under_headings_host_facts_with_their_turn() -> None:
     assert "Decided" in lines[start - 2]
 
 
-def test_a_cause_is_shown_by_its_number() -> None:
-    tape = Tape()
+def test_a_cause_is_shown_by_its_number(file: TraceFile) -> None:
+    tape = Tape(file)
     tape.recorder.record(opened(), sender="thoughtbox", receiver="agent", turn=1)
     tape.recorder.record(messages.CloseSession(server="thoughtbox"), sender="agent", cause=1, turn=1)
-    last = list(render(trace_of(tape)))[-1]
+    last = list(render(file.read()))[-1]
     assert last.split()[:4] == ["2", "0.000", "1", "1"]
 
 
 @pytest.mark.parametrize("width", [20, 80, 120])
 @pytest.mark.parametrize("colour", [False, True])
-def test_lines_are_cut_to_the_terminal(width: int, colour: bool) -> None:
-    for line in render(trace_of(played(), cut_short=True), width=width, colour=colour):
+def test_lines_are_cut_to_the_terminal(file: TraceFile, width: int, colour: bool) -> None:
+    played(file)
+    file.cut(20)
+    episode = file.read()
+    live = render_live(episode.header, episode, width=width, colour=colour)
+    for line in [*render(episode, width=width, colour=colour), *live]:
         assert cells(plain(line)) <= width
 
 
-def test_without_colour_there_is_no_escape_and_with_it_nothing_but_colours() -> None:
-    trace = trace_of(played())
-    bare = list(render(trace))
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (80, ["seq", "time", "turn", "cause", "from", "→", "to", "message"]),
+        (70, ["seq", "time", "cause", "from", "→", "to", "message"]),
+        (50, ["seq", "time", "from", "→", "to", "message"]),
+        (40, ["seq", "from", "→", "to", "message"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_as_many_lines(
+    episode: EpisodeReader, width: int, columns: list[str]
+) -> None:
+    lines = list(render(episode, width=width))
+    assert lines[1].split() == columns
+    assert len(lines) == len(list(render(episode)))
+
+
+def test_without_colour_there_is_no_escape_and_with_it_nothing_but_colours(episode: EpisodeReader) -> None:
+    bare = list(render(episode))
     assert all(line.isprintable() for line in bare)
-    coloured = list(render(trace, colour=True))
+    coloured = list(render(episode, colour=True))
     assert coloured != bare
     assert [plain(line) for line in coloured] == bare
 
@@ -113,73 +142,89 @@ def test_without_colour_there_is_no_escape_and_with_it_nothing_but_colours() -> 
 @pytest.mark.parametrize(
     ("kind", "colour"), [("ToolTimedOut", "33"), ("ServerDied", "33"), ("TurnCompleted", "32")]
 )
-def test_what_went_wrong_stands_out(kind: str, colour: str) -> None:
-    lines = [line for line in render(trace_of(played()), colour=True) if f" {kind} " in line]
+def test_what_went_wrong_stands_out(episode: EpisodeReader, kind: str, colour: str) -> None:
+    lines = [line for line in render(episode, colour=True) if f" {kind} " in line]
     assert lines
     assert all(line.startswith(f"\x1b[{colour}m") for line in lines)
 
 
-def test_a_returned_error_stands_out_and_a_result_does_not() -> None:
-    lines = [line for line in render(trace_of(played()), colour=True) if " ToolReturned " in line]
+def test_a_returned_error_stands_out_and_a_result_does_not(episode: EpisodeReader) -> None:
+    lines = [line for line in render(episode, colour=True) if " ToolReturned " in line]
     assert [line.startswith("\x1b[33m") for line in lines] == [False, True]
 
 
-def test_a_removed_secret_is_said() -> None:
-    tape = Tape()
+def test_a_removed_secret_is_said(file: TraceFile) -> None:
+    tape = Tape(file)
     tape.recorder.hide("API_KEY", "s3cr3t-value")
     tape.say(facts.McpInitFailed(error="refused s3cr3t-value"))
-    assert list(render(trace_of(tape)))[-1].endswith("[redacted:API_KEY] (a secret was removed)")
+    assert list(render(file.read()))[-1].endswith("[redacted:API_KEY] (a secret was removed)")
+    assert '"redacted":true' in json_line(next(iter(file.read())))
 
 
-def test_an_empty_trace_is_a_table_without_rows() -> None:
-    assert len(list(render(trace_of(Tape())))) == 2
-    assert summary(trace_of(Tape())) == (
-        "turns       0",
-        "requests    0: 0 tokens in, 0 out",
-        "tool calls  0",
-        "ended       at once; no host recorded an episode",
-    )
+def test_an_empty_trace_is_a_table_without_rows(file: TraceFile) -> None:
+    assert [line.split(", ")[-1] for line in render(file.read())] == [
+        "0 messages",
+        "seq  time  turn  cause  from → to  message",
+    ]
 
 
-def test_a_file_cut_short_is_read_and_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    writer = TraceWriter(path, episode="ep-1")
-    tape = played(writer)
-    writer.close()
-    whole = read_episode(path)
-    assert [envelope.body for envelope in whole.envelopes] == [envelope.body for envelope in tape.envelopes]
-    path.write_bytes(path.read_bytes()[:-20])
-    cut = read_episode(path)
-    assert len(cut.envelopes) == len(whole.envelopes) - 1
-    assert "The last line of the file was cut short" in list(render(cut))[-1]
-    assert "cut short" not in "".join(render(whole))
+def test_a_start_that_no_clock_shows_is_no_crash(file: TraceFile) -> None:
+    header = msgspec.structs.replace(file.read().header, started_at=1e300, episode="e\x1b[2J")
+    assert next(iter(render_live(header, ()))) == "Episode e\\u001b[2J, started at no time there is"
+
+
+def test_a_file_cut_short_is_shown_and_says_so(file: TraceFile) -> None:
+    tape = played(file)
+    assert [envelope.body for envelope in file.read()] == [envelope.body for envelope in tape.envelopes]
+    assert "cut short" not in "".join(render(file.read()))
+    file.cut(20)
+    lines = list(render(file.read()))
+    assert "The last line of the file was cut short" in lines[-1]
+    assert f", {len(tape.envelopes) - 1} messages" in lines[0]
 
 
 def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("{}\n")
     with pytest.raises(TraceError, match="not a grue trace"):
-        read_episode(path)
+        open_episode(path)
 
 
-def test_a_summary_counts_turns_requests_calls_and_outcomes() -> None:
-    tape = played()
-    failure = LlmFailure(kind="refused", endpoint="e", model="m", message="no credit")
-    tape.say(RunTurn(turn=3, system="s", user="u"), TurnFailed(turn=3, failure=failure), turn=3)
-    assert summary(trace_of(tape)) == (
-        "turns       3: 1 answered, 1 forced, 1 failed",
-        "requests    6: 60 tokens in, 12 out",
-        "tool calls  4: 1 returned, 1 returned an error, 1 timed out, 1 lost with the server;"
-        " never sent: 1 skipped, 1 rejected",
-        "ended       won, score 90 of 100, after 0.8 s: lamp on",
-    )
+def test_a_filter_leaves_lines_out_and_says_of_how_many(episode: EpisodeReader) -> None:
+    lines = list(render(episode, Filter.of(turns=["2"], kinds=["ToolCalled"])))
+    assert lines[0].endswith(", 3 of 52 messages")
+    assert [line.split()[-2] for line in lines[4:]] == ["thoughtbox.think"] * 3
+    assert lines[2:4] == ["", "── Turn 2 ──"]
 
 
-def test_an_episode_without_an_end_was_killed_or_still_plays() -> None:
-    tape = played()
-    trace = trace_of(tape)
-    unfinished = msgspec.structs.replace(trace, envelopes=trace.envelopes[:-1])
-    assert summary(unfinished)[-1] == "ended       not by its host: killed, or still playing, after 0.8 s"
+def test_a_live_trace_is_shown_as_it_comes(file: TraceFile) -> None:
+    """Each line is there before the next message is."""
+    tape = Tape(file)
+    live = render_live(file.read().header, file.read().follow(lambda: True, poll_s=0))
+    assert [next(live), next(live)][0].startswith("Episode ep-1, started ")
+    tape.say(opened(), turn=1)
+    shown = [next(live), next(live), next(live)]
+    assert shown[:2] == ["", "── Turn 1 ──"]
+    assert shown[2].split()[0] == "1"
+    tape.say(messages.CloseSession(server="thoughtbox"), turn=1)
+    line = next(live)
+    assert line.index("CloseSession") == shown[2].index("SessionOpened"), "fixed columns are aligned too"
+    assert list(live) == []
+
+
+def test_json_lines_are_the_traces_own(file: TraceFile) -> None:
+    played(file)
+    assert [json_line(envelope) for envelope in file.read()] == file.lines
+
+
+def test_json_lines_show_a_terminal_no_character_that_it_acts_upon(file: TraceFile) -> None:
+    evil = "\x9b2J \u202e \x7f \u2066 \U000e0041 <script>漢字\u00a0"
+    Tape(file).say(facts.McpInitFailed(error=evil))
+    (envelope,) = file.read()
+    line = json_line(envelope)
+    assert line.isprintable()
+    assert "<script>漢字" in line
+    assert json.loads(line)["body"]["error"] == evil
 
 
 def kinds_of_body() -> list[type]:
@@ -206,12 +251,13 @@ def sample(annotation: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", kinds_of_body(), ids=lambda kind: kind.__name__)
-def test_every_kind_of_message_has_something_to_tell(kind: type) -> None:
+def test_every_kind_of_message_has_something_to_tell(kind: type, tmp_path: Path) -> None:
     body = sample(kind)
     assert telling(body)
-    tape = Tape()
-    tape.say(body)
-    assert all(line.isprintable() for line in render(trace_of(tape)))
+    file = TraceFile(tmp_path / "trace.jsonl")
+    Tape(file).say(body)
+    assert all(line.isprintable() for line in render(file.read()))
+    assert all(json_line(envelope).isprintable() for envelope in file.read())
 
 
 def test_a_message_that_says_little_is_told_all_the_same() -> None:
@@ -226,6 +272,16 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         telling(TurnFailed(turn=1, failure=messages.NoAnswer(reason="empty"))),
         telling(TurnFailed(turn=1, failure=refused_connection())),
         telling(ActorFailed(actor="llm", error="KeyError: 1", where=())),
+        telling(messages.ToolSupportChecked(model="m", endpoint="e", supported=True, by="forced")),
+        telling(
+            messages.ToolSupportChecked(model="m", endpoint="e", supported=False, by="name", reason="old")
+        ),
+        telling(TurnFailed(turn=1, failure=messages.ToolsUnsupported(model="m", endpoint="e", reason="old"))),
+        telling(messages.ReplyCut(request=2, limit_tokens=100, retried_with=400)),
+        telling(messages.ReplyCut(request=2, limit_tokens=None)),
+        telling(messages.TextDelta(request=1, text=" and")),
+        telling(messages.TextDelta(request=1, text="hm", part="reasoning")),
+        telling(facts.EpisodeResumed(episode_id="ep-1", turns=1)),
     ]
     assert told == [
         "thoughtbox, attempt 2, pid 4711, 30.0 ms: 1 tool (think)",
@@ -238,4 +294,12 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         "no answer: empty",
         "thoughtbox, spawn: Connection refused",
         "KeyError: 1",
+        "m can call tools, says the configuration",
+        "m cannot call tools, going by its name: old",
+        "m cannot call tools: old",
+        "request 2 cut at 100 tokens, again with 400",
+        "request 2 cut at the endpoint's limit, taken as it is",
+        '" and"',
+        'reasoning "hm"',
+        "ep-1 goes on after 1 finished turn",
     ]

@@ -1,0 +1,146 @@
+"""`grue trace` and its sub-commands with their options. What they do is in `trace.py`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grue.cli.plain_errors import FAILED, plain_errors
+
+trace_app = typer.Typer(no_args_is_help=True, help="Read the trace of an episode.")
+
+_File = Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")]
+_Width = Annotated[int | None, typer.Option(min=20, help="Columns.", show_default="the terminal's")]
+
+
+@trace_app.command("show")
+def trace_show(
+    file: _File,
+    turn: Annotated[
+        list[str] | None, typer.Option(metavar="N|N-M", help="Only of these turns; 0: of none.")
+    ] = None,
+    actor: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only from or to this one.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this kind of message; a part will do.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="WORDS", help="Only with these words in it.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the episode ends, or Ctrl-C.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    width: _Width = None,
+) -> None:
+    """Show every message of an episode, one line each.
+
+    Each filter may be repeated: a message has to fit one of a sort, and every sort that is given.
+    """
+    with plain_errors():
+        from grue.cli.trace import ShowOptions, show
+
+        show(
+            ShowOptions(
+                file=file,
+                turns=turn or (),
+                actors=actor or (),
+                kinds=kind or (),
+                texts=text or (),
+                follow=follow,
+                as_json=as_json,
+                width=width,
+            )
+        )
+
+
+@trace_app.command("stats")
+def trace_stats(
+    file: _File,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    width: _Width = None,
+) -> None:
+    """Count turns, requests, tool calls and tokens, and say where the time went."""
+    with plain_errors():
+        from grue.cli.trace import stats
+
+        stats(file, as_json=as_json, width=width)
+
+
+_Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_default="all")]
+
+
+@trace_app.command("diagram")
+def trace_diagram(
+    file: _File,
+    turn: _Turn = None,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="For Mermaid instead of a terminal.")] = False,
+) -> None:
+    """Draw who said what to whom, as a sequence diagram."""
+    with plain_errors():
+        from grue.cli.trace_diagram import diagram
+
+        diagram(file, turn=turn, as_mermaid=mermaid)
+
+
+@trace_app.command("diff")
+def trace_diff(
+    left: Annotated[Path, typer.Argument(help="A trace, or its run folder.")],
+    right: Annotated[Path, typer.Argument(help="Another one.")],
+    every: Annotated[bool, typer.Option("--all", help="Tell of each divergence at length.")] = False,
+) -> None:
+    """Say where two episodes part; ids and times aside. The status is 1 if they do."""
+    with plain_errors():
+        from grue.cli.trace_diff import diff
+
+        if not diff(left, right, every=every):
+            raise typer.Exit(FAILED)
+
+
+@trace_app.command("html")
+def trace_html(
+    file: _File,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page.", show_default="beside the trace")
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Make one page of an episode that needs neither a network nor a server."""
+    with plain_errors():
+        from grue.cli.trace_html import html
+
+        html(file, out, open_browser)
+
+
+@trace_app.command("replay")
+def trace_replay(
+    file: _File,
+    turn: _Turn = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="What if? A policy or a limit; may be repeated."),
+    ] = None,
+    max_iterations: Annotated[int | None, typer.Option(min=0, help="What if? Iterations allowed.")] = None,
+    after_timeout: Annotated[str | None, typer.Option(help="What if? skip, continue or force.")] = None,
+    system: Annotated[Path | None, typer.Option(help="What if? A file with other instructions.")] = None,
+) -> None:
+    """Decide every turn anew from what was recorded: no model, no server, no tool is asked.
+
+    The status is 1 if something differs. With a change it says where the episode would have gone another way.
+    """
+    with plain_errors():
+        from grue.cli.trace_replay import changes_from, replay
+
+        what_if = changes_from(
+            changes or (), max_iterations=max_iterations, after_timeout=after_timeout, system=system
+        )
+        if not replay(file, what_if, turn):
+            raise typer.Exit(FAILED)
+
+
+@trace_app.command("schema")
+def trace_schema() -> None:
+    """Print the JSON Schema of a trace file: its first line, its other lines, every message."""
+    with plain_errors():
+        from grue.cli.trace_schema import schema
+
+        schema()

@@ -1,0 +1,121 @@
+"""Which messages of a trace are wanted: by turn, actor, kind and text."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeVar, get_args
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import MCPConfigError
+from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
+
+T = TypeVar("T")
+
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(EpisodeBody)}
+"""Every kind of message that a trace can hold, by its name in lower case."""
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """What a message has to be to be wanted: one of each that is given; nothing given: any message is.
+
+    Attributes:
+        turns: Ranges of turns; 0 is what belongs to none.
+        actors: Names of senders or receivers, in lower case.
+        kinds: Types of messages.
+        texts: Words, of which one has to stand in the message's JSON, in whatever case.
+    """
+
+    turns: tuple[range, ...] = ()
+    actors: frozenset[str] = frozenset()
+    kinds: frozenset[type] = frozenset()
+    texts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        turns: Iterable[str] = (),
+        actors: Iterable[str] = (),
+        kinds: Iterable[str] = (),
+        texts: Iterable[str] = (),
+    ) -> "Filter":
+        """Read a filter as people write it: turns as `3` or `3-7`, kinds as a beginning or a part of a name.
+
+        Raises:
+            MCPConfigError: What is written is no turn, or names no kind or several; says what was meant.
+        """
+        return cls(
+            turns=tuple(map(_turns, turns)),
+            actors=frozenset(name.lower() for name in actors),
+            kinds=frozenset(map(_kind, kinds)),
+            texts=tuple(spelling for text in texts for spelling in _spellings(text)),
+        )
+
+    def wants(self, envelope: EpisodeEnvelope) -> bool:
+        """Whether a message is wanted."""
+        return (
+            _any(self.turns, lambda turns: turn_of(envelope) in turns)
+            and _any(self.actors, lambda name: name in (envelope.sender.lower(), envelope.receiver.lower()))
+            and (not self.kinds or type(envelope.body) in self.kinds)
+            and self._says(envelope)
+        )
+
+    def _says(self, envelope: EpisodeEnvelope) -> bool:
+        if not self.texts:
+            return True
+        said = msgspec.json.encode(envelope.body).decode().casefold()
+        return any(text in said for text in self.texts)
+
+
+EVERYTHING = Filter()
+
+
+def turn_of(envelope: EpisodeEnvelope) -> int:
+    """Return the turn that a message belongs to; 0: none."""
+    # A host notes its facts between turns too; most of them say which turn they belong to.
+    return envelope.turn or getattr(envelope.body, "turn", 0)
+
+
+def _any(wanted: Iterable[T], fits: Callable[[T], bool]) -> bool:
+    return not wanted or any(map(fits, wanted))
+
+
+def _turns(written: str) -> range:
+    match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", written, re.ASCII)
+    if match is None:
+        raise MCPConfigError(f"{written!r} is no turn: write a number, such as 3, or a range, such as 3-7.")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise MCPConfigError(f"{written!r} is no range of turns: it ends before it begins.")
+    return range(first, last + 1)
+
+
+def _kind(written: str) -> type:
+    word = written.strip().lower()
+    if word in KINDS:
+        return KINDS[word]
+    for fits in (str.startswith, str.__contains__):
+        found = [kind for name, kind in KINDS.items() if word and fits(name, word)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(sorted(kind.__name__ for kind in found))
+            raise MCPConfigError(f"{written!r} can be more than one kind of message: {names}.")
+    raise MCPConfigError(
+        f"There is no kind of message {written!r}; the nearest is {_nearest(word).__name__}."
+    )
+
+
+def _nearest(word: str) -> type:
+    import difflib
+
+    (name,) = difflib.get_close_matches(word, KINDS, n=1, cutoff=0.0)
+    return KINDS[name]
+
+
+def _spellings(text: str) -> set[str]:
+    """Return how words can stand in JSON: quotes and newlines in them are escaped there."""
+    # A shell may hand over bytes that are no text, as surrogates, which JSON cannot hold.
+    plain = text.encode(errors="replace").decode().casefold()
+    return {plain, msgspec.json.encode(plain).decode()[1:-1]}

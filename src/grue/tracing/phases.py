@@ -1,0 +1,160 @@
+"""Where an episode's time went: every instant of its trace belongs to one phase.
+
+The time between two consecutive envelopes belongs to what was under way after the first of them. Under
+way is
+
+- the **model** from `RequestCompletion` to the `CompletionReceived` or `CompletionFailed` that it caused,
+  retries and their pauses included, and from `CheckToolSupport` to `ToolSupportChecked`; so is a sampling;
+- **tools** from `ToolCalled` to the `ToolReturned`, `ToolTimedOut` or `ServerDied` of the same call;
+- **start-up** from `OpenSession` to the server's `SessionOpened`, `McpDisabled` or `StartupFailed`;
+- **teardown** from `CloseSession` to the server's `SessionClosed`.
+
+Of several at once the first in this order counts. In a turn, which lasts from `RunTurn` to `TurnCompleted`
+or `TurnFailed`, what is left is **other**: the agent itself, and the answer's check. Outside turns what is
+left is the **host**'s, its game included; so are start-up and teardown there, for which nobody waits.
+
+A turn that was killed or crashed has no end of its own: the host's next fact or `RunTurn` ends it, and
+whatever it had under way. Time in which no host ran, before an `EpisodeResumed` or where the clock begins
+anew, belongs to nobody and is not part of the wall time. The phases therefore add up to the wall time, which
+is what passed between the first and the last envelope of each run of the host.
+"""
+
+from typing import Literal, TypeAlias, get_args
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from grue.facts import EpisodeResumed, HostFact
+from grue.messages import (
+    CheckToolSupport,
+    CloseSession,
+    CompletionFailed,
+    CompletionReceived,
+    McpDisabled,
+    OpenSession,
+    RequestCompletion,
+    RunTurn,
+    ServerDied,
+    SessionClosed,
+    SessionOpened,
+    StartupFailed,
+    ToolCalled,
+    ToolReturned,
+    ToolSupportChecked,
+    ToolTimedOut,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.tracing.reading import EpisodeEnvelope
+
+Phase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class Phases(Struct, frozen=True, kw_only=True):
+    """Seconds in each phase, exact to the microsecond."""
+
+    model_s: float = 0.0
+    tools_s: float = 0.0
+    startup_s: float = 0.0
+    teardown_s: float = 0.0
+    host_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Their sum."""
+        return round(sum(self.by_phase.values()), 6)
+
+    @property
+    def longest(self) -> Phase:
+        """The phase that took the most."""
+        by_phase = self.by_phase
+        return max(PHASES, key=lambda phase: by_phase[phase])
+
+    @property
+    def by_phase(self) -> dict[Phase, float]:
+        """The same by phase."""
+        return dict(zip(PHASES, astuple(self), strict=True))
+
+    def __sub__(self, earlier: "Phases") -> "Phases":
+        """Return what passed since `earlier`."""
+        passed = zip(self.__struct_fields__, astuple(self), astuple(earlier), strict=True)
+        return Phases(**{name: round(now - then, 6) for name, now, then in passed})
+
+
+class PhaseClock:
+    """Take an episode's envelopes in order and say how long each phase has lasted."""
+
+    def __init__(self) -> None:
+        # As integers, which add up exactly: the file has times to the microsecond.
+        self._microseconds = dict.fromkeys(PHASES, 0)
+        self._t: float | None = None
+        self._in_turn = False
+        self._asked: set[int] = set()
+        self._called: set[tuple[int, str]] = set()
+        self._opening: set[str] = set()
+        self._closing: set[str] = set()
+
+    @property
+    def phases(self) -> Phases:
+        """Seconds in each phase so far."""
+        return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
+
+    def take(self, envelope: EpisodeEnvelope) -> None:
+        """Count the time that passed until this envelope, then note what it begins or ends."""
+        resumed = isinstance(envelope.body, EpisodeResumed)
+        if self._t is not None and envelope.t >= self._t and not resumed:
+            self._microseconds[self._phase()] += round(envelope.t * 1e6) - round(self._t * 1e6)
+        self._t = envelope.t
+        self._step(envelope)
+
+    def _phase(self) -> Phase:
+        if self._asked:
+            return "model"
+        if self._called:
+            return "tools"
+        if not self._in_turn:
+            return "host"
+        if self._opening:
+            return "startup"
+        return "teardown" if self._closing else "other"
+
+    def _step(self, envelope: EpisodeEnvelope) -> None:
+        match envelope.body:
+            case RequestCompletion() | CheckToolSupport():
+                self._asked.add(envelope.seq)
+            case CompletionReceived() | CompletionFailed() | ToolSupportChecked():
+                self._asked.discard(envelope.cause or 0)
+            case ToolCalled(batch=batch, call_id=call_id):
+                self._called.add((batch, call_id))
+            case (
+                ToolReturned(batch=batch, call_id=call_id)
+                | ToolTimedOut(batch=batch, call_id=call_id)
+                | ServerDied(batch=batch, call_id=call_id)
+            ):
+                self._called.discard((batch, call_id))
+            case OpenSession(server=server):
+                self._opening.add(server)
+            case SessionOpened(server=server) | McpDisabled(server=server) | StartupFailed(server=server):
+                self._opening.discard(server)
+            case CloseSession(server=server):
+                self._closing.add(server)
+            case SessionClosed(server=server):
+                self._closing.discard(server)
+            case RunTurn():
+                self._leave_turn()
+                self._in_turn = True
+            case TurnCompleted() | TurnFailed():
+                self._leave_turn()
+            case body if isinstance(body, HostFact):
+                self._leave_turn()
+
+    def _leave_turn(self) -> None:
+        if self._in_turn:
+            # What was prepared ahead of a turn, outside any, may still be under way when it begins.
+            self._asked.clear()
+            self._called.clear()
+            self._opening.clear()
+            self._closing.clear()
+        self._in_turn = False

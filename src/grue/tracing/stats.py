@@ -1,0 +1,172 @@
+"""What an episode's trace comes to in numbers; `counting.py` counts it, `stats_table.py` shows it.
+
+Percentiles are by nearest rank: the smallest value that at least so many percent of all values do not exceed,
+which is always one that was measured. Times are rounded to the microsecond. `phases.py` says where they go.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from grue.facts import EpisodeEnded
+from grue.messages import Usage
+from grue.tracing.phases import Phases
+
+
+class Durations(Struct, frozen=True, kw_only=True):
+    """How long something took, in seconds; percentiles by nearest rank, all 0 where nothing was measured."""
+
+    count: int = 0
+    total_s: float = 0.0
+    p50_s: float = 0.0
+    p95_s: float = 0.0
+    max_s: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> "Durations":
+        """Sum up what was measured."""
+        ordered = sorted(seconds)
+        if not ordered:
+            return cls()
+        return cls(
+            count=len(ordered),
+            total_s=round(math.fsum(ordered), 6),
+            p50_s=round(nearest_rank(ordered, 50), 6),
+            p95_s=round(nearest_rank(ordered, 95), 6),
+            max_s=round(ordered[-1], 6),
+        )
+
+
+class TurnStats(Struct, frozen=True, kw_only=True):
+    """The turns of an episode.
+
+    Attributes:
+        started: `RunTurn` messages.
+        outcomes: How many ended how: the kinds of `TurnCompleted`; `failed`; `unfinished`: killed, crashed,
+            or still under way.
+        iterations: Replies with tool calls, of turns that ended.
+        duration: From `RunTurn` to `TurnCompleted` or `TurnFailed`.
+    """
+
+    started: int
+    outcomes: dict[str, int]
+    iterations: int
+    duration: Durations
+
+
+class ModelStats(Struct, frozen=True, kw_only=True):
+    """What was asked of the model.
+
+    Attributes:
+        requests: Completions that were asked for, servers' samplings included.
+        retries: Requests that were sent again after a failure.
+        cut_replies: Replies that ended at their length limit.
+        usage: Tokens and cost of all replies.
+        duration: Of requests that got a reply, from the first try to the reply.
+    """
+
+    requests: int
+    retries: int
+    cut_replies: int
+    usage: Usage
+    duration: Durations
+
+
+class ToolStats(Struct, frozen=True, kw_only=True):
+    """The calls of one tool, by its canonical name.
+
+    Attributes:
+        calls: Sent to the server; each came to one of the next four, if it came to an end.
+        returned: Answered with a result.
+        errors: Answered with an error.
+        timed_out: Not answered in time.
+        lost: Not answered because the server died.
+        skipped: Never sent: something before it went wrong.
+        rejected: Never sent: unknown tool or unreadable arguments.
+        duration: Of the calls sent that came to an end, as the session measured it.
+    """
+
+    tool: str
+    calls: int
+    returned: int
+    errors: int
+    timed_out: int
+    lost: int
+    skipped: int
+    rejected: int
+    duration: Durations
+
+
+class ServerStats(Struct, frozen=True, kw_only=True):
+    """The sessions of one tool server.
+
+    Attributes:
+        starts: Sessions that opened.
+        failed_starts: Attempts to connect that failed.
+        retries: Of those, followed by another attempt.
+        disabled: Times that it was given up for the rest of the episode.
+        deaths: Deaths in the middle of a call.
+        endings: How its processes went, as `SessionClosed` says; a session without a process: `none`.
+        startup: Of the sessions that opened, as the session measured it.
+    """
+
+    server: str
+    starts: int
+    failed_starts: int
+    retries: int
+    disabled: int
+    deaths: int
+    endings: dict[str, int]
+    startup: Durations
+
+
+class SlowTurn(Struct, frozen=True, kw_only=True):
+    """A turn that took long, and where its time went."""
+
+    turn: int
+    duration_s: float
+    outcome: str
+    requests: int
+    tool_calls: int
+    phases: Phases
+
+
+class EpisodeStats(Struct, frozen=True, kw_only=True):
+    """An episode in numbers.
+
+    Attributes:
+        started_at: Seconds since the epoch.
+        wall_s: The sum of the phases, what passed while a host ran.
+        resumptions: How often the episode was gone on with after it was cut off.
+        ending: Why the host ended it; `None`: no host has.
+        tools: By name.
+        servers: In the order of their first message.
+        slowest_turns: The slowest first, at most five.
+        trace_bytes: Size of the trace file.
+        payload_bytes: Size of the payloads beside it.
+        hosted: A host recorded an episode; otherwise it is turns only.
+        cut_short: Its last line is incomplete: the host was killed while it wrote it.
+    """
+
+    episode: str
+    started_at: float
+    messages: int
+    trace_bytes: int
+    payload_bytes: int
+    cut_short: bool
+    wall_s: float
+    phases: Phases
+    resumptions: int
+    hosted: bool
+    ending: EpisodeEnded | None
+    turns: TurnStats
+    model: ModelStats
+    tools: tuple[ToolStats, ...]
+    servers: tuple[ServerStats, ...]
+    slowest_turns: tuple[SlowTurn, ...]
+
+
+def nearest_rank(ordered: Sequence[float], percent: float) -> float:
+    """Return a percentile of sorted values, of which there is at least one."""
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -1,0 +1,226 @@
+"""An episode's statistics for people: a few lines that sum it up, and the tables of `grue trace stats`."""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from grue.protocol.safe_text import cells, cut, pad, printable
+from grue.tracing.phases import Phase
+from grue.tracing.show import headline
+from grue.tracing.stats import Durations, EpisodeStats, ServerStats
+
+_BOLD = "1"
+_LONGEST_DETAIL = 500
+_NARROWEST_NAME = 8
+_BAR = 24
+_LABEL = 12
+_PHASES: dict[Phase, str] = {
+    "model": "model",
+    "tools": "tools",
+    "startup": "server start-up",
+    "teardown": "teardown",
+    "host": "host and game",
+    "other": "other",
+}
+_TOOL_HEADINGS = ("", "calls", "err", "late", "lost", "skip", "rej", "p50", "p95", "max", "")
+_SERVER_HEADINGS = ("", "starts", "failed", "retries", "deaths", "p50", "max", "endings")
+_SLOW_HEADINGS = ("", "took", "outcome", "requests", "calls", "mostly")
+
+Row = Sequence[str]
+
+
+def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = False) -> Iterator[str]:
+    """Yield the lines of the tables.
+
+    Args:
+        stats: As `count_episode` returns them.
+        width: Columns of the terminal, into which lines are made to fit; `None`: none is, and tables take 80.
+        colour: Colour headings by escape sequences; leave it off for a pipe.
+    """
+    room = 80 if width is None else width
+
+    def shown(line: str, code: str = "") -> str:
+        line = line.rstrip() if width is None else cut(line.rstrip(), width)
+        return f"\x1b[{code}m{line}\x1b[0m" if colour and code else line
+
+    yield shown(headline(stats.episode, stats.started_at), _BOLD)
+    for line in (*summary(stats, width), *_wrapped(_more(stats), width)):
+        yield shown(line)
+    for title, headings, rows in (
+        (f"Time: {duration(stats.wall_s)}", (), _phase_rows(stats)),
+        ("Tools", _TOOL_HEADINGS, _tool_rows(stats)),
+        ("Servers", _SERVER_HEADINGS, _server_rows(stats)),
+        ("Slowest turns", _SLOW_HEADINGS, _slow_rows(stats)),
+    ):
+        if rows:
+            yield ""
+            yield shown(title, _BOLD)
+            yield from map(shown, _grid([headings, *rows] if headings else rows, room))
+
+
+def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
+    """Return a few lines that sum an episode up: turns and outcomes, requests, tool calls, how it ended.
+
+    Args:
+        stats: As `count_episode` returns them.
+        width: Columns of the terminal, in which longer lines go on below; `None`: none does.
+    """
+    usage, model, turns = stats.model.usage, stats.model, stats.turns
+    again = _listed({"tried again": model.retries, "cut short": model.cut_replies}, " (")
+    tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
+    cost = f", {usage.cost_usd:.4f} USD" if usage.cost_usd is not None else ""
+    settled = {
+        "returned": sum(tool.returned for tool in stats.tools),
+        "returned an error": sum(tool.errors for tool in stats.tools),
+        "timed out": sum(tool.timed_out for tool in stats.tools),
+        "lost with the server": sum(tool.lost for tool in stats.tools),
+    }
+    unsent = {
+        "skipped": sum(tool.skipped for tool in stats.tools),
+        "rejected": sum(tool.rejected for tool in stats.tools),
+    }
+    calls = sum(tool.calls for tool in stats.tools)
+    lines = (
+        _labelled("turns", f"{turns.started}{_listed(turns.outcomes)}"),
+        _labelled("requests", f"{model.requests}{again and f'{again})'}: {tokens}{cost}"),
+        _labelled("tool calls", f"{calls}{_listed(settled)}{_listed(unsent, '; never sent: ')}"),
+        _labelled("ended", _ending(stats)),
+    )
+    return tuple(_wrapped(lines, width))
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people write it."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def _more(stats: EpisodeStats) -> Iterator[str]:
+    usage = stats.model.usage
+    if usage.cached_tokens or usage.reasoning_tokens:
+        yield _labelled(
+            "of these", f"{usage.cached_tokens} in cached, {usage.reasoning_tokens} out reasoning"
+        )
+    yield _labelled("iterations", f"{stats.turns.iterations}")
+    yield _labelled("turn time", _spread(stats.turns.duration))
+    yield _labelled("reply time", _spread(stats.model.duration))
+    if stats.resumptions:
+        yield _labelled("resumed", "once" if stats.resumptions == 1 else f"{stats.resumptions} times")
+    beside = f", {_size(stats.payload_bytes)} of payloads beside it" if stats.payload_bytes else ""
+    cut_short = "; its last line was cut short" if stats.cut_short else ""
+    yield _labelled("trace", f"{stats.messages} messages, {_size(stats.trace_bytes)}{beside}{cut_short}")
+
+
+def _phase_rows(stats: EpisodeStats) -> list[Row]:
+    if not stats.wall_s:
+        return []
+    rows: list[Row] = []
+    for phase, seconds in stats.phases.by_phase.items():
+        share = seconds / stats.wall_s
+        rows.append((_PHASES[phase], duration(seconds), f"{share:.1%}", "█" * round(share * _BAR)))
+    return rows
+
+
+def _tool_rows(stats: EpisodeStats) -> list[Row]:
+    return [
+        (
+            printable(tool.tool, 80),
+            *map(str, (tool.calls, tool.errors, tool.timed_out, tool.lost, tool.skipped, tool.rejected)),
+            *_percentiles(tool.duration),
+            "",
+        )
+        for tool in stats.tools
+    ]
+
+
+def _server_rows(stats: EpisodeStats) -> list[Row]:
+    return [
+        (
+            printable(server.server, 80),
+            *map(str, (server.starts, server.failed_starts, server.retries, server.deaths)),
+            duration(server.startup.p50_s),
+            duration(server.startup.max_s),
+            _endings(server),
+        )
+        for server in stats.servers
+    ]
+
+
+def _endings(server: ServerStats) -> str:
+    disabled = ["disabled"] if server.disabled else []
+    return ", ".join([f"{count} {ending}" for ending, count in server.endings.items()] + disabled)
+
+
+def _slow_rows(stats: EpisodeStats) -> list[Row]:
+    return [
+        (
+            f"turn {turn.turn}",
+            duration(turn.duration_s),
+            turn.outcome,
+            str(turn.requests),
+            str(turn.tool_calls),
+            f"{_PHASES[turn.phases.longest]} {duration(turn.phases.by_phase[turn.phases.longest])}",
+        )
+        for turn in stats.slowest_turns
+    ]
+
+
+def _grid(rows: Sequence[Row], room: int) -> Iterator[str]:
+    """Align rows: the first column and the last to the left, the first cut to the room that is left."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    others = sum(widths[1:]) + 2 * len(widths)
+    widths[0] = min(widths[0], max(_NARROWEST_NAME, room - others))
+    for name, *middle, last in rows:
+        aligned = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
+        yield "  ".join([f"  {pad(cut(name, widths[0]), widths[0])}", *aligned, last])
+
+
+def _percentiles(durations: Durations) -> tuple[str, str, str]:
+    if not durations.count:
+        return ("", "", "")
+    return (duration(durations.p50_s), duration(durations.p95_s), duration(durations.max_s))
+
+
+def _spread(durations: Durations) -> str:
+    if not durations.count:
+        return "none measured"
+    p50, p95, most = _percentiles(durations)
+    return f"p50 {p50}, p95 {p95}, max {most}"
+
+
+def _listed(counts: Mapping[str, int], opening: str = ": ") -> str:
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{opening}{told}" if told else ""
+
+
+def _ending(stats: EpisodeStats) -> str:
+    after = f"after {stats.wall_s:.1f} s" if stats.messages else "at once"
+    if stats.ending is not None:
+        end = stats.ending
+        of = "" if end.max_score is None else f" of {end.max_score}"
+        points = "" if end.score is None else f", score {end.score}{of}"
+        return f"{end.reason}{points}, {after}: {printable(end.detail, _LONGEST_DETAIL)}"
+    if stats.hosted:
+        return f"not by its host: killed, or still playing, {after}"
+    return f"{after}; no host recorded an episode"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _wrapped(lines: Iterable[str], width: int | None) -> Iterator[str]:
+    for line in lines:
+        if width is None:
+            yield line
+            continue
+        for part in textwrap.wrap(line, width, subsequent_indent=" " * _LABEL):
+            yield cut(part, width)
+
+
+def _size(count: int) -> str:
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,99 @@
+"""`grue trace` in this process: its options and what they exit with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_turns import Called, Play, Tape
+from trace_files import TraceFile
+from typer.testing import CliRunner
+
+from grue.cli.app import app
+from grue.messages import RunTurn
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder whose trace has three turns."""
+    file = TraceFile(tmp_path / "trace.jsonl")
+    tape = Tape(file)
+    for turn in (1, 2, 3):
+        run = RunTurn(turn=turn, system="s", user=f"User {turn}", servers=("thoughtbox",))
+        Play(tape, run, [[Called("thoughtbox.think", f'{{"thought": "idea {turn}"}}')], "look"])
+    return tmp_path
+
+
+def kinds(*args: str | Path) -> list[tuple[int, str]]:
+    shown = RUN.invoke(app, ["trace", "show", *map(str, args), "--json"])
+    assert shown.exit_code == 0, shown.output
+    envelopes = [json.loads(line) for line in shown.output.splitlines()]
+    return [(envelope["turn"], envelope["body"]["type"]) for envelope in envelopes]
+
+
+def test_a_trace_is_shown_by_its_file_or_its_folder(folder: Path) -> None:
+    by_folder, by_file = (
+        RUN.invoke(app, ["trace", "show", str(path)]) for path in (folder, folder / "trace.jsonl")
+    )
+    assert by_folder.exit_code == 0
+    assert by_folder.output == by_file.output
+    assert "\nturns       3: 3 answered\n" in by_folder.output
+
+
+def test_json_is_the_files_lines(folder: Path) -> None:
+    shown = RUN.invoke(app, ["trace", "show", str(folder), "--json"])
+    assert shown.output.splitlines() == (folder / "trace.jsonl").read_text().splitlines()[1:]
+
+
+def test_filters_narrow_each_other_and_widen_themselves(folder: Path) -> None:
+    assert kinds(folder, "--kind", "runt", "--turn", "2-3") == [(2, "RunTurn"), (3, "RunTurn")]
+    assert kinds(folder, "--kind", "runt", "--kind", "toolcalled", "--turn", "1") == [
+        (1, "RunTurn"),
+        (1, "ToolCalled"),
+    ]
+    assert kinds(folder, "--text", "IDEA 3", "--actor", "thoughtbox") == [(3, "CallTools"), (3, "ToolCalled")]
+    assert kinds(folder, "--turn", "0") == []
+
+
+def test_a_filtered_table_has_no_summary_of_the_episode(folder: Path) -> None:
+    shown = RUN.invoke(app, ["trace", "show", str(folder), "--kind", "RunTurn", "--width", "70"])
+    assert ", 3 of " in shown.output
+    assert "3 answered" not in shown.output
+    assert all(len(line) <= 70 for line in shown.output.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--kind", "Observd", "the nearest is Observed"),
+        ("--kind", "tool", "can be more than one"),
+        ("--turn", "three", "is no turn"),
+        ("--width", "5", "20"),
+    ],
+)
+def test_a_filter_that_cannot_be_read_exits_with_two(
+    folder: Path, option: str, value: str, said: str
+) -> None:
+    refused = RUN.invoke(app, ["trace", "show", str(folder), option, value])
+    assert refused.exit_code == 2
+    assert said in refused.output
+
+
+def test_numbers_come_as_tables_or_as_json(folder: Path) -> None:
+    table = RUN.invoke(app, ["trace", "stats", str(folder)])
+    assert table.exit_code == 0
+    assert "turns       3: 3 answered" in table.output
+    stats = json.loads(RUN.invoke(app, ["trace", "stats", str(folder), "--json"]).output)
+    assert stats["turns"]["started"] == 3
+    assert stats["tools"][0]["tool"] == "thoughtbox.think"
+
+
+@pytest.mark.parametrize("command", ["show", "stats"])
+def test_what_is_no_trace_exits_with_one(tmp_path: Path, command: str) -> None:
+    missing = RUN.invoke(app, ["trace", command, str(tmp_path / "nowhere")])
+    assert missing.exit_code == 1
+    assert "grue: Cannot read the trace file " in missing.output
+    damaged = tmp_path / "trace.jsonl"
+    damaged.write_text("{}\n")
+    assert RUN.invoke(app, ["trace", command, str(damaged)]).exit_code == 1

@@ -1,0 +1,122 @@
+"""What is wanted of a trace, as people write it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue import facts, messages
+from grue.errors import MCPConfigError
+from grue.runtime.trace import Envelope
+from grue.tracing.filters import EVERYTHING, KINDS, Filter, turn_of
+
+
+def envelope(body: Any, *, turn: int = 0, sender: str = "agent", receiver: str = "trace") -> Envelope[Any]:
+    return Envelope(seq=1, t=0.0, at=0.0, turn=turn, sender=sender, receiver=receiver, cause=None, body=body)
+
+
+def note(error: str = "no server") -> facts.McpInitFailed:
+    return facts.McpInitFailed(error=error)
+
+
+@pytest.mark.parametrize(
+    ("written", "turns"),
+    [("3", {3}), ("3-5", {3, 4, 5}), (" 3 - 4 ", {3, 4}), ("0", {0}), ("7-7", {7})],
+)
+def test_turns_are_a_number_or_a_range(written: str, turns: set[int]) -> None:
+    wanted = Filter.of(turns=[written])
+    assert {turn for turn in range(12) if wanted.wants(envelope(note(), turn=turn))} == turns
+
+
+@pytest.mark.parametrize("written", ["", "x", "-3", "3-", "5-3", "3..5", "1,2", "٣", "9" * 30])
+def test_what_is_no_turn_is_refused(written: str) -> None:
+    with pytest.raises(MCPConfigError, match="is no "):
+        Filter.of(turns=[written])
+
+
+def test_a_hosts_fact_belongs_to_the_turn_that_it_names() -> None:
+    remembered = envelope(facts.Remembered(turn=4, location="Attic", text="dust"))
+    assert turn_of(remembered) == 4
+    assert Filter.of(turns=["4"]).wants(remembered)
+    assert turn_of(envelope(note())) == 0
+
+
+def test_an_actor_is_a_sender_or_a_receiver() -> None:
+    wanted = Filter.of(actors=["LLM"])
+    assert wanted.wants(envelope(note(), sender="llm"))
+    assert wanted.wants(envelope(note(), receiver="llm"))
+    assert not wanted.wants(envelope(note(), sender="llm-sampling"))
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [
+        ("RunTurn", "RunTurn"),
+        ("runturn", "RunTurn"),
+        ("turnf", "TurnFailed"),
+        ("timedout", "ToolTimedOut"),
+        ("ToolCall", "ToolCalled"),
+        ("delta", "TextDelta"),
+        ("opensession", "OpenSession"),
+        (" ActorFailed ", "ActorFailed"),
+    ],
+)
+def test_a_kind_is_a_name_in_any_case_or_a_part_that_only_one_has(written: str, kind: str) -> None:
+    assert [found.__name__ for found in Filter.of(kinds=[written]).kinds] == [kind]
+
+
+def test_a_part_that_several_have_names_them_all() -> None:
+    with pytest.raises(MCPConfigError, match="TurnCompleted, TurnFailed, TurnInterrupted") as refused:
+        Filter.of(kinds=["turn"])
+    assert "ToolReturned" not in str(refused.value), "a beginning goes before a part"
+
+
+@pytest.mark.parametrize(
+    ("written", "nearest"), [("Observd", "Observed"), ("tool_called", "ToolCalled"), ("", "")]
+)
+def test_a_kind_that_is_none_is_refused_with_the_nearest(written: str, nearest: str) -> None:
+    with pytest.raises(MCPConfigError, match=f"There is no kind of message .*the nearest is {nearest}"):
+        Filter.of(kinds=[written])
+
+
+@given(st.text())
+def test_any_text_is_a_kind_or_refused(written: str) -> None:
+    try:
+        (kind,) = Filter.of(kinds=[written]).kinds
+    except MCPConfigError:
+        return
+    assert written.strip().lower() in kind.__name__.lower()
+
+
+@pytest.mark.parametrize(
+    "words", ["NO SERVER", 'say "no"', "line\nbreak", "C:\\dir", "straße", "GROSS", "漢", "McpInitF"]
+)
+def test_words_are_looked_for_in_the_whole_message_in_any_case(words: str) -> None:
+    said = envelope(note("x" * 9_000 + ' no server, say "no" line\nbreak C:\\dir STRASSE groß 漢字'))
+    assert Filter.of(texts=[words]).wants(said)
+    assert not Filter.of(texts=[f"{words}?"]).wants(said)
+
+
+def test_words_that_are_no_unicode_are_just_not_found() -> None:
+    assert not Filter.of(texts=["\udcff"]).wants(envelope(note()))
+
+
+def test_filters_of_a_sort_are_alternatives_and_sorts_add_up() -> None:
+    wanted = Filter.of(
+        turns=["1", "3"], kinds=["closesession", "mcpinitf"], actors=["agent"], texts=["a", "b"]
+    )
+    close = messages.CloseSession(server="ab")
+    assert wanted.wants(envelope(close, turn=1))
+    assert wanted.wants(envelope(note("b"), turn=3))
+    assert not wanted.wants(envelope(close, turn=2))
+    assert not wanted.wants(envelope(close, turn=1, sender="host"))
+    assert not wanted.wants(envelope(messages.AnswerRefused(reason="a"), turn=1))
+    quiet = Filter.of(texts=["xyz", "zyx"])
+    assert not quiet.wants(envelope(close, turn=1))
+
+
+def test_nothing_asked_for_lets_every_message_through() -> None:
+    assert EVERYTHING.wants(envelope(note()))
+    assert Filter.of() == EVERYTHING
+    assert len(KINDS) == len({kind.__name__ for kind in KINDS.values()})
