@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,16 @@ def zork1() -> Path:
     if not path.is_file():
         pytest.skip("no Zork I story file: set GRUE_ZORK1 to the path of zork1.z3")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _every_trace_replays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Replay what a test leaves in its folder: whatever went wrong, the machine decides the same again."""
+    made_up = request.node.get_closest_marker("made_up_trace")
+    has_folder = "tmp_path" in request.fixturenames and not made_up
+    folder = request.getfixturevalue("tmp_path") if has_folder else None
+    yield
+    if folder is not None:
+        from replayed import replay_all
+
+        replay_all(folder)

@@ -1,0 +1,91 @@
+"""`grue trace replay`: the machine, driven anew from a trace."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import typer
+
+from grue.errors import MCPConfigError
+from grue.messages import FailurePolicy
+from grue.tracing.changes import Changes
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import TurnReplay, render
+from grue.tracing.replay import replay as replay_turns
+
+
+def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
+    """Print what came of a replay; return whether it is identical.
+
+    Args:
+        file: A trace file or a run folder.
+        changes: What is otherwise than it was; see `changes_from`.
+        turn: Only this one.
+
+    Raises:
+        MCPConfigError: The trace has no such turn.
+    """
+    turns: list[TurnReplay] = list(replay_turns(open_episode(file), changes, turn=turn))
+    if turn is not None and not turns:
+        raise MCPConfigError(f"{file} has no turn {turn} that an agent ran.")
+    for line in render(turns, changes):
+        typer.echo(line)
+    return all(replayed.divergence is None for replayed in turns)
+
+
+def changes_from(
+    settings: Sequence[str] = (),
+    *,
+    max_iterations: int | None = None,
+    after_timeout: str | None = None,
+    system: Path | None = None,
+) -> Changes:
+    """Return what a replay is to change.
+
+    Args:
+        settings: `KEY=VALUE` each, the value in JSON or a word: fields of the failure policy and of the
+            turn's limits; `budget.KEY=VALUE` for those of the budget.
+        max_iterations: Short for `max_tool_iterations=N`.
+        after_timeout: Short for `after_timeout=WORD`.
+        system: A file with other instructions.
+
+    Raises:
+        MCPConfigError: A key is unknown, a value does not fit, or the file cannot be read.
+    """
+    given = [setting.partition("=") for setting in settings]
+    values = {key.strip(): _value(value) for key, _, value in given}
+    if max_iterations is not None:
+        values["max_tool_iterations"] = max_iterations
+    if after_timeout is not None:
+        values["after_timeout"] = after_timeout
+    policy = {key: value for key, value in values.items() if key in FailurePolicy.__struct_fields__}
+    limits: dict[str, object] = {}
+    for key, value in values.items():
+        if key not in policy:
+            outer, _, inner = key.partition(".")
+            if inner:
+                cast("dict[str, object]", limits.setdefault(outer, {}))[inner] = value
+            else:
+                limits[key] = value
+    try:
+        return Changes(policy=policy, limits=limits, system=_text(system))
+    except ValueError as error:
+        raise MCPConfigError(f"The replay cannot be changed so: {error}.") from error
+
+
+def _value(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text.strip()
+
+
+def _text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise MCPConfigError(f"Cannot read the instructions in {path}: {reason}.", path=str(path)) from error

@@ -1,0 +1,12 @@
+"""`grue trace schema`: what can stand in a trace file."""
+
+import json
+
+import typer
+
+from grue.tracing.schema import trace_schema
+
+
+def schema() -> None:
+    """Print the JSON Schema of the format that this version writes."""
+    typer.echo(json.dumps(trace_schema(), indent=2))

@@ -1,0 +1,37 @@
+"""A trace as a regression test: `replay("trace.jsonl")`."""
+
+from os import PathLike
+from pathlib import Path
+
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import Changes, render
+from grue.tracing.replay import replay as replay_turns
+
+
+def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
+    """Replay a trace; no model, server or tool is run.
+
+    ```python
+    from grue.testing import replay
+
+    def test_that_the_stubborn_server_is_still_borne() -> None:
+        replay("stubborn.jsonl")
+    ```
+
+    Args:
+        path: A trace file or a run folder.
+        changes: What is otherwise than it was; `None`: nothing.
+
+    Returns:
+        The number of turns.
+
+    Raises:
+        AssertionError: The machine no longer says what was recorded; the text has the first divergence with
+            its causes.
+        TraceError: The file is missing, is no trace, or is damaged.
+    """
+    changes = changes or Changes()
+    turns = list(replay_turns(open_episode(Path(path)), changes))
+    if any(turn.divergence is not None for turn in turns):
+        raise AssertionError("\n".join((f"{path} does not replay:", *render(turns, changes))))
+    return len(turns)

@@ -1,0 +1,181 @@
+"""What may be changed for a replay, and what of the recorded events cannot have come about under it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from grue.messages import (
+    CallTools,
+    ConnectFailed,
+    DeadlinePassed,
+    FailurePolicy,
+    IterationStarted,
+    OpenSession,
+    RequestCompletion,
+    RunTurn,
+    ServerDied,
+    SessionOpened,
+    ToolReturned,
+    ToolTimedOut,
+    TurnCommand,
+    TurnLimits,
+    TurnNote,
+    UserText,
+)
+from grue.protocol.tool_loop import FINAL_REQUEST
+from grue.tracing.reading import EpisodeEnvelope
+
+NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplings"})
+"""Keys of policy and limits that count outside what a replay drives: the host, the listing, sampling."""
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """What a replay has otherwise than the recorded episode had.
+
+    Attributes:
+        policy: Fields of `FailurePolicy`, with their values.
+        limits: Fields of `TurnLimits`; those of a budget stand in a mapping of their own.
+        system: Instructions, for every turn.
+        user: What there is to decide upon, for every turn.
+        final_request: The words with which a final answer is forced.
+
+    Raises:
+        ValueError: There is no such field, a replay does not drive what it is for, or the value does not fit.
+    """
+
+    policy: Mapping[str, object] = field(default_factory=dict)
+    limits: Mapping[str, object] = field(default_factory=dict)
+    system: str | None = None
+    user: str | None = None
+    final_request: str | None = None
+
+    def __post_init__(self) -> None:
+        merged(FailurePolicy(), self.policy)
+        merged(TurnLimits(), self.limits)
+
+    def __bool__(self) -> bool:
+        """Whether anything is changed."""
+        return any(getattr(self, name) not in (None, {}) for name in self.__struct_fields__)
+
+    def run(self, recorded: RunTurn) -> RunTurn:
+        """Return the command that begins a turn, changed."""
+        return replace(
+            recorded,
+            policy=merged(recorded.policy, self.policy),
+            limits=merged(recorded.limits, self.limits),
+            system=recorded.system if self.system is None else self.system,
+            user=recorded.user if self.user is None else self.user,
+        )
+
+    def reworded(self, command: TurnCommand | TurnNote) -> TurnCommand | TurnNote:
+        """Return what the machine says, with the words for a forced answer changed."""
+        if self.final_request is None or not isinstance(command, RequestCompletion):
+            return command
+        asked, changed = UserText(FINAL_REQUEST), UserText(self.final_request)
+        return replace(command, new=tuple(changed if item == asked else item for item in command.new))
+
+    def carried(self, command: Any, recorded: Any) -> Any:
+        """Return a command with the recorded values of what it only hands on.
+
+        A limit that nothing has reached, or a policy for a failure that did not come, changes no turn's way.
+        """
+        if not self or type(command) is not type(recorded):
+            return command
+        match command:
+            case OpenSession():
+                return replace(command, timeout_s=recorded.timeout_s, policy=recorded.policy)
+            case CallTools():
+                return replace(command, timeout_s=recorded.timeout_s, after_timeout=recorded.after_timeout)
+            case IterationStarted():
+                return replace(command, max_iterations=recorded.max_iterations)
+            case _:
+                return command
+
+    def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
+        """Return why a recorded event could not have come as it did; empty: it could.
+
+        Args:
+            envelope: The event.
+            begun: The `RunTurn` of its turn.
+        """
+        if not self.limits or not isinstance(begun.body, RunTurn):
+            return ""
+        old, new = begun.body.limits, self.run(begun.body).limits
+        late = _turn_time(envelope, begun, old, new)
+        return late or _call_time(envelope.body, old, new) or _start_time(envelope.body, old, new)
+
+
+def merged(fields: Any, changed: Mapping[str, object]) -> Any:
+    """Return a Struct with some of its fields changed.
+
+    Raises:
+        ValueError: There is no such field, or its value does not fit.
+    """
+    kind = type(fields)
+    for name in changed:
+        if name in NOT_REPLAYED:
+            raise ValueError(f"{name} cannot be changed: a replay does not drive what it is for")
+        if name not in kind.__struct_fields__:
+            raise ValueError(f"{name} is none of {', '.join(kind.__struct_fields__)}")
+    values = {name: _value(getattr(fields, name), value) for name, value in changed.items()}
+    try:
+        # What is written is what a trace holds, so it is checked as a trace is.
+        return msgspec.convert({**msgspec.structs.asdict(fields), **values}, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
+def _value(before: object, value: object) -> object:
+    return merged(before, value) if isinstance(before, Struct) and isinstance(value, Mapping) else value
+
+
+def _turn_time(envelope: EpisodeEnvelope, begun: EpisodeEnvelope, old: TurnLimits, new: TurnLimits) -> str:
+    if (old.turn_timeout_s, old.teardown_s) == (new.turn_timeout_s, new.teardown_s):
+        return ""
+    elapsed_s = envelope.t - begun.t
+    work_s = _work_s(new)
+    if isinstance(envelope.body, DeadlinePassed):
+        return f"after {elapsed_s:.3f} s the turn would have had time left" if elapsed_s < work_s else ""
+    if envelope.receiver == begun.receiver and elapsed_s > work_s:
+        return f"it came after {elapsed_s:.3f} s, and the turn's work would have ended after {work_s:g} s"
+    return ""
+
+
+def _work_s(limits: TurnLimits) -> float:
+    """Return the part of a turn's time that is not kept for closing sessions."""
+    if limits.turn_timeout_s is None:
+        return float("inf")
+    return limits.turn_timeout_s - min(limits.teardown_s, limits.turn_timeout_s / 2)
+
+
+def _call_time(body: object, old: TurnLimits, new: TurnLimits) -> str:
+    limit_s = new.tool_call_timeout_s
+    if limit_s == old.tool_call_timeout_s:
+        return ""
+    match body:
+        case ToolReturned(duration_s=duration_s) | ServerDied(duration_s=duration_s) if duration_s > limit_s:
+            return f"the call took {duration_s:.3f} s, and would have timed out after {limit_s:g} s"
+        case ToolTimedOut(timeout_s=timeout_s) if timeout_s > limit_s:
+            return f"the call would have timed out after {limit_s:g} s"
+        case ToolTimedOut(timeout_s=timeout_s) if timeout_s == old.tool_call_timeout_s:
+            return f"the call would have had {limit_s:g} s"
+        case _:
+            return ""
+
+
+def _start_time(body: object, old: TurnLimits, new: TurnLimits) -> str:
+    before_s, limit_s = old.server_startup_timeout_s, new.server_startup_timeout_s
+    if limit_s == before_s:
+        return ""
+    match body:
+        case SessionOpened(elapsed_s=elapsed_s) if elapsed_s > limit_s:
+            return f"the start took {elapsed_s:.3f} s, and would have been given up after {limit_s:g} s"
+        case ConnectFailed(failure=failure) if failure.elapsed_s > limit_s:
+            return f"the server would have been given up after {limit_s:g} s"
+        case ConnectFailed(failure=failure) if limit_s > before_s and failure.elapsed_s >= before_s:
+            return f"the server would have had {limit_s:g} s to start"
+        case _:
+            return ""

@@ -1,0 +1,246 @@
+"""Sequence diagrams of a trace: who said what to whom, in Mermaid's language or as plain text.
+
+What is asked for is drawn with a solid line, what came of it with a dashed one; what nobody has to act upon
+is a note. Untrusted text in it is one short line of printable characters, and cannot end its place.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from grue.messages import (
+    CallTools,
+    CheckAnswer,
+    CheckToolSupport,
+    CloseSession,
+    DeadlinePassed,
+    OpenSession,
+    RequestCompletion,
+    RunTurn,
+    TextDelta,
+    TurnInterrupted,
+)
+from grue.protocol.safe_text import cells, cut, pad, printable
+from grue.tracing.chapters import Chapter, chapters
+from grue.tracing.marks import mark_of
+from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.telling import telling
+
+WIDTH = 80
+"""Columns of a plain diagram."""
+
+_TEXT_CHARS = 80
+_ACTORS = ("host", "agent", "llm")
+_TRACE = "trace"
+_ASKS = (RunTurn, CheckToolSupport, OpenSession, RequestCompletion, CallTools, CheckAnswer, CloseSession)
+_SIGNS = {"fail": "✗ ", "warn": "! "}
+
+
+class Drawn(Struct, frozen=True):
+    """An envelope as both kinds of diagram draw it.
+
+    Attributes:
+        sender: The actor it starts from; what the clock and the supervisor say is the agent's.
+        receiver: The actor it ends at; `None`: it is a note.
+        asks: It asks for something; what comes of that is dashed.
+        failed: Something was lost.
+        text: One printable line; begins with a sign where something is out of the ordinary.
+    """
+
+    sender: str
+    receiver: str | None
+    asks: bool
+    failed: bool
+    text: str
+
+
+def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | None:
+    """Return how to draw an envelope, with at most `limit` characters of text; `None`: not at all.
+
+    A piece of a streamed reply is not drawn: the reply is.
+    """
+    body = envelope.body
+    if isinstance(body, TextDelta):
+        return None
+    sender = "agent" if isinstance(body, DeadlinePassed | TurnInterrupted) else envelope.sender
+    noted = envelope.receiver == _TRACE or envelope.receiver == sender
+    mark = mark_of(body)
+    said = telling(body)
+    text = f"{_SIGNS[mark.grade] if mark else ''}{type(body).__name__}{': ' if said else ''}{said}"
+    return Drawn(
+        sender=printable(sender, limit) or "?",
+        receiver=None if noted else printable(envelope.receiver, limit) or "?",
+        asks=isinstance(body, _ASKS),
+        failed=mark is not None and mark.grade == "fail",
+        text=printable(text, limit),
+    )
+
+
+# --- Mermaid ---
+
+
+def mermaid(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
+    """Yield the lines of a Mermaid `sequenceDiagram`.
+
+    Args:
+        envelopes: Of a turn, or of all.
+    """
+    lines = _MermaidLines()
+    for chapter in chapters(envelopes):
+        if not lines.begun:
+            yield from lines.opening()
+        yield from lines.turn(chapter)
+
+
+class _MermaidLines:
+    def __init__(self) -> None:
+        self.begun = False
+        self._ids: dict[str, str] = {}
+
+    def opening(self) -> Iterator[str]:
+        self.begun = True
+        yield "sequenceDiagram"
+        for actor in _ACTORS:
+            yield from self._declare(actor)
+
+    def turn(self, chapter: Chapter) -> Iterator[str]:
+        if chapter.turn:
+            yield f"    Note over {self._ids['host']},{self._ids['llm']}: Turn {chapter.turn}"
+        for envelope in chapter.envelopes:
+            arrow = drawn(envelope)
+            if arrow is not None:
+                yield from self._declare(arrow.sender, arrow.receiver)
+                yield f"    {self._line(arrow)}: {escaped(arrow.text)}"
+
+    def _line(self, arrow: Drawn) -> str:
+        sender = self._ids[arrow.sender]
+        if arrow.receiver is None:
+            return f"Note over {sender}"
+        line = "-" if arrow.asks else "--"
+        head = "x" if arrow.failed else ">>"
+        return f"{sender}{line}{head}{self._ids[arrow.receiver]}"
+
+    def _declare(self, *names: str | None) -> Iterator[str]:
+        for name in names:
+            if name is not None and name not in self._ids:
+                self._ids[name] = f"p{len(self._ids)}"
+                # A name that begins with `wrap:` would lose that.
+                yield f"    participant {self._ids[name]} as {escaped(name).replace(':', '#58;')}"
+
+
+_HARMLESS = frozenset(" ,./()=+-'!?*|~_→…✗")
+_MARKERS = frozenset("ﬂ°¶ß")
+"""Characters of which Mermaid makes its own marks for entities while it parses."""
+
+
+def escaped(text: str) -> str:
+    """Return printable text as Mermaid shows it, whatever is in it: as entities, but for what is harmless.
+
+    A semicolon ends a statement, `#` begins an entity, `%%` a comment or a directive, and what is shown goes
+    through HTML. A colon is safe, but for a text that looks like a style: of it Mermaid drops a semicolon.
+    """
+    harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
+    return "".join(
+        char if (char in harmless or char.isalnum()) and char not in _MARKERS else f"#{ord(char)};"
+        for char in text
+    )
+
+
+# --- Plain text ---
+
+
+def plain(envelopes: Iterable[EpisodeEnvelope], *, width: int = WIDTH) -> Iterator[str]:
+    """Yield the lines of a diagram drawn with characters, each turn with a heading of its own.
+
+    Args:
+        envelopes: Of a turn, or of all.
+        width: Columns, at least 40.
+    """
+    first = True
+    for chapter in chapters(envelopes):
+        arrows = [arrow for envelope in chapter.envelopes if (arrow := drawn(envelope, limit=width))]
+        if not arrows:
+            continue
+        if not first:
+            yield ""
+        first = False
+        yield f"── Turn {chapter.turn} ──" if chapter.turn else "── Outside turns ──"
+        yield from _Lanes(arrows, max(width, 40)).lines()
+
+
+_LEAST_LANE = 8
+
+
+class _Lanes:
+    """The lifelines of a turn's actors, side by side."""
+
+    def __init__(self, arrows: list[Drawn], width: int) -> None:
+        self._arrows = arrows
+        self._width = width
+        names = [name for arrow in arrows for name in (arrow.sender, arrow.receiver) if name]
+        present = dict.fromkeys(name for name in (*_ACTORS, *names) if name in names)
+        most = width // _LEAST_LANE
+        self._names = list(present)
+        self._shown = min(len(present), most)
+        # What does not fit beside the others shares the last line of life.
+        self._lane = {name: min(number, most - 1) for number, name in enumerate(present)}
+        self._step = (width - _LEAST_LANE) // max(1, self._shown - 1) if self._shown > 1 else 0
+        self._step = min(self._step, 24)
+
+    def lines(self) -> Iterator[str]:
+        yield self._heading()
+        for arrow in self._arrows:
+            receiver = None if arrow.receiver is None else self._lane[arrow.receiver]
+            sender = self._lane[arrow.sender]
+            if receiver is None or receiver == sender:
+                yield self._labelled(f"• {arrow.text}", sender)
+            else:
+                yield self._labelled(arrow.text, min(sender, receiver))
+                yield self._arrow(arrow, sender, receiver)
+        yield self._row({})
+
+    def _column(self, lane: int) -> int:
+        return 2 + lane * self._step
+
+    def _heading(self) -> str:
+        heading = ""
+        for lane in range(self._shown):
+            others = len(self._names) - self._shown
+            name = self._names[lane] if lane < self._shown - 1 or not others else f"+ {others + 1}"
+            room = self._step - 1 if lane < self._shown - 1 else self._width - self._column(lane)
+            heading = pad(heading, self._column(lane)) + cut(name, max(1, room))
+        return heading.rstrip()
+
+    def _row(self, placed: dict[int, str]) -> str:
+        """Return a row of lifelines with other characters at some columns."""
+        chars = [" "] * (self._column(self._shown - 1) + 1)
+        for lane in range(self._shown):
+            chars[self._column(lane)] = "│"
+        for column, char in placed.items():
+            chars[column] = char
+        return "".join(chars).rstrip()
+
+    def _labelled(self, text: str, lane: int) -> str:
+        """Return a row with a text beside a lifeline, on the side with more room; it runs over the others."""
+        row = self._row({})
+        right = self._width - self._column(lane) - 2
+        left = self._column(lane) - self._column(0) - 4
+        if cells(text) <= right or right >= left:
+            shown = cut(text, right)
+            start = self._column(lane) + 2
+        else:
+            shown = cut(text, left)
+            start = self._column(lane) - 1 - cells(shown)
+        rest = start + cells(shown)
+        return f"{row[:start]}{shown}{row[rest:]}".rstrip() if rest < len(row) else f"{row[:start]}{shown}"
+
+    def _arrow(self, arrow: Drawn, sender: int, receiver: int) -> str:
+        start, end = self._column(sender), self._column(receiver)
+        line = "─" if arrow.asks else "╌"
+        between = range(min(start, end) + 1, max(start, end))
+        placed = dict.fromkeys(between, line)
+        right = end > start
+        placed[start] = "├" if right else "┤"
+        head = "✗" if arrow.failed else "▶" if right else "◀"
+        placed[end - 1 if right else end + 1] = head
+        return self._row(placed)

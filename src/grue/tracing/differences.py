@@ -1,0 +1,143 @@
+"""Where two messages differ, as JSON paths.
+
+Messages are compared as the JSON that they are in a trace: `2` and `2.0` are one number, `true` is none. Only
+fields of messages can be left out of account or be ids; a key of the same name in a tool's arguments is just
+a key.
+"""
+
+import functools
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+ABSENT = msgspec.UNSET
+"""Stands for a value that one of the two sides does not have."""
+
+SameText: TypeAlias = Callable[[str, str], bool]
+
+
+class Difference(Struct, frozen=True):
+    """Two values that differ, and where: `$.calls[0].arguments`."""
+
+    path: str
+    left: object
+    right: object
+
+
+class Comparison:
+    """Compares messages, pair after pair; ids may differ as long as they name the same on both sides.
+
+    Args:
+        ignored: Names of message fields that do not count.
+        ids: Names of message fields whose values are ids.
+        same_text: Says whether two texts that are not equal pass as the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        ignored: frozenset[str] = frozenset(),
+        ids: frozenset[str] = frozenset(),
+        same_text: SameText | None = None,
+    ) -> None:
+        self._special = ignored | ids
+        self._ignored = ignored
+        self._ids = ids
+        self._same_text = same_text
+        self._there: dict[tuple[str, object], object] = {}
+        self._back: dict[tuple[str, object], object] = {}
+
+    def differences(self, left: object, right: object, path: str = "$") -> Iterator[Difference]:
+        """Yield where `right` is not as `left` is, in the order of the fields."""
+        if not self._holds_special(left) and _json(left) == _json(right):
+            return
+        if isinstance(left, Struct) and type(left) is type(right):
+            yield from self._of_fields(left, right, path)
+        elif isinstance(left, dict) and isinstance(right, dict):
+            yield from self._of_members(left, right, path)
+        elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            yield from self._of_items(left, right, path)
+        elif not self._same(left, right):
+            yield Difference(path, left, right)
+
+    def counterpart(self, name: str, left: object) -> object:
+        """Return the id on the right that an id on the left was met with; `None`: with none so far."""
+        return self._there.get((name, left))
+
+    def met(self, name: str, right: object) -> object:
+        """Return an id on the right if it was met with one on the left; `None`: it was not so far."""
+        return right if (name, right) in self._back else None
+
+    def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:
+        for name in left.__struct_fields__:
+            if name in self._ignored:
+                continue
+            one, other = getattr(left, name), getattr(right, name)
+            if name not in self._ids:
+                yield from self.differences(one, other, f"{path}.{name}")
+            elif not self._same_id(name, one, other):
+                yield Difference(f"{path}.{name}", one, other)
+
+    def _of_members(self, left: dict[Any, Any], right: dict[Any, Any], path: str) -> Iterator[Difference]:
+        for key in dict.fromkeys((*left, *right)):
+            one, other = left.get(key, ABSENT), right.get(key, ABSENT)
+            yield from self.differences(one, other, f"{path}{_step(key)}")
+
+    def _of_items(
+        self, left: "list[Any] | tuple[Any, ...]", right: "list[Any] | tuple[Any, ...]", path: str
+    ) -> Iterator[Difference]:
+        for position in range(max(len(left), len(right))):
+            one = left[position] if position < len(left) else ABSENT
+            other = right[position] if position < len(right) else ABSENT
+            yield from self.differences(one, other, f"{path}[{position}]")
+
+    def _same(self, left: object, right: object) -> bool:
+        if isinstance(left, str) and isinstance(right, str):
+            return left == right or (self._same_text is not None and self._same_text(left, right))
+        return type(left) is not bool and type(right) is not bool and left == right
+
+    def _same_id(self, name: str, left: object, right: object) -> bool:
+        there = self._there.setdefault((name, left), right)
+        back = self._back.setdefault((name, right), left)
+        return there == right and back == left
+
+    def _holds_special(self, value: object) -> bool:
+        if isinstance(value, Struct):
+            return not self._special.isdisjoint(_fields_within(type(value)))
+        # The items of a tuple are messages' parts, those of a list or a dict are plain JSON.
+        return isinstance(value, tuple) and any(map(self._holds_special, value))
+
+
+@functools.cache
+def _fields_within(kind: type[Struct]) -> frozenset[str]:
+    """Return the names of all fields of a Struct and of the Structs that it can hold."""
+    names: set[str] = set()
+    seen: set[object] = set()
+    hints: list[object] = [kind]
+    while hints:
+        hint = hints.pop()
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            if hint not in seen:
+                seen.add(hint)
+                names.update(hint.__struct_fields__)
+                hints.extend(typing.get_type_hints(hint).values())
+        elif isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
+            hints.extend(typing.get_args(hint))
+    return frozenset(names)
+
+
+def _json(value: object) -> bytes | None:
+    return None if value is ABSENT else msgspec.json.encode(value)
+
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def _step(key: object) -> str:
+    text = str(key)
+    return f".{text}" if _PLAIN_KEY.fullmatch(text) else f"[{msgspec.json.encode(text).decode()}]"

@@ -1,0 +1,124 @@
+"""What two accounts of a turn disagree about, and how that is told.
+
+Two accounts: two traces, or a trace and what the machine says to it. What is told is untrusted text, fit for
+one line of a terminal.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from grue.protocol.safe_text import printable
+from grue.tracing.differences import ABSENT, Difference
+from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
+from grue.tracing.telling import telling
+
+_CHAIN = 12
+_LINE_CHARS = 160
+_VALUE_CHARS = 100
+_BEFORE_CHARS = 30
+
+
+class Divergence(Struct, frozen=True, kw_only=True):
+    """A message that is not the same in both accounts.
+
+    Attributes:
+        turn: Number of its turn.
+        left: The message in the first account; `None`: it is missing there.
+        right: The one in its place in the second; numbered 0 where it was not recorded but derived.
+        differences: Where the two differ.
+        because: What led to it, the first cause first, as the first account has it.
+        reason: What is wrong, where that does not show; empty otherwise.
+        descendants: Messages that came of it and are missing with it.
+    """
+
+    turn: int
+    left: EpisodeEnvelope | None
+    right: EpisodeEnvelope | None
+    differences: tuple[Difference, ...] = ()
+    because: tuple[EpisodeEnvelope, ...] = ()
+    reason: str = ""
+    descendants: int = 0
+
+    def lines(self, left: str, right: str) -> Iterator[str]:
+        """Yield the whole of it; `left` and `right` name the accounts."""
+        width = max(len(left), len(right))
+        for name, envelope in ((left, self.left), (right, self.right)):
+            yield f"  {name:<{width}}  {described(envelope) if envelope else 'nothing'}"
+        if self.reason:
+            yield f"  {printable(self.reason, _LINE_CHARS)}"
+        if self.descendants:
+            yield f"  and {self.descendants} that came of it"
+        for difference in () if self._of_two_kinds else self.differences:
+            one, other = _excerpts(difference.left, difference.right)
+            yield f"  {printable(difference.path, _LINE_CHARS)}"
+            yield f"    {left:<{width}}  {one}"
+            yield f"    {right:<{width}}  {other}"
+        if self.because:
+            yield "  because of"
+            yield from (f"    {line}" for line in _chain(self.because))
+
+    @property
+    def _of_two_kinds(self) -> bool:
+        if self.left is None or self.right is None:
+            return False
+        return type(self.left.body) is not type(self.right.body)
+
+    def line(self, left: str, right: str) -> str:
+        """Return the gist of it."""
+        envelope = self.left or self.right
+        told = described(envelope) if envelope else self.reason
+        if self.left and self.right:
+            paths = ", ".join(difference.path for difference in self.differences)
+            instead = f"{right}: {described(self.right)}" if self._of_two_kinds else f"differs in {paths}"
+            return printable(f"turn {self.turn}: {told}; {instead}", _LINE_CHARS)
+        if self.reason:
+            return printable(f"turn {self.turn}: {told}; {self.reason}", _LINE_CHARS)
+        more = f", and {self.descendants} that came of it" if self.descendants else ""
+        where = f"only in {left if self.left else right}{more}"
+        return printable(f"turn {self.turn}: {where}: {told}", _LINE_CHARS)
+
+
+def described(envelope: EpisodeEnvelope) -> str:
+    """Return an envelope as one line: number, way, kind, what it says."""
+    number = f"#{envelope.seq} " if envelope.seq else ""
+    way = f"{envelope.sender} → {envelope.receiver}"
+    said = f"{type(envelope.body).__name__} {telling(envelope.body)}"
+    return printable(f"{number}{way}  {said}".rstrip(), _LINE_CHARS)
+
+
+def derived(
+    body: EpisodeBody, *, sender: str, receiver: str, turn: int, cause: int | None
+) -> EpisodeEnvelope:
+    """Return a message that was not recorded, but would have been."""
+    return EpisodeEnvelope(
+        seq=0, t=0.0, at=0.0, turn=turn, sender=sender, receiver=receiver, cause=cause, body=body
+    )
+
+
+def _chain(because: tuple[EpisodeEnvelope, ...]) -> Iterator[str]:
+    first, *rest = because
+    yield described(first)
+    if len(rest) > _CHAIN:
+        yield f"… {len(rest) - _CHAIN} more …"
+    yield from map(described, rest[-_CHAIN:])
+
+
+def _excerpts(left: object, right: object) -> tuple[str, str]:
+    """Return two values as short lines of JSON, from a little before the place where they part."""
+    texts = [_written(left), _written(right)]
+    if all(len(text) <= _VALUE_CHARS for text in texts):
+        return texts[0], texts[1]
+    start = max(0, _common(*texts) - _BEFORE_CHARS)
+    one, other = (f"{'…' if start else ''}{printable(text[start:], _VALUE_CHARS)}" for text in texts)
+    return one, other
+
+
+def _written(value: object) -> str:
+    return "absent" if value is ABSENT else printable(msgspec.json.encode(value).decode())
+
+
+def _common(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -1,0 +1,171 @@
+"""Replay: the pure parts of a recorded episode, driven anew from its events, and compared.
+
+Driven are the turn's machine (`protocol/tool_loop.py`), the connection policy (`protocol/connection.py`) and
+what a session makes of a settlement. Taken from the recording are what the model said, what the servers did,
+what the host's check found, when time was up. Of the model's actor only the order of what it says is checked:
+delays and the number of tries depend on the clock and the network. No model, server or tool is run.
+
+With `Changes`, a replay says where the episode would have gone another way. What would have come of that in
+the same turn nobody knows, so the rest of the turn is left, and the next one is taken as it was recorded.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from grue.messages import CompletionFailed, CompletionReceived, CompletionRetried, RequestCompletion
+from grue.tracing.changes import Changes
+from grue.tracing.chapters import Chapter, causes, chapters
+from grue.tracing.divergence import Divergence
+from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.replay_agent import AGENT, RecordedTurn, TurnEnd, recorded_turn, replay_agent
+from grue.tracing.replay_sessions import Connections, replay_sessions
+
+__all__ = ["Changes", "TurnReplay", "render", "replay"]
+
+_UNCHANGED = Changes()
+
+
+class TurnReplay(Struct, frozen=True, kw_only=True):
+    """What came of replaying one turn.
+
+    Attributes:
+        compared: Messages that were derived and compared.
+        end: How the turn ended; one that did not finish is replayed as far as it goes.
+        divergence: The first message that is not as it was recorded; `None`: all are.
+    """
+
+    turn: int
+    compared: int
+    end: TurnEnd
+    divergence: Divergence | None = None
+
+
+def replay(
+    envelopes: Iterable[EpisodeEnvelope], changes: Changes = _UNCHANGED, *, turn: int | None = None
+) -> Iterator[TurnReplay]:
+    """Replay a trace turn by turn; one turn is in memory at a time.
+
+    Args:
+        envelopes: A reader of the trace, or its envelopes.
+        changes: What is otherwise than it was.
+        turn: Only the turns of this number; what earlier ones tell of the servers is taken into account.
+
+    Raises:
+        TraceError: While a file is read: it is damaged.
+    """
+    connections = Connections()
+    for chapter, cut_off in _with_cut_off(chapters(envelopes)):
+        connections.begin(chapter)
+        if turn in (None, chapter.turn):
+            recorded = recorded_turn(chapter, cut_off=cut_off)
+            if recorded is not None:
+                yield _replay_turn(recorded, chapter, connections, changes)
+        connections.learn(chapter)
+
+
+def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
+    """Yield the lines that tell what came of a replay: `identical`, or where turns go another way.
+
+    The first divergence is told at length, that of each later turn in a line.
+
+    Args:
+        turns: Of `replay`.
+        changes: The same that it was given.
+    """
+    compared = total = unfinished = diverged = 0
+    names = ("recorded", "changed" if changes else "replayed")
+    for turn in turns:
+        total += 1
+        compared += turn.compared
+        unfinished += turn.end != "finished" and turn.divergence is None
+        if turn.divergence is None:
+            continue
+        diverged += 1
+        if diverged == 1:
+            yield f"Turn {turn.turn} goes another way after {_many(turn.compared, 'message')}."
+            yield from turn.divergence.lines(*names)
+        else:
+            if diverged == 2:
+                yield "Later turns, each taken up again as it was recorded:"
+            yield f"  {turn.divergence.line(*names)}"
+    counts = f"{_many(total, 'turn')}, {_many(compared, 'message')} compared"
+    cut = f"; {_many(unfinished, 'turn')} did not finish, replayed as far as recorded" if unfinished else ""
+    yield f"different in {diverged} of {counts}{cut}" if diverged else f"identical: {counts}{cut}"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+_WithCutOff: TypeAlias = Iterator[tuple[Chapter, bool]]
+
+
+def _with_cut_off(turns: Iterator[Chapter]) -> _WithCutOff:
+    """Say of each turn whether the trace ends with it or the episode was resumed after it."""
+    before: Chapter | None = None
+    for chapter in turns:
+        if before is not None:
+            yield before, chapter.resumed
+        before = chapter
+    if before is not None:
+        yield before, True
+
+
+def _replay_turn(
+    turn: RecordedTurn, chapter: Chapter, connections: Connections, changes: Changes
+) -> TurnReplay:
+    agent = replay_agent(turn, changes)
+    sessions = replay_sessions(turn, chapter, connections, agent.commands if changes else {})
+    found = [*sessions.divergences, *_llm_divergences(turn, chapter), *_excluded(turn, chapter, changes)]
+    if agent.divergence is not None:
+        found.append(agent.divergence)
+    first = min(found, key=_place, default=None)
+    return TurnReplay(
+        turn=turn.run.turn,
+        compared=agent.compared + sessions.compared,
+        end=agent.end,
+        divergence=first,
+    )
+
+
+def _place(divergence: Divergence) -> float:
+    if divergence.left is not None:
+        return divergence.left.seq
+    return divergence.because[-1].seq + 0.5 if divergence.because else 0.0
+
+
+def _excluded(turn: RecordedTurn, chapter: Chapter, changes: Changes) -> Iterator[Divergence]:
+    """Yield the first event that cannot have come as it did once the limits are changed."""
+    for envelope in chapter.envelopes:
+        if reason := changes.excludes(envelope, turn.begun):
+            because = causes(envelope, turn.by_seq)
+            yield Divergence(turn=turn.run.turn, left=envelope, right=None, because=because, reason=reason)
+            return
+
+
+def _llm_divergences(turn: RecordedTurn, chapter: Chapter) -> Iterator[Divergence]:
+    """Yield what the model's actor says and nobody asked: a reply to no request, a try out of order."""
+    asked: RequestCompletion | None = None
+    attempts: dict[int, int] = {}
+    for envelope in chapter.envelopes:
+        reason = ""
+        match envelope.body:
+            case RequestCompletion() as command if envelope.sender == AGENT:
+                asked = command
+            case CompletionReceived(request=request) | CompletionFailed(request=request):
+                if envelope.receiver != AGENT:
+                    continue  # a server's own request
+                if asked is None or asked.request != request:
+                    reason = f"it answers request {request}, which nobody waits for"
+                asked = None
+            case CompletionRetried(attempt=attempt) if envelope.cause is not None:
+                if attempt <= attempts.get(envelope.cause, 0):
+                    reason = f"attempt {attempt} comes after attempt {attempts[envelope.cause]}"
+                attempts[envelope.cause] = attempt
+            case _:
+                pass
+        if reason:
+            because = causes(envelope, turn.by_seq)
+            yield Divergence(turn=turn.run.turn, left=envelope, right=None, because=because, reason=reason)

@@ -1,0 +1,282 @@
+"""The agent of a recorded turn, driven anew: the turn's machine with the recorded events.
+
+Events are what entered the agent's mailbox, in that order, and what it noted of the clock and the supervisor.
+What the machine says to each is compared with what the agent said because of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.messages import (
+    CallTools,
+    CheckToolSupport,
+    CloseSession,
+    CompletionReceived,
+    DeadlinePassed,
+    OpenSession,
+    RequestCompletion,
+    RunTurn,
+    SessionClosed,
+    TurnCommand,
+    TurnCompleted,
+    TurnEvent,
+    TurnFailed,
+    TurnInterrupted,
+    TurnNote,
+)
+from grue.protocol.tool_loop import IllegalEvent, step
+from grue.protocol.turn_states import Finished, Idle, TurnState
+from grue.runtime.supervisor import ActorFailed
+from grue.tracing.changes import Changes
+from grue.tracing.chapters import Chapter, causes
+from grue.tracing.differences import Comparison
+from grue.tracing.divergence import Divergence, derived
+from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.redacted_text import quote_placeholders, same_redacted
+
+AGENT = "agent"
+
+TurnEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
+"""How a recorded turn ends: with its outcome, by a crash of the agent, cancelled, or in the middle."""
+
+
+class RecordedTurn(Struct, frozen=True, kw_only=True):
+    """A turn as the agent saw it.
+
+    Attributes:
+        begun: Its `RunTurn`.
+        inbox: What entered the agent's mailbox, `begun` first.
+        noted: What happened to the agent by the clock and the supervisor.
+        said: What the agent sent and noted.
+        crash: What the agent raised, if it did.
+        by_seq: Everything in its chapter, by number.
+        cut_off: The trace ends with it, or the episode was cut off in it.
+    """
+
+    begun: EpisodeEnvelope
+    run: RunTurn
+    inbox: tuple[EpisodeEnvelope, ...]
+    noted: tuple[EpisodeEnvelope, ...]
+    said: tuple[EpisodeEnvelope, ...]
+    crash: EpisodeEnvelope | None
+    by_seq: dict[int, EpisodeEnvelope]
+    cut_off: bool
+
+    @property
+    def redacted(self) -> bool:
+        """Whether a secret was taken out of anything that the agent saw or said."""
+        return any(envelope.redacted for envelope in (*self.inbox, *self.said))
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the agent was cancelled."""
+        return any(isinstance(envelope.body, TurnInterrupted) for envelope in self.noted)
+
+    def crashed_of(self, kind: type[Exception]) -> bool:
+        """Whether the agent raised an exception of this name."""
+        crash = self.crash.body if self.crash is not None else None
+        return isinstance(crash, ActorFailed) and crash.error.startswith(kind.__name__)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the agent may have left undone what the machine told it to do."""
+        if any(isinstance(envelope.body, TurnCompleted | TurnFailed) for envelope in self.said):
+            return False
+        # Cancelled before it read anything, an agent says nothing at all.
+        return self.cut_off or self.crash is not None or self.interrupted or not self.said
+
+
+def recorded_turn(chapter: Chapter, *, cut_off: bool) -> RecordedTurn | None:
+    """Return the turn of a chapter; `None`: it has none that an agent ran."""
+    inbox, noted, said = [], [], []
+    crash: EpisodeEnvelope | None = None
+    for envelope in chapter.envelopes:
+        body = envelope.body
+        if envelope.receiver == AGENT:
+            inbox.append(envelope)
+        elif isinstance(body, DeadlinePassed | TurnInterrupted):
+            noted.append(envelope)
+        elif isinstance(body, ActorFailed):
+            crash = envelope if body.actor == AGENT else crash
+        elif envelope.sender == AGENT:
+            said.append(envelope)
+    if not inbox or not isinstance(inbox[0].body, RunTurn):
+        return None
+    return RecordedTurn(
+        begun=inbox[0],
+        run=inbox[0].body,
+        inbox=tuple(inbox),
+        noted=tuple(noted),
+        said=tuple(said),
+        crash=crash,
+        by_seq={envelope.seq: envelope for envelope in chapter.envelopes},
+        cut_off=cut_off,
+    )
+
+
+class AgentReplay(Struct, frozen=True, kw_only=True):
+    """What came of driving the machine.
+
+    Attributes:
+        compared: Messages that were compared.
+        end: How the turn ended.
+        divergence: The first message that is not as it was recorded.
+        commands: What the machine said, by the number of the message that was recorded of it.
+    """
+
+    compared: int
+    end: TurnEnd
+    divergence: Divergence | None
+    commands: dict[int, TurnCommand | TurnNote]
+
+
+def replay_agent(turn: RecordedTurn, changes: Changes) -> AgentReplay:
+    """Drive the machine with a turn's events, in an order in which the agent can have taken them."""
+    replays = (_Drive(turn, changes).through(order) for order in _orders(turn))
+    best: AgentReplay | None = None
+    for replayed in replays:
+        if replayed.divergence is None:
+            return replayed
+        best = best if best is not None and best.compared >= replayed.compared else replayed
+    assert best is not None, "there is at least one order"
+    return best
+
+
+def _orders(turn: RecordedTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
+    """Yield the orders in which the agent can have met its events, the likeliest first.
+
+    A mailbox keeps its order. But what the agent notes by itself it meets at once, while older messages may
+    still lie in the mailbox: then all that is known is that those were read of which something had come.
+    """
+    answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
+    places: list[range] = []
+    for note in turn.noted:
+        entered = sum(message.seq < note.seq for message in turn.inbox)
+        read = [n for n, message in enumerate(turn.inbox) if answered.get(message.seq, note.seq) < note.seq]
+        places.append(range(entered, max(read, default=0), -1))
+    for chosen in product(*places):
+        if list(chosen) == sorted(chosen):
+            order = list(turn.inbox)
+            for note, place in reversed(list(zip(turn.noted, chosen, strict=True))):
+                order.insert(place, note)
+            yield order
+
+
+class _Drive:
+    """One way through a turn."""
+
+    def __init__(self, turn: RecordedTurn, changes: Changes) -> None:
+        self._turn = turn
+        self._changes = changes
+        self._compared = 0
+        self._taken: set[int] = set()
+        self._commands: dict[int, TurnCommand | TurnNote] = {}
+        self._comparison = Comparison(same_text=same_redacted if turn.redacted else None)
+
+    def through(self, order: Sequence[EpisodeEnvelope]) -> AgentReplay:
+        state: TurnState = Idle()
+        for event in order:
+            if isinstance(state, Finished):
+                break  # what comes now is not read any more
+            try:
+                state, commands = step(state, self._body(event))
+            except IllegalEvent as error:
+                return self._refused(event, str(error))
+            for command in commands:
+                if self._had_nobody_to_tell(command, event):
+                    continue
+                if self._compared == len(self._turn.said) and self._turn.may_stop:
+                    return self._ended(self._early_end())
+                if (divergence := self._compare(self._changes.reworded(command), event)) is not None:
+                    return self._ended("unfinished", divergence)
+            self._taken.add(event.seq)
+        if self._compared < len(self._turn.said):
+            return self._ended("unfinished", self._unexpected(self._turn.said[self._compared]))
+        return self._ended("finished" if isinstance(state, Finished) else self._early_end())
+
+    def _body(self, envelope: EpisodeEnvelope) -> TurnEvent:
+        body = envelope.body
+        if isinstance(body, RunTurn):
+            return self._changes.run(body)
+        if isinstance(body, CompletionReceived) and envelope.redacted:
+            calls = (replace(call, arguments=quote_placeholders(call.arguments)) for call in body.tool_calls)
+            return replace(body, tool_calls=tuple(calls))
+        return body  # type: ignore[return-value]  # what is not for the machine, it refuses
+
+    def _compare(self, command: TurnCommand | TurnNote, event: EpisodeEnvelope) -> Divergence | None:
+        said = self._turn.said
+        recorded = said[self._compared] if self._compared < len(said) else None
+        because = (*causes(event, self._turn.by_seq), event)
+        expected = derived(
+            command,
+            sender=AGENT,
+            receiver=self._receiver(command),
+            turn=self._turn.run.turn,
+            cause=event.seq,
+        )
+        # The end answers what the host asked, whatever it comes of.
+        ends = isinstance(command, TurnCompleted | TurnFailed)
+        cause = self._turn.begun.seq if ends else event.seq
+        if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
+            return self._unexpected(recorded)
+        if recorded is None or recorded.cause not in (None, cause):
+            return Divergence(turn=self._turn.run.turn, left=None, right=expected, because=because)
+        self._commands[recorded.seq] = command
+        carried = self._changes.carried(command, recorded.body)
+        found = tuple(self._comparison.differences(recorded.body, carried))
+        if found:
+            return Divergence(
+                turn=self._turn.run.turn, left=recorded, right=expected, differences=found, because=because
+            )
+        self._compared += 1
+        return None
+
+    def _receiver(self, command: TurnCommand | TurnNote) -> str:
+        match command:
+            case OpenSession() | CallTools() | CloseSession():
+                return command.server
+            case RequestCompletion() | CheckToolSupport():
+                return "llm"
+            case TurnCompleted() | TurnFailed():
+                return self._turn.begun.sender
+            case _:
+                return "trace"
+
+    def _had_nobody_to_tell(self, command: TurnCommand | TurnNote, event: EpisodeEnvelope) -> bool:
+        """Whether a session's actor had gone, and the agent told itself that it is closed."""
+        return isinstance(command, CloseSession) and any(
+            isinstance(message.body, SessionClosed)
+            and message.sender == command.server
+            and message.cause == event.seq
+            for message in self._turn.inbox
+        )
+
+    def _refused(self, event: EpisodeEnvelope, error: str) -> AgentReplay:
+        if self._turn.crashed_of(IllegalEvent) and self._compared == len(self._turn.said):
+            return self._ended("crashed")
+        if self._turn.cut_off and self._turn.may_stop and self._compared == len(self._turn.said):
+            return self._ended("unfinished")  # it lay in the mailbox when the host was killed
+        divergence = Divergence(
+            turn=self._turn.run.turn,
+            left=event,
+            right=None,
+            because=causes(event, self._turn.by_seq),
+            reason=f"the machine does not take it: {error}",
+        )
+        return self._ended("unfinished", divergence)
+
+    def _unexpected(self, recorded: EpisodeEnvelope) -> Divergence:
+        because = causes(recorded, self._turn.by_seq)
+        return Divergence(turn=self._turn.run.turn, left=recorded, right=None, because=because)
+
+    def _early_end(self) -> TurnEnd:
+        if self._turn.crash is not None:
+            return "crashed"
+        return "interrupted" if self._turn.interrupted else "unfinished"
+
+    def _ended(self, end: TurnEnd, divergence: Divergence | None = None) -> AgentReplay:
+        return AgentReplay(compared=self._compared, end=end, divergence=divergence, commands=self._commands)

@@ -1,0 +1,294 @@
+"""The sessions of a recorded turn, driven anew: connection policy and what a settlement means for its batch.
+
+What a server did (connected or not, answered, died) is taken from the recording; what its session made of it
+is compared.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.messages import (
+    CallTools,
+    CloseSession,
+    ConnectFailed,
+    McpDisabled,
+    OpenSession,
+    ServerDied,
+    ServerName,
+    SessionClosed,
+    SessionNote,
+    SessionOpened,
+    StartupFailed,
+    ToolCalled,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnCommand,
+    TurnEvent,
+    TurnNote,
+)
+from grue.protocol import tool_results
+from grue.protocol.connection import (
+    Attempt,
+    AttemptFailed,
+    ConnectionCommand,
+    ConnectionState,
+    ConnectRequested,
+    ConnectSucceeded,
+    Disabled,
+    Proven,
+    ReportDisabled,
+    ReportStartupFailure,
+    Settled,
+    Untried,
+    connection_step,
+)
+from grue.tracing.chapters import Chapter, causes
+from grue.tracing.differences import Comparison
+from grue.tracing.divergence import Divergence, derived
+from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.redacted_text import same_redacted
+from grue.tracing.replay_agent import AGENT, RecordedTurn
+
+_Outcome = SessionOpened | McpDisabled | StartupFailed
+_Settled = ToolReturned | ToolTimedOut | ServerDied
+_Said = ConnectFailed | _Outcome | ToolCalled | _Settled | ToolSkipped
+
+
+class Connections:
+    """What an episode remembers of its servers from turn to turn, as its trace tells it."""
+
+    def __init__(self) -> None:
+        self._known: dict[ServerName, Settled] = {}
+        self._told: dict[ServerName, Settled] = {}
+
+    def of(self, server: ServerName) -> Settled:
+        """Return what is known of a server when a turn begins."""
+        return self._known.get(server, Untried())
+
+    def begin(self, chapter: Chapter) -> None:
+        """Take over what the host did before a turn: a resumed episode knows what its trace tells."""
+        if chapter.resumed:
+            self._known = dict(self._told)
+
+    def learn(self, chapter: Chapter) -> None:
+        """Take over what became of each server in a turn."""
+        connecting: set[str] = set()
+        learned: dict[ServerName, Settled] = {}
+        for envelope in chapter.envelopes:
+            body = envelope.body
+            if isinstance(body, OpenSession) and envelope.sender == AGENT:
+                connecting.add(body.server)
+            if envelope.receiver != AGENT:
+                continue
+            if isinstance(body, _Outcome):
+                connecting.discard(envelope.sender)
+                learned[ServerName(envelope.sender)] = _after(body)
+                if not isinstance(body, StartupFailed):
+                    self._told[ServerName(envelope.sender)] = _after(body)
+            elif isinstance(body, SessionClosed) and envelope.cause is not None:
+                # It was the turn's time that was up, which says nothing of the server.
+                connecting.discard(envelope.sender)
+        # Cancelled while it connects, a session leaves what was known before the turn.
+        self._known.update({name: state for name, state in learned.items() if name not in connecting})
+
+
+def _after(outcome: _Outcome) -> Settled:
+    match outcome:
+        case SessionOpened():
+            return Proven()
+        case McpDisabled(reason=reason):
+            return Disabled(reason)
+        case StartupFailed():
+            return Untried()
+
+
+class SessionsReplay(Struct, frozen=True):
+    """Messages of all sessions that were compared, and each one's first that is not as it was recorded."""
+
+    compared: int
+    divergences: tuple[Divergence, ...]
+
+
+def replay_sessions(
+    turn: RecordedTurn,
+    chapter: Chapter,
+    connections: Connections,
+    commands: Mapping[int, TurnCommand | TurnNote],
+) -> SessionsReplay:
+    """Drive the sessions of a turn.
+
+    Args:
+        turn: The turn.
+        chapter: The same, with everything that was recorded.
+        connections: What was known of the servers when it began.
+        commands: What the sessions are told instead of what was recorded, by its number.
+    """
+    compared = 0
+    found: list[Divergence] = []
+    for server in turn.run.servers:
+        session = _Session(server, turn, chapter, connections.of(server))
+        try:
+            session.drive(commands)
+        except _Diverged as diverged:
+            found.append(diverged.divergence)
+        compared += session.compared
+    return SessionsReplay(compared, tuple(found))
+
+
+class _Diverged(Exception):  # noqa: N818 - it ends a session's replay, wherever that is
+    def __init__(self, divergence: Divergence) -> None:
+        self.divergence = divergence
+
+
+class _Session:
+    """One server's session, over a turn."""
+
+    def __init__(
+        self, server: ServerName, turn: RecordedTurn, chapter: Chapter, connection: ConnectionState
+    ) -> None:
+        self.compared = 0
+        self._server = server
+        self._turn = turn
+        self._connection = connection
+        self._connected = False
+        self._told = [envelope for envelope in chapter.envelopes if envelope.receiver == server]
+        self._said = deque(
+            envelope
+            for envelope in chapter.envelopes
+            if envelope.sender == server and isinstance(envelope.body, _Said)
+        )
+        self._comparison = Comparison(same_text=same_redacted if turn.redacted else None)
+
+    def drive(self, commands: Mapping[int, TurnCommand | TurnNote]) -> None:
+        for envelope in self._told:
+            match commands.get(envelope.seq, envelope.body):
+                case OpenSession() as command:
+                    self._open(command, envelope)
+                case CallTools() as command:
+                    self._call(command, envelope)
+                case CloseSession():
+                    self._connected = False
+                case _:
+                    pass
+        if self._said:
+            raise self._diverged(self._said[0], None)
+
+    def _open(self, command: OpenSession, cause: EpisodeEnvelope) -> None:
+        first = self._said[0].body if self._said else None
+        if isinstance(first, McpDisabled) and not first.newly:
+            # A host may give a server up between two turns, and says why in its own words.
+            self._connection = Disabled(first.reason)
+        order: ConnectionCommand | None = self._step(ConnectRequested(command.policy))
+        while isinstance(order, Attempt):
+            order = self._attempt(order, cause)
+        match order:
+            case ReportDisabled(reason, newly):
+                disabled = McpDisabled(server=self._server, reason=reason, newly=newly)
+                self._expect(disabled, cause)
+            case ReportStartupFailure(failure):
+                self._expect(StartupFailed(server=self._server, failure=failure), cause)
+            case _:
+                pass
+
+    def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
+        """Return what follows an attempt; `None`: nothing more was recorded of this session's start."""
+        recorded = self._said[0] if self._said else None
+        match recorded.body if recorded is not None else None:
+            case ConnectFailed() as failed:
+                order = self._step(AttemptFailed(failed.failure))
+                then = {Attempt: "retry", ReportStartupFailure: "raise"}.get(type(order), "disable")
+                self._expect(replace(failed, attempt=attempt.number, then=then), cause)
+                return order
+            case SessionOpened() as opened:
+                self._connected = True
+                self._expect(replace(opened, attempt=attempt.number), cause)
+                return self._step(ConnectSucceeded())
+            case None:
+                return None
+            case _:
+                reason = f"attempt {attempt.number} to connect is due, and nothing was recorded of it"
+                raise self._diverged(recorded, None, cause, reason)
+
+    def _call(self, batch: CallTools, cause: EpisodeEnvelope) -> None:
+        skipping = "" if self._connected else tool_results.SKIPPED_AFTER_DEATH
+        for call in batch.calls:
+            if not self._said:
+                return  # cancelled
+            if skipping:
+                self._expect(ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=skipping), cause)
+                continue
+            called = ToolCalled(
+                server=self._server,
+                batch=batch.batch,
+                call_id=call.call_id,
+                tool=call.tool,
+                arguments=call.arguments,
+            )
+            self._expect(called, cause)
+            skipping = self._settle(batch, called, cause)
+
+    def _settle(self, batch: CallTools, called: ToolCalled, cause: EpisodeEnvelope) -> str:
+        """Take a call's settlement as it was recorded; return why the rest is skipped, if it is."""
+        if not self._said:
+            return ""
+        recorded = self._said[0]
+        settled = recorded.body
+        if not isinstance(settled, _Settled) or settled.call_id != called.call_id:
+            raise self._diverged(recorded, None, cause, f"the call {called.call_id} is to be settled first")
+        self._expect(replace(settled, batch=batch.batch, call_id=called.call_id), cause)
+        if isinstance(settled, ServerDied):
+            return tool_results.SKIPPED_AFTER_DEATH
+        if isinstance(settled, ToolTimedOut) and batch.after_timeout == "skip":
+            return tool_results.SKIPPED_AFTER_TIMEOUT
+        return ""
+
+    def _expect(self, body: TurnEvent | SessionNote, cause: EpisodeEnvelope) -> None:
+        """Compare the next message with what it has to be; none: the session was cancelled."""
+        if not self._said:
+            return
+        recorded = self._said[0]
+        found = tuple(self._comparison.differences(recorded.body, body))
+        if found:
+            noted = isinstance(body, ConnectFailed | ToolCalled)
+            expected = derived(
+                body,
+                sender=self._server,
+                receiver="trace" if noted else AGENT,
+                turn=self._turn.run.turn,
+                cause=cause.seq,
+            )
+            because = (*causes(cause, self._turn.by_seq), cause)
+            raise _Diverged(
+                Divergence(
+                    turn=self._turn.run.turn,
+                    left=recorded,
+                    right=expected,
+                    differences=found,
+                    because=because,
+                )
+            )
+        self._said.popleft()
+        self.compared += 1
+
+    def _diverged(
+        self,
+        recorded: EpisodeEnvelope | None,
+        expected: EpisodeEnvelope | None,
+        cause: EpisodeEnvelope | None = None,
+        reason: str = "",
+    ) -> _Diverged:
+        because: tuple[EpisodeEnvelope, ...] = ()
+        if cause is not None:
+            because = (*causes(cause, self._turn.by_seq), cause)
+        elif recorded is not None:
+            because = causes(recorded, self._turn.by_seq)
+        turn = self._turn.run.turn
+        return _Diverged(Divergence(turn=turn, left=recorded, right=expected, because=because, reason=reason))
+
+    def _step(self, event: ConnectRequested | ConnectSucceeded | AttemptFailed) -> ConnectionCommand:
+        self._connection, order = connection_step(self._connection, event)
+        return order

@@ -1,0 +1,39 @@
+"""Every row of the fault matrix, recorded and replayed: what a faulty server leads to is derived again."""
+
+from pathlib import Path
+
+import pytest
+from replayed import replay_all
+
+from grue import Recorder, TraceWriter
+from grue.testing import fault_turns
+from grue.testing.fault_turns import Fault, a_turn
+from grue.testing.faults import FAULTS
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import replay
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+TURNS = [fault for fault in FAULTS if fault.drive is None]
+
+
+@pytest.mark.parametrize("fault", TURNS, ids=[fault.name for fault in TURNS])
+def test_a_faulty_turn_replays(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.jsonl"
+    writer = TraceWriter(path, episode="fault")
+
+    def recorder() -> Recorder:
+        made = Recorder()
+        made.add(writer)
+        return made
+
+    monkeypatch.setattr(fault_turns, "Recorder", recorder)
+    try:
+        a_turn(fault)
+    finally:
+        writer.close()
+    assert replay_all(tmp_path) == [path]
+    (turn,) = replay(open_episode(path))
+    assert turn.end == "finished"
+    derived = [e for e in open_episode(path) if e.sender == "agent" and e.receiver != "agent"]
+    assert turn.compared >= len(derived) >= 2, "all that the agent said, and what its session said"

@@ -1,0 +1,189 @@
+"""The diff of two traces: what does not count, what differs, in what order it is told."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from episode_scenes import place_of, scene
+from episode_scenes import with_fields as changed
+from msgspec.structs import replace
+
+from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.messages import (
+    CallTools,
+    CompletionReceived,
+    RunTurn,
+    SessionOpened,
+    TextDelta,
+    ToolCalled,
+    ToolCallResult,
+    ToolReturned,
+    TurnCompleted,
+)
+from grue.tracing.diff import diff, render
+from grue.tracing.differences import ABSENT, Comparison, Difference
+from grue.tracing.reading import EpisodeEnvelope
+
+
+@pytest.mark.parametrize("name", ["tools", "timeout", "death-reconnect", "disabled", "model-crash"])
+def test_two_runs_of_the_same_do_not_differ(name: str, tmp_path: Path) -> None:
+    assert list(diff(scene(name, tmp_path, 1), scene(name, tmp_path, 2))) == []
+
+
+def test_a_changed_field_is_told_with_its_path_both_sides_and_causes(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    place = place_of(left, CallTools)
+    calls = left[place].body.calls  # type: ignore[union-attr]
+    right = changed(left, place, calls=(replace(calls[0], arguments={"a key": 1}), *calls[1:]))
+    (divergence,) = diff(left, right)
+    assert divergence.differences == (Difference('$.calls[0].arguments["a key"]', ABSENT, 1),)
+    assert [type(cause.body) for cause in divergence.because[-2:]][-1] is CompletionReceived
+    lines = list(render([divergence]))
+    assert lines[0] == "The traces part in turn 1."
+    assert lines[3:6] == ['  $.calls[0].arguments["a key"]', "    A  absent", "    B  1"]
+    assert lines[6] == "  because of"
+    assert "RunTurn" in lines[7]
+
+
+def test_what_came_of_a_missing_message_is_counted_not_told(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    place = place_of(left, ToolReturned, 2)  # the one that the next request comes of
+    (divergence,) = diff(left, [e for e in left if not _comes_of(e, left[place], left)])
+    assert divergence.left is left[place]
+    assert divergence.descendants > 5
+    assert f"  and {divergence.descendants} that came of it" in list(render([divergence]))
+
+
+def _comes_of(envelope: EpisodeEnvelope, root: EpisodeEnvelope, trace: list[EpisodeEnvelope]) -> bool:
+    by_seq = {other.seq: other for other in trace}
+    at: EpisodeEnvelope | None = envelope
+    while at is not None and at is not root:
+        at = by_seq.get(at.cause) if at.cause is not None else None
+    return at is root
+
+
+def test_differences_are_in_the_order_of_the_first_trace(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    right = list(left)
+    places = [place_of(left, TurnCompleted), place_of(left, ToolReturned), place_of(left, SessionOpened)]
+    fields = [{"reason": "x"}, {"result": ToolCallResult("x")}, {"attempt": 9}]
+    for place, field in zip(places, fields, strict=True):
+        right = changed(right, place, **field)
+    told = list(diff(left, right))
+    assert [divergence.left.seq for divergence in told if divergence.left] == sorted(
+        left[place].seq for place in places
+    )
+    assert list(render(told))[-1] == "2 more differences."
+    every = list(render(told, every=True))
+    assert every.count("And in turn 1:") == 2
+    assert {"  $.attempt", "  $.result.content", "  $.reason"} <= set(every)
+
+
+def test_ids_may_differ_but_not_change_places(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    one, other = place_of(left, ToolReturned, 0), place_of(left, ToolReturned, 1)
+    ids = [left[place].body.call_id for place in (one, other)]  # type: ignore[union-attr]
+    swapped = changed(changed(left, one, call_id=ids[1]), other, call_id=ids[0])
+    paths = [[difference.path for difference in each.differences] for each in diff(left, swapped)]
+    assert paths == [["$.call_id"], ["$.call_id"]]
+
+
+def test_what_was_caused_outside_its_turn_is_compared_too(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    place = place_of(left, ToolReturned)
+    tail = left[place:]
+    (divergence,) = diff(tail, changed(tail, 0, duration_s=9.0, batch=7, result=ToolCallResult("x")))
+    assert [difference.path for difference in divergence.differences] == ["$.result.content"]
+
+
+def test_pieces_of_a_streamed_reply_do_not_count(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    place = place_of(left, CompletionReceived)
+    piece = replace(left[place], seq=9000, body=TextDelta(request=1, text="Hm"), receiver="trace")
+    assert list(diff(left, [*left[:place], piece, *left[place:]])) == []
+
+
+def test_a_turn_that_only_one_has_is_told_as_such(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    second = place_of(left, RunTurn, 1)
+    (divergence,) = diff(left, left[:second])
+    assert divergence.left is left[second]
+    assert divergence.right is None
+    assert list(render([divergence]))[2] == "  B  nothing"
+    (extra,) = diff(left[:second], left)
+    assert extra.line("A", "B").startswith("turn 2: only in B, and ")
+
+
+def test_a_turn_that_was_run_again_after_a_resume_does_not_shift_the_others(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    cut = left[: place_of(left, CallTools)]
+    fact = EpisodeResumed(episode_id="e", turns=0)
+    resumed = replace(left[0], seq=900, sender="host", receiver="trace", body=fact, turn=0)
+    whole = [replace(e, seq=e.seq + 1000, cause=e.cause and e.cause + 1000) for e in left]
+    told = list(diff(left, [*cut, resumed, *whole]))
+    assert {divergence.turn for divergence in told} == {1}, "the second turns are alike"
+
+
+def test_facts_of_the_host_are_compared_and_its_name_for_the_episode_is_not() -> None:
+    def facts(name: str, seed: int, *more: Any) -> list[EpisodeEnvelope]:
+        started = EpisodeStarted(episode_id=name, game="g", game_hash="h", seed=seed, model="m")
+        return [
+            EpisodeEnvelope(
+                seq=seq, t=0.0, at=0.0, turn=0, sender="host", receiver="trace", cause=None, body=body
+            )
+            for seq, body in enumerate((started, *more), start=1)
+        ]
+
+    assert list(diff(facts("a", 7), facts("b", 7))) == []
+    (divergence,) = diff(facts("a", 7), facts("b", 8))
+    assert divergence.differences == (Difference("$.seed", 7, 8),)
+    ended = EpisodeEnded(reason="won", detail="", turns=0)
+    (divergence,) = diff(facts("a", 7), facts("a", 7, ended))
+    assert divergence.left is None
+
+
+def test_identical_traces_are_said_to_be_so(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    assert list(render(diff(left, left))) == ["The traces are identical, but for numbers, times and ids."]
+
+
+def test_what_is_told_is_printable_and_short(tmp_path: Path) -> None:
+    left = scene("tools", tmp_path)
+    text = "\x1b[31m" + "x" * 5000
+    right = changed(left, 0, user=text + "A")
+    (divergence,) = diff(changed(left, 0, user=text + "B"), right)
+    for line in render([divergence], every=True):
+        assert line.isprintable()
+        assert len(line) < 200
+    excerpts = list(render([divergence]))[4:6]
+    assert [line.rstrip('"')[-1] for line in excerpts] == ["B", "A"], "the place where they part is shown"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "path"),
+    [
+        (1, 2.0, "$"),
+        (True, 1, "$"),
+        ({"a": [1, {"b": None}]}, {"a": [1, {"b": 0}]}, "$.a[1].b"),
+        ([1], [1, 2], "$[1]"),
+        ("1", 1, "$"),
+        (None, False, "$"),
+    ],
+)
+def test_values_differ_as_json(left: object, right: object, path: str) -> None:
+    assert [each.path for each in Comparison().differences(left, right)] == [path]
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, 1.0), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ((1,), [1])])
+def test_values_are_alike_as_json(left: object, right: object) -> None:
+    assert list(Comparison().differences(left, right)) == []
+
+
+def test_only_fields_of_messages_are_left_out_not_keys_of_arguments() -> None:
+    called = ToolCalled(server="a", batch=1, call_id="c", tool="t", arguments={"pid": 1, "call_id": "x"})
+    other = replace(called, arguments={"pid": 2, "call_id": "y"})
+    comparison = Comparison(ignored=frozenset({"pid"}), ids=frozenset({"call_id", "batch"}))
+    found = [each.path for each in comparison.differences(called, other)]
+    assert found == ["$.arguments.pid", "$.arguments.call_id"]
+    assert msgspec.json.encode(called)

@@ -1,0 +1,65 @@
+"""Which messages tell of something wrong, and how bad it is."""
+
+from typing import Any
+
+import pytest
+
+from grue.facts import EpisodeEnded, Observed
+from grue.messages import (
+    ConnectFailed,
+    FinalForced,
+    LlmFailure,
+    RunTurn,
+    ServerFailure,
+    ServerNoted,
+    SessionClosed,
+    SessionOpened,
+    ToolCallResult,
+    ToolReturned,
+    ToolSkipped,
+    ToolSupportChecked,
+    ToolTimedOut,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.runtime.supervisor import ActorFailed
+from grue.tracing.marks import mark_of
+
+SERVER = ServerFailure(server="s", phase="spawn", command="c", cause="none")
+LLM = LlmFailure(kind="refused", endpoint="e", model="m", message="no")
+OF: dict[str, Any] = {"batch": 1, "call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    ("body", "marked"),
+    [
+        (RunTurn(turn=1, system="", user=""), None),
+        (Observed(turn=1, text=""), None),
+        (SessionOpened(server="s", tools=()), None),
+        (TurnCompleted(turn=1, kind="answered"), None),
+        (TurnCompleted(turn=1, kind="forced"), ("forced", "warn")),
+        (TurnCompleted(turn=1, kind="fallback"), ("fallback", "warn")),
+        (TurnFailed(turn=1, failure=LLM), ("failed", "fail")),
+        (ToolReturned(**OF, result=ToolCallResult("x")), None),
+        (ToolReturned(**OF, result=ToolCallResult("x", is_error=True)), ("error", "warn")),
+        (ToolTimedOut(**OF, timeout_s=1.0), ("timeout", "fail")),
+        (ToolSkipped(**OF, reason="r"), ("skipped", "warn")),
+        (ConnectFailed(server="s", attempt=1, failure=SERVER, then="retry"), ("retry", "warn")),
+        (ConnectFailed(server="s", attempt=2, failure=SERVER, then="disable"), ("no start", "fail")),
+        (SessionClosed(server="s", ending="polite"), None),
+        (SessionClosed(server="s", ending="killed"), ("killed", "warn")),
+        (SessionClosed(server="s", ending="died"), ("died", "fail")),
+        (ServerNoted(server="s", kind="log", text=""), None),
+        (ServerNoted(server="s", kind="bad_tool", text=""), ("bad tool", "warn")),
+        (ToolSupportChecked(model="m", endpoint="e", supported=True, by="name"), None),
+        (ToolSupportChecked(model="m", endpoint="e", supported=False, by="name"), ("no tools", "warn")),
+        (FinalForced(reason="budget", iterations=1), ("forced", "warn")),
+        (ActorFailed(actor="a", error="e", where=()), ("crashed", "fail")),
+        (EpisodeEnded(reason="won", detail="", turns=1), None),
+        (EpisodeEnded(reason="failed", detail="", turns=1), ("failed", "fail")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_message_is_marked_by_what_it_tells(body: Any, marked: tuple[str, str] | None) -> None:
+    mark = mark_of(body)
+    assert (mark and (mark.word, mark.grade)) == marked
