@@ -1,0 +1,22 @@
+"""`grue trace html`: a trace as one page for a browser."""
+
+import webbrowser
+from pathlib import Path
+
+import typer
+
+from grue.tracing.reading import open_episode
+from grue.tracing.viewer import write_html
+
+
+def html(file: Path, out: Path | None, open_browser: bool) -> None:
+    """Write the page, by default beside the trace, and say where it is; show it in a browser if asked to.
+
+    Raises:
+        TraceError: The trace cannot be read, or the page not be written.
+    """
+    page = out or open_episode(file).path.with_suffix(".html")
+    write_html(file, page)
+    typer.echo(f"Wrote {page}")
+    if open_browser and not webbrowser.open(page.absolute().as_uri()):
+        typer.echo("There is no browser to show it; open the file yourself.", err=True)

@@ -1,0 +1,78 @@
+"""Each turn of a trace in a few figures: when, how it ended and why, what it used."""
+
+from msgspec import Struct
+
+from grue import facts, messages
+from grue.protocol.safe_text import printable
+from grue.tracing.chapters import turn_of
+from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
+from grue.tracing.telling import telling
+
+_REASON_CHARS = 300
+
+
+class TurnDigest(Struct, kw_only=True):
+    """What came of one turn; filled while its messages are read.
+
+    Attributes:
+        turn: Its number; 0 for what came before the first turn.
+        start_s: Of its first message, in seconds since the trace began.
+        end_s: Of its last message.
+        outcome: As in `TurnCompleted`; `failed`, `unfinished` (the trace ends in it), or empty for no turn.
+        reason: Why it is not `answered`; printable.
+        action: What the host decided upon; printable.
+        requests: Completions that were asked for.
+        tool_calls: Tool calls that the model made.
+        usage: Of all its completions.
+    """
+
+    turn: int
+    start_s: float
+    end_s: float = 0.0
+    outcome: str = ""
+    reason: str = ""
+    action: str = ""
+    requests: int = 0
+    tool_calls: int = 0
+    usage: messages.Usage = messages.Usage()
+
+
+class DigestWriter:
+    """Sum turns up as their messages come: `see` each envelope in order, then read `digests`.
+
+    Attributes:
+        digests: By turn, in the order in which the turns began.
+    """
+
+    def __init__(self) -> None:
+        self.digests: dict[int, TurnDigest] = {}
+        self._latest = 0
+
+    def see(self, envelope: EpisodeEnvelope) -> int:
+        """Add a message, and return the turn that it is counted to: what says none is its predecessor's."""
+        turn = turn_of(envelope) or self._latest
+        self._latest = max(self._latest, turn)
+        digest = self.digests.get(turn)
+        if digest is None:
+            digest = self.digests[turn] = TurnDigest(turn=turn, start_s=envelope.t)
+        digest.end_s = max(digest.end_s, envelope.t)
+        _add(digest, envelope.body)
+        return turn
+
+
+def _add(digest: TurnDigest, body: EpisodeBody) -> None:
+    match body:
+        case messages.RunTurn():
+            # A turn that a resumed episode runs once more begins anew.
+            digest.outcome, digest.reason = "unfinished", ""
+        case messages.TurnCompleted(kind=kind, reason=reason):
+            digest.outcome, digest.reason = kind, printable(reason, _REASON_CHARS)
+        case messages.TurnFailed():
+            digest.outcome, digest.reason = "failed", printable(telling(body), _REASON_CHARS)
+        case messages.RequestCompletion():
+            digest.requests += 1
+        case messages.CompletionReceived(usage=usage, tool_calls=calls):
+            digest.usage += usage
+            digest.tool_calls += len(calls)
+        case facts.Decided(action=action):
+            digest.action = printable(action, _REASON_CHARS)

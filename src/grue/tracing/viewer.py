@@ -1,0 +1,212 @@
+"""A trace as one HTML page that needs nothing but a browser: `grue trace html FILE`.
+
+The page's style and script are in `viewer_page/` and are put into the file, with the trace as JSON between
+them. What models, tools and games wrote cannot run there, for three reasons, each enough: it is data in a
+script element that no browser executes, and nothing in it can end that element; the script shows it as text
+only; and the content security policy allows the page's own style and script, by their hashes, and nothing
+else: no other script, no request, no form, and no text that is made into markup.
+"""
+
+import base64
+import contextlib
+import hashlib
+import html
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import TraceError
+from grue.protocol.safe_text import printable
+from grue.runtime.trace_format import TraceHeader
+from grue.tracing.digests import DigestWriter, TurnDigest
+from grue.tracing.marks import mark_of
+from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode
+from grue.tracing.spans import Span, SpanFinder
+from grue.tracing.telling import telling
+
+MAX_MESSAGE_CHARS = 200_000
+"""Longest message that is whole in the page, as JSON; the trace has the whole of longer ones."""
+
+_TELLING_CHARS = 300
+_SCRIPTS = ("dom", "trace", "virtual_list", "lanes", "timeline", "json_view", "detail", "filters", "main")
+"""The script's parts in the order in which they are joined; `main` starts it."""
+
+_FIRST_ACTORS = ("host", "agent", "llm")
+_NOTES = "trace"
+
+
+class _Row(Struct, frozen=True, kw_only=True, array_like=True):
+    """A message in the page; `viewer_page/trace.js` takes the fields in this order."""
+
+    seq: int
+    t: float
+    at: float
+    turn: int
+    sender: str
+    receiver: str
+    cause: int | None
+    kind: str
+    telling: str
+    mark: str
+    grade: str
+    batch: int | None
+    redacted: bool
+    chars: int
+    body: str
+
+
+class _Episode(Struct, frozen=True, kw_only=True):
+    """Everything else that the page knows."""
+
+    title: str
+    header: TraceHeader
+    file: str
+    cut_short: bool
+    actors: tuple[str, ...]
+    turns: tuple[TurnDigest, ...]
+    spans: tuple[Span, ...]
+
+
+def write_html(
+    trace: Path, target: Path, *, title: str = "", max_message_chars: int = MAX_MESSAGE_CHARS
+) -> None:
+    """Write a trace as a page, readable by its owner only; an older page of that name is replaced.
+
+    The trace is read a line at a time. The same trace makes the same page, byte by byte.
+
+    Args:
+        trace: The trace file, or the run folder that holds it.
+        target: The page.
+        title: Of the page; default: the episode's name.
+        max_message_chars: A message of more characters is cut there; the page says so, and where it is whole.
+
+    Raises:
+        TraceError: The trace cannot be read, or the page not be written; no page is left half written.
+    """
+    reader = open_episode(trace)
+    if target.is_dir() or (target.exists() and target.samefile(reader.path)):
+        raise TraceError(
+            f"Cannot write the page {target}: that is {'a folder' if target.is_dir() else 'the trace'}."
+        )
+    try:
+        with _replacing(target) as page:
+            _write_page(page, reader, title or f"Trace of {reader.header.episode}", max_message_chars)
+    except OSError as error:
+        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[BinaryIO]:
+    # A temporary file is made with mode 0600, and the page takes it over.
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as page:
+            yield page
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink()
+        raise
+
+
+def _write_page(page: BinaryIO, reader: EpisodeReader, title: str, max_message_chars: int) -> None:
+    before, between, after = _template(title)
+    page.write(before)
+    digests, spans, actors = DigestWriter(), SpanFinder(), dict.fromkeys(_FIRST_ACTORS, False)
+    found: list[Span] = []
+    for number, envelope in enumerate(reader):
+        turn = digests.see(envelope)
+        found += spans.see(envelope)
+        actors |= dict.fromkeys((envelope.sender, envelope.receiver), True)
+        page.write(b",\n" if number else b"\n")
+        page.write(_embedded(_row(envelope, turn, max_message_chars)))
+    found += spans.finish()
+    page.write(between)
+    episode = _Episode(
+        title=title,
+        header=reader.header,
+        file=reader.path.name,
+        cut_short=reader.cut_short,
+        actors=tuple(actor for actor, seen in actors.items() if seen and actor != _NOTES),
+        turns=tuple(digests.digests.values()),
+        spans=tuple(found),
+    )
+    page.write(_embedded(episode))
+    page.write(after)
+
+
+def _row(envelope: EpisodeEnvelope, turn: int, max_message_chars: int) -> _Row:
+    body = msgspec.json.encode(envelope.body).decode()
+    mark = mark_of(envelope.body)
+    return _Row(
+        seq=envelope.seq,
+        t=round(envelope.t, 6),
+        at=round(envelope.at, 3),
+        turn=turn,
+        sender=envelope.sender,
+        receiver="" if envelope.receiver == _NOTES else envelope.receiver,
+        cause=envelope.cause,
+        kind=type(envelope.body).__name__,
+        telling=printable(telling(envelope.body), _TELLING_CHARS),
+        mark=mark.word if mark else "",
+        grade=mark.grade if mark else "",
+        batch=getattr(envelope.body, "batch", None),
+        redacted=envelope.redacted,
+        chars=len(body),
+        body=body[:max_message_chars],
+    )
+
+
+def _template(title: str) -> tuple[bytes, bytes, bytes]:
+    """Return the page's text before, between and after the two places that hold the trace."""
+    style = _part("viewer.css")
+    script = "\n".join(_part(f"{name}.js") for name in _SCRIPTS)
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(style)}'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+    parts = {"title": html.escape(title), "policy": policy, "style": style, "script": script}
+    page = _PLACES.sub(lambda place: parts.get(place[1], place[0]), _part("page.html"))
+    before, rest = page.encode("utf-8", "replace").split(b"<!--messages-->")
+    between, after = rest.split(b"<!--episode-->")
+    return before, between, after
+
+
+_PLACES = re.compile("<!--([a-z]+)-->")
+"""Filled in one pass, so that nothing that is put in can be taken for a place."""
+
+
+def _part(name: str) -> str:
+    return resources.files("grue.tracing").joinpath("viewer_page", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _embedded(value: object) -> bytes:
+    """Return JSON that no parser of HTML or JavaScript takes for anything else.
+
+    In JSON these characters stand in strings only, so that each can be written as an escape.
+    """
+    written = msgspec.json.encode(value)
+    for char, escape in _ESCAPES:
+        written = written.replace(char, escape)
+    return written
+
+
+_ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>&\u2028\u2029")

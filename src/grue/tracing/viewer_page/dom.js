@@ -1,0 +1,41 @@
+// The page's script is one module, joined from the files of this folder in the order of viewer.py.
+// Text gets into the page by these functions only, and only as text.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Return the element of the page with this id. */
+const byId = (id) => document.getElementById(id);
+
+/** Make an HTML element; an attribute that is null or false is left out, and so is a child that is null. */
+function element(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+/** Make an SVG element, likewise. */
+function shape(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== null && value !== false) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== ""));
+  return made;
+}
+
+/** Return a length of time for people; lengths are seconds everywhere. */
+function duration(seconds) {
+  if (seconds < 0.0009995) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 0.1) return `${(seconds * 1000).toFixed(1)} ms`;
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  const whole = Math.round(seconds);
+  return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+}
+
+/** Return `3 turns`, or `1 turn`. */
+const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+/** Return a badge: the word that marks a message or a turn. */
+const badge = (word, grade) => element("span", { class: `badge ${grade}` }, word);

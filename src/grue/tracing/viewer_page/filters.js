@@ -1,0 +1,74 @@
+// Which messages are shown: those that all filters in use let through.
+
+class Filters {
+  constructor(trace, changed) {
+    this.search = byId("search");
+    this.turn = byId("turn-filter");
+    this.actor = byId("actor-filter");
+    this.kind = byId("kind-filter");
+    this.failures = byId("failures");
+    this.fields = [this.search, this.turn, this.actor, this.kind];
+    fillSelect(this.actor, trace.actors);
+    fillSelect(this.kind, [...new Set(trace.messages.map((message) => message.kind))].sort());
+    for (const field of this.fields) field.addEventListener("input", changed);
+    this.failures.addEventListener("click", () => this.toggleFailures());
+    this.changed = changed;
+  }
+
+  get failuresOnly() {
+    return this.failures.getAttribute("aria-pressed") === "true";
+  }
+
+  get inUse() {
+    return this.failuresOnly || this.fields.some((field) => field.value.trim() !== "");
+  }
+
+  toggleFailures() {
+    this.failures.setAttribute("aria-pressed", String(!this.failuresOnly));
+    this.changed();
+  }
+
+  clear() {
+    for (const field of this.fields) field.value = "";
+    this.failures.setAttribute("aria-pressed", "false");
+    this.changed();
+  }
+
+  /** Return a function that says of a message whether it is shown. */
+  test() {
+    const turns = turnRange(this.turn.value);
+    this.turn.setAttribute("aria-invalid", String(turns === null));
+    const words = searchForms(this.search.value);
+    const [actor, kind, failuresOnly] = [this.actor.value, this.kind.value, this.failuresOnly];
+    return (message) =>
+      (!failuresOnly || message.grade !== "") &&
+      (turns === null || (message.turn >= turns[0] && message.turn <= turns[1])) &&
+      (!actor || message.sender === actor || message.receiver === actor) &&
+      (!kind || message.kind === kind) &&
+      (!words.length || words.some((word) => haystack(message).includes(word)));
+  }
+}
+
+function fillSelect(select, values) {
+  select.append(...values.map((value) => element("option", { value }, value)));
+}
+
+/** Return the first and the last turn of `3`, `5-8`, `5-` or nothing; null if it is none of these. */
+function turnRange(text) {
+  if (!text.trim()) return [0, Infinity];
+  const found = /^\s*(\d+)\s*(?:([-–])\s*(\d*)\s*)?$/.exec(text);
+  if (!found) return null;
+  const [, first, open, last] = found;
+  return [Number(first), open ? (last ? Number(last) : Infinity) : Number(first)];
+}
+
+/** Return how a text can stand in a message: as it is, and as it is written in a JSON string. */
+function searchForms(text) {
+  const plain = text.trim().toLowerCase();
+  return plain ? [...new Set([plain, JSON.stringify(plain).slice(1, -1)])] : [];
+}
+
+function haystack(message) {
+  message.haystack ??= `#${message.seq} ${message.kind} ${message.mark} ${message.telling}\n${message.body}`.toLowerCase();
+  return message.haystack;
+}
