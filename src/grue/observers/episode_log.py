@@ -15,7 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grue.observers.events import Event, EventFeed
+from grue.observers.event import Event
+from grue.observers.events import EventFeed
 from grue.protocol.safe_text import printable
 from grue.runtime.line_file import LineFile
 from grue.runtime.trace import Envelope

@@ -21,12 +21,12 @@ A turn in which tools were on offer has one `mcp_session_started`, with its firs
 `mcp_session_complete`, with its end (P30), whose `tool_calls_count` and `tools_used` are of the calls sent.
 """
 
-from typing import Any, Literal, TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import msgspec
 from msgspec import Struct
 
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized
+from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, McpInitFailed, McpInitialized
 from grue.messages import (
     CompletionReceived,
     CompletionRetried,
@@ -36,11 +36,11 @@ from grue.messages import (
     FinalForced,
     Interrupted,
     IterationStarted,
-    JsonObject,
     LlmFailure,
     McpDisabled,
     NoAnswer,
     RepairRequested,
+    ReplyCut,
     ReplyUnusable,
     RunTurn,
     ServerDied,
@@ -53,86 +53,26 @@ from grue.messages import (
     ToolRejected,
     ToolReturned,
     ToolSkipped,
+    ToolsUnsupported,
     ToolTimedOut,
     TurnCompleted,
     TurnFailed,
     TurnFailure,
 )
-from grue.protocol.safe_text import printable
+from grue.observers.event import Event, Moment
 from grue.protocol.tool_lock import drift_text
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
-
-Level = Literal["info", "warning", "error"]
-
-MESSAGE_LIMIT = 2000
-"""Longest message of an event, in characters; its fields have everything."""
 
 _FORCED = {
     "max_iterations": "the last tool iteration",
     "no_content": "a reply without content",
     "tool_timeout": "tool timeout",
     "server_died": "the server's death",
+    "budget": "reaching the budget",
 }
 _CALL_FAILED = "Tool call failed: "
 _CALL_SKIPPED = "Tool call skipped: "
-
-
-class Event(Struct, frozen=True, kw_only=True):
-    """One event of an episode.
-
-    Attributes:
-        at: Seconds since the epoch.
-        event_type: Its name, such as `mcp_tool_call`.
-        message: One printable line for people.
-        turn: One-based number of the turn; 0 outside turns.
-        fields: What the event tells beside that, JSON values by their seeds' names; text in it is untrusted.
-    """
-
-    at: float
-    level: Level
-    event_type: str
-    message: str
-    episode_id: str
-    turn: int
-    fields: JsonObject
-
-    def labels(self) -> JsonObject:
-        """Return everything but time, level and text, in one flat object."""
-        return {
-            "event_type": self.event_type,
-            "episode_id": self.episode_id,
-            "turn": self.turn,
-            **self.fields,
-        }
-
-
-class _Moment(Struct, frozen=True):
-    """When and where an event happens."""
-
-    at: float
-    episode_id: str
-    turn: int
-
-    def info(self, event_type: str, message: str, **fields: object) -> Event:
-        return self._event("info", event_type, message, fields)
-
-    def warning(self, event_type: str, message: str, **fields: object) -> Event:
-        return self._event("warning", event_type, message, fields)
-
-    def error(self, event_type: str, message: str, **fields: object) -> Event:
-        return self._event("error", event_type, message, fields)
-
-    def _event(self, level: Level, event_type: str, message: str, fields: JsonObject) -> Event:
-        return Event(
-            at=self.at,
-            level=level,
-            event_type=event_type,
-            message=printable(message, MESSAGE_LIMIT),
-            episode_id=self.episode_id,
-            turn=self.turn,
-            fields=fields,
-        )
 
 
 class _Call(Struct, frozen=True):
@@ -147,10 +87,12 @@ _Calling: TypeAlias = (
     CompletionReceived | ToolCalled | ToolReturned | ToolTimedOut | ServerDied | ToolRejected | ToolSkipped
 )
 _Asking: TypeAlias = (
-    IterationStarted | CompletionRetried | ReplyUnusable | FinalForced | RepairRequested | FellBack
+    IterationStarted | CompletionRetried | ReplyCut | ReplyUnusable | FinalForced | RepairRequested | FellBack
 )
 _Ending: TypeAlias = TurnCompleted | TurnFailed | ActorFailed
-_Hosting: TypeAlias = EpisodeStarted | McpInitialized | McpInitFailed | Decided | EpisodeEnded
+_Hosting: TypeAlias = (
+    EpisodeStarted | EpisodeResumed | McpInitialized | McpInitFailed | Decided | EpisodeEnded
+)
 
 
 class EventFeed:
@@ -181,10 +123,10 @@ class EventFeed:
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
         """Return the events that `envelope` makes, in order; most make none or one."""
         body = envelope.body
-        if isinstance(body, EpisodeStarted):
+        if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id
         turn = envelope.turn or (body.turn if isinstance(body, Decided) else 0)
-        moment = _Moment(envelope.at, self._episode_id, turn)
+        moment = Moment(envelope.at, self._episode_id, turn)
         if isinstance(body, _Connecting):
             return self._connecting(moment, body)
         if isinstance(body, _Calling):
@@ -197,7 +139,7 @@ class EventFeed:
             return _hosting(moment, body)
         return []
 
-    def _connecting(self, moment: _Moment, body: _Connecting) -> list[Event]:
+    def _connecting(self, moment: Moment, body: _Connecting) -> list[Event]:
         match body:
             case RunTurn(servers=servers):
                 self._begin(servers)
@@ -231,7 +173,7 @@ class EventFeed:
                 assert_never(never)
         return []
 
-    def _drift(self, moment: _Moment, body: ToolDrifted) -> list[Event]:
+    def _drift(self, moment: Moment, body: ToolDrifted) -> list[Event]:
         """Say once an episode what every session of it notes."""
         if body in self._drifted:
             return []
@@ -248,7 +190,7 @@ class EventFeed:
             )
         ]
 
-    def _disabled(self, moment: _Moment, body: McpDisabled) -> Event:
+    def _disabled(self, moment: Moment, body: McpDisabled) -> Event:
         failed = self._attempts.pop(body.server, None)
         error = body.reason if failed is None else failed.failure.cause
         match failed:
@@ -260,14 +202,14 @@ class EventFeed:
                 what = "MCP retry failed, disabling MCP for episode"
         return moment.warning("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
 
-    def _without_tools(self, moment: _Moment) -> list[Event]:
+    def _without_tools(self, moment: Moment) -> list[Event]:
         """Say once, when all servers have reported, that this turn leaves the episode without any."""
         if self._expected or self._open or not self._newly_disabled:
             return []
         self._newly_disabled = False
         return [moment.warning("mcp_disabled_fallback", "MCP disabled, continuing without tools")]
 
-    def _calling(self, moment: _Moment, body: _Calling) -> list[Event]:
+    def _calling(self, moment: Moment, body: _Calling) -> list[Event]:
         match body:
             case CompletionReceived(tool_calls=calls):
                 self._begin_reply(tuple((call.call_id, call.name) for call in calls))
@@ -308,7 +250,7 @@ class EventFeed:
         call = self._calls.get(call_id)
         return call_id if call is None else call.name
 
-    def _returned(self, moment: _Moment, body: ToolReturned) -> list[Event]:
+    def _returned(self, moment: Moment, body: ToolReturned) -> list[Event]:
         call = self._calls.get(body.call_id, _Call(body.call_id, ""))
         result = body.result
         completion = moment.info(
@@ -326,7 +268,7 @@ class EventFeed:
             return [completion]
         return [completion, self._failed(moment, call.name, result.error_message or "")]
 
-    def _failed(self, moment: _Moment, name: str, error: str) -> Event:
+    def _failed(self, moment: Moment, name: str, error: str) -> Event:
         # Inside, an error text may already open with the words that the event's text opens with.
         error = error.removeprefix(_CALL_FAILED)
         return moment.warning(
@@ -337,7 +279,7 @@ class EventFeed:
             iteration=self._iteration,
         )
 
-    def _skipped(self, moment: _Moment, body: ToolSkipped) -> Event:
+    def _skipped(self, moment: Moment, body: ToolSkipped) -> Event:
         name = self._name(body.call_id)
         return moment.warning(
             "mcp_tool_skipped",
@@ -348,7 +290,7 @@ class EventFeed:
             iteration=self._iteration,
         )
 
-    def _asking(self, moment: _Moment, body: _Asking) -> list[Event]:
+    def _asking(self, moment: Moment, body: _Asking) -> list[Event]:
         match body:
             case IterationStarted(iteration=iteration, max_iterations=most):
                 first, self._iteration = self._iteration == 0, iteration
@@ -368,6 +310,11 @@ class EventFeed:
                 message = f"LLM request failed, trying again in {delay_s:.1f}s: {failure.message}"
                 cause = failure.message
                 return [moment.warning("llm_retry", message, attempt=attempt, delay_s=delay_s, error=cause)]
+            case ReplyCut(limit_tokens=limit, retried_with=larger):
+                at = "its length limit" if limit is None else f"{limit} tokens"
+                then = "" if larger is None else f", asking once more with {larger}"
+                message = f"LLM reply was cut at {at}{then}"
+                return [moment.warning("llm_reply_cut", message, limit_tokens=limit, retried_with=larger)]
             case ReplyUnusable(finish_reason=reason, iteration=iteration):
                 message = f"LLM returned no content and no tool_calls, finish_reason={reason}"
                 return [
@@ -388,7 +335,7 @@ class EventFeed:
             case never:
                 assert_never(never)
 
-    def _ending(self, moment: _Moment, body: _Ending) -> list[Event]:
+    def _ending(self, moment: Moment, body: _Ending) -> list[Event]:
         match body:
             case TurnCompleted(answer=answer):
                 return self._session_complete(moment, body.iterations, _action(answer))
@@ -407,7 +354,7 @@ class EventFeed:
             case never:
                 assert_never(never)
 
-    def _session_complete(self, moment: _Moment, iterations: int, action: object) -> list[Event]:
+    def _session_complete(self, moment: Moment, iterations: int, action: object) -> list[Event]:
         if self._iteration == 0:
             return []
         count = len(self._used)
@@ -430,6 +377,8 @@ def describe_failure(failure: TurnFailure) -> str:
             return f"Failed to start MCP server '{server}': {cause}"
         case LlmFailure(model=model, message=message):
             return f"no completion from model '{model}': {message}"
+        case ToolsUnsupported(model=model, reason=reason):
+            return f"model '{model}' cannot call tools: {reason}"
         case DeadlineMissed(limit_s=limit_s, doing=doing):
             return f"out of time after {limit_s:g}s, {doing}"
         case Interrupted(reason=reason):
@@ -445,27 +394,29 @@ def _action(answer: object) -> object:
     return answer.get("action") if isinstance(answer, dict) else answer
 
 
-def _retrying(moment: _Moment, server: str, error: str) -> Event:
+def _retrying(moment: Moment, server: str, error: str) -> Event:
     message = f"MCP session connect failed, retrying: {error}"
     return moment.warning("mcp_connect_retry", message, server_name=server, error=error)
 
 
-def _retried(moment: _Moment, server: str, attempt: int) -> Event:
+def _retried(moment: Moment, server: str, attempt: int) -> Event:
     message = "MCP session retry successful"
     return moment.info("mcp_connect_retry_succeeded", message, server_name=server, attempt=attempt)
 
 
-def _unparsed(moment: _Moment, reason: str, raw: str | None) -> Event:
+def _unparsed(moment: Moment, reason: str, raw: str | None) -> Event:
     return moment.error("agent_parse_error", f"Failed to parse agent response: {reason}", raw_response=raw)
 
 
-def _hosting(moment: _Moment, body: _Hosting) -> list[Event]:
+def _hosting(moment: Moment, body: _Hosting) -> list[Event]:
     match body:
         case EpisodeStarted(game=game, model=model):
             by = f"{model} (scripted)" if body.scripted else model
             return [
                 moment.info("episode_started", f"Episode started: {game}, played by {by}", **_plain(body))
             ]
+        case EpisodeResumed(turns=turns):
+            return [moment.info("episode_resumed", f"Episode resumed after turn {turns}", **_plain(body))]
         case McpInitialized(server=server, ignored=ignored):
             started = [moment.info("mcp_manager_init", "MCP Manager initialized")]
             if ignored:
@@ -488,7 +439,10 @@ def _hosting(moment: _Moment, body: _Hosting) -> list[Event]:
             assert_never(never)
 
 
+_NOT_TOLD = frozenset({"type", "turn", "episode_id", "settings"})
+
+
 def _plain(fact: Struct) -> dict[str, Any]:
     """Return the fields of a host's fact that an event does not carry anyhow."""
     fields: dict[str, Any] = msgspec.to_builtins(fact)
-    return {key: value for key, value in fields.items() if key not in {"type", "turn", "episode_id"}}
+    return {key: value for key, value in fields.items() if key not in _NOT_TOLD}

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from grue.observers.events import Event, EventFeed
+from grue.observers.event import Event
+from grue.observers.events import EventFeed
 from grue.runtime.line_file import LineFile
 from grue.runtime.trace import Envelope
 

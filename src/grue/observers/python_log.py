@@ -3,7 +3,8 @@
 import logging
 from typing import Any
 
-from grue.observers.events import Event, EventFeed
+from grue.observers.event import Event
+from grue.observers.events import EventFeed
 from grue.runtime.trace import Envelope
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}

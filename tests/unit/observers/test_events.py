@@ -25,7 +25,8 @@ from grue.messages import (
     TurnFailed,
     TurnLimits,
 )
-from grue.observers.events import Event, EventFeed
+from grue.observers.event import Event
+from grue.observers.events import EventFeed
 from grue.protocol.tool_results import SKIPPED_TOO_LATE
 from grue.runtime.supervisor import ActorFailed
 

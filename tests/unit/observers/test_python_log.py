@@ -8,7 +8,7 @@ from recorded_turns import Called, Play, Tape
 from grue.facts import McpInitFailed, McpInitialized
 from grue.messages import RunTurn
 from grue.observers import python_log
-from grue.observers.events import Event
+from grue.observers.event import Event
 from grue.observers.python_log import LoggerObserver
 
 

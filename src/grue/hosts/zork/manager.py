@@ -29,6 +29,7 @@ from grue.messages import (
     ToolDefinition,
     TurnFailed,
 )
+from grue.observers.langfuse import LangfuseObserver
 from grue.observers.python_log import LoggerObserver
 from grue.protocol import tool_results
 from grue.protocol.connection import Disabled, Settled, Untried
@@ -49,7 +50,8 @@ class MCPManager:
         config: Names the file of servers, and the limits. To make a manager is to want MCP: the file is read
             whatever `mcp_enabled` says (R2.1, R2.5).
         logger: Takes the seeds' records of what the coroutines do.
-        langfuse_client: Kept for the observer that reports to Langfuse.
+        langfuse_client: Told of what the coroutines do, by an observer; what it was told is sent when the
+            client is flushed, at the latest at the program's end. It is never shut down here.
 
     Attributes:
         server_name: Name of the first server.
@@ -85,6 +87,10 @@ class MCPManager:
         hide_secrets(self.recorder, [self.tool_server])
         if logger is not None:
             self.recorder.add(LoggerObserver(logger))
+        if langfuse_client is not None:
+            langfuse = LangfuseObserver(langfuse_client)
+            self.recorder.add(langfuse)
+            weakref.finalize(self, langfuse.close, timeout_s=0)
         self._registry = ProcessRegistry()
         # Whoever loses the manager without a disconnect, or its loop, does not keep its server.
         weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)

@@ -1,0 +1,73 @@
+"""One event of an episode's logs, whichever log it goes to."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from grue.messages import JsonObject
+from grue.protocol.safe_text import printable
+
+Level = Literal["info", "warning", "error"]
+
+MESSAGE_LIMIT = 2000
+"""Longest message of an event, in characters; its fields have everything."""
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One event of an episode.
+
+    Attributes:
+        at: Seconds since the epoch.
+        event_type: Its name, such as `mcp_tool_call`.
+        message: One printable line for people.
+        turn: One-based number of the turn; 0 outside turns.
+        fields: What the event tells beside that, JSON values by their seeds' names; text in it is untrusted.
+    """
+
+    at: float
+    level: Level
+    event_type: str
+    message: str
+    episode_id: str
+    turn: int
+    fields: JsonObject
+
+    def labels(self) -> JsonObject:
+        """Return everything but time, level and text, in one flat object."""
+        return {
+            "event_type": self.event_type,
+            "episode_id": self.episode_id,
+            "turn": self.turn,
+            **self.fields,
+        }
+
+
+class Moment(Struct, frozen=True):
+    """When and where an event happens; makes the events of then and there."""
+
+    at: float
+    episode_id: str
+    turn: int
+
+    def info(self, event_type: str, message: str, **fields: object) -> Event:
+        """Return an event at this level."""
+        return self._event("info", event_type, message, fields)
+
+    def warning(self, event_type: str, message: str, **fields: object) -> Event:
+        """Return an event at this level."""
+        return self._event("warning", event_type, message, fields)
+
+    def error(self, event_type: str, message: str, **fields: object) -> Event:
+        """Return an event at this level."""
+        return self._event("error", event_type, message, fields)
+
+    def _event(self, level: Level, event_type: str, message: str, fields: JsonObject) -> Event:
+        return Event(
+            at=self.at,
+            level=level,
+            event_type=event_type,
+            message=printable(message, MESSAGE_LIMIT),
+            episode_id=self.episode_id,
+            turn=self.turn,
+            fields=fields,
+        )

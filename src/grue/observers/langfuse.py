@@ -1,0 +1,335 @@
+"""Langfuse 5: a trace an episode, with its turns, tool-calling sessions, completions and tool calls (R7.4-5).
+
+| in the trace             | observation                                                            |
+|--------------------------|------------------------------------------------------------------------|
+| episode                  | span `episode`; its id is the Langfuse session                         |
+| turn                     | span `turn N`                                                          |
+| its tool-calling session | span `agent-tool-calling-session`                                      |
+| completion               | generation `Agent`; `Sampling` where a server asks the model           |
+| call sent to a server    | tool `mcp-tool-{tool_name}`                                            |
+| what takes no time       | span without duration, such as `tool_skipped`, `completion_retried`    |
+
+Observations are made in the outbox's thread, some time after what they tell of, so that they need explicit
+times. In Langfuse 5, `end` takes one, but `start_observation` does not: the start of the OpenTelemetry span
+inside is set instead, before anything reads it.
+"""
+
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, assert_never
+
+from grue.errors import MissingDependencyError
+from grue.facts import EpisodeEnded
+from grue.messages import (
+    CompletionFailed,
+    CompletionReceived,
+    JsonObject,
+    OfferTools,
+    RunTurn,
+    SystemText,
+    ToolCallRecord,
+    TurnCompleted,
+    TurnFailed,
+    Usage,
+    UserText,
+)
+from grue.observers.outbox import BOUND, Outbox, Warn, warn_once
+from grue.observers.span_feed import SpanFeed
+from grue.observers.span_sink import (
+    DETAIL_LIMIT,
+    SpanSink,
+    chat_messages,
+    chat_reply,
+    clipped,
+    clipped_text,
+    json_text,
+    nanoseconds,
+)
+from grue.observers.spans import (
+    Episode,
+    Generation,
+    Outcome,
+    SessionSummary,
+    SpanClosed,
+    SpanId,
+    SpanNoted,
+    SpanOpened,
+    Subject,
+    ToolSession,
+    ToolUse,
+    Verdict,
+)
+
+INSTALL = "Langfuse is not installed: pip install 'grue[langfuse]'"
+
+_KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
+_CLOUD = "https://cloud.langfuse.com"
+_EXPORT_TIMEOUT_S = 5.0
+_LONGEST_ATTRIBUTE = 200
+"""Langfuse drops longer names and session ids."""
+
+
+def require_langfuse() -> None:
+    """Raise `MissingDependencyError`, with the command that helps, unless langfuse is installed."""
+    if find_spec("langfuse") is None:
+        raise MissingDependencyError(INSTALL)
+
+
+class LangfuseObserver(Outbox):
+    """An observer that tells Langfuse of an episode, from a thread of its own (R7.4-5, P31-32).
+
+    Whatever is wrong with Langfuse is one warning and no more: no turn fails, waits or changes because of it.
+
+    Args:
+        client: The caller's; it is flushed, never shut down. `None`: one is made from the environment
+            (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`), which leaves the global
+            tracer provider alone. It stays for the process, as Langfuse's clients do.
+        session_id: The episode's, unless `EpisodeStarted` says another; `None`: a new one.
+        capture_content: Send prompts, arguments, outputs and the words of errors; otherwise only names,
+            sizes, usage and kinds of errors.
+        warn: Takes the warning, from any thread; `None`: the logger `grue`.
+        bound: Envelopes that may wait; what does not fit is dropped and counted.
+
+    Attributes:
+        client: The client in use; `None`: there is none to be had, and nothing is sent.
+    """
+
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        session_id: str | None = None,
+        capture_content: bool = True,
+        warn: Warn | None = None,
+        bound: int = BOUND,
+    ) -> None:
+        trouble = warn_once(warn)
+        self.client = _client_from_environment(trouble) if client is None else client
+        feed = SpanFeed(session_id or uuid.uuid4().hex)
+        super().__init__(
+            _LangfuseSink(feed, self.client, capture_content), name="langfuse", bound=bound, warn=trouble
+        )
+        if self.client is None:
+            self.close()
+
+
+def _client_from_environment(warn: Warn) -> Any:
+    """Return a client, or `None` after a warning that says why there is none."""
+    missing = [name for name in _KEYS if not os.environ.get(name)]
+    if find_spec("langfuse") is None:
+        warn(f"{INSTALL}. The episode goes on without it.")
+    elif missing:
+        warn(f"Langfuse is told nothing: {' and '.join(missing)} not set.")
+    else:
+        try:
+            return _new_client(warn)
+        except (ImportError, ValueError) as error:
+            warn(f"Langfuse is told nothing: no client can be made: {error}")
+    return None
+
+
+def _new_client(warn: Warn) -> Any:
+    from base64 import b64encode
+
+    from langfuse import Langfuse
+    from opentelemetry.exporter.otlp.proto.http import Compression
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from grue.observers.otlp import patient
+
+    public, secret = (os.environ[name] for name in _KEYS)
+    base_url = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or _CLOUD
+    exporter = OTLPSpanExporter(
+        endpoint=f"{base_url.rstrip('/')}/api/public/otel/v1/traces",
+        headers={
+            "Authorization": f"Basic {b64encode(f'{public}:{secret}'.encode()).decode()}",
+            "x-langfuse-public-key": public,
+            # Without it, what is sent shows up minutes later.
+            "x-langfuse-ingestion-version": "4",
+        },
+        timeout=_EXPORT_TIMEOUT_S,
+        compression=Compression.Gzip,
+    )
+    return Langfuse(
+        base_url=base_url,
+        tracer_provider=TracerProvider(shutdown_on_exit=False),
+        span_exporter=patient(exporter, backend=f"Langfuse at {base_url}", warn=warn),
+    )
+
+
+class _LangfuseSink(SpanSink):
+    def __init__(self, feed: SpanFeed, client: Any, capture_content: bool) -> None:
+        super().__init__(feed)
+        self._client = client
+        self._capture = capture_content
+        self._observations: dict[SpanId, Any] = {}
+        self._trace: dict[str, str] = {}
+        self._for_the_whole_trace: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def open(self, event: SpanOpened) -> None:
+        if isinstance(event.subject, Episode):
+            self._begin_trace(event.subject)
+        beginning = self._beginning(event.subject)
+        self._observations[event.span] = self._start(event.parent, event.at, beginning)
+
+    def note(self, event: SpanNoted) -> None:
+        beginning = {
+            "name": event.name,
+            "as_type": "span",
+            "metadata": event.facts,
+            **self._judged(event.verdict),
+        }
+        self._start(event.span, event.at, beginning).end(end_time=nanoseconds(event.at))
+
+    def close(self, event: SpanClosed) -> None:
+        observation = self._observations.pop(event.span, None)
+        if observation is None:
+            return
+        observation.update(**self._ending(event.outcome), **self._judged(event.verdict))
+        observation.end(end_time=nanoseconds(event.at))
+
+    def flush(self) -> None:
+        if self._client is not None:
+            self._client.flush()
+
+    def _begin_trace(self, episode: Episode) -> None:
+        seed = episode.episode_id
+        self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
+        name = episode.started.game if episode.started else "grue"
+        self._for_the_whole_trace = _propagation(seed, name)
+
+    def _start(self, parent: SpanId | None, at: float, beginning: JsonObject) -> Any:
+        inside = None if parent is None else self._observations.get(parent)
+        with self._for_the_whole_trace():
+            if inside is None:
+                observation = self._client.start_observation(trace_context=self._trace, **beginning)
+            else:
+                observation = inside.start_observation(**beginning)
+        _set_start(observation, nanoseconds(at))
+        return observation
+
+    def _beginning(self, subject: Subject) -> JsonObject:
+        match subject:
+            case Episode(started=started):
+                metadata = {} if started is None else _episode_facts(started)
+                return {"name": "episode", "as_type": "span", "metadata": metadata}
+            case RunTurn(turn=turn, servers=servers):
+                asked = chat_messages((SystemText(subject.system), UserText(subject.user)))
+                metadata = {"turn": turn, "servers": list(servers)}
+                return {"name": f"turn {turn}", "as_type": "span", **self._content("input", asked, metadata)}
+            case ToolSession(max_iterations=most):
+                metadata = {"mcp_enabled": True, "max_iterations": most}
+                return {"name": "agent-tool-calling-session", "as_type": "span", "metadata": metadata}
+            case Generation(request=request, model=model):
+                metadata = {"request": request.request, "tools_offered": isinstance(request.mode, OfferTools)}
+                return {
+                    "name": "Agent" if subject.asked_by == "agent" else "Sampling",
+                    "as_type": "generation",
+                    "model": model or None,
+                    **self._content("input", chat_messages(request.new), metadata),
+                }
+            case ToolUse(name=name, server=server, timeout_s=timeout_s):
+                metadata = {
+                    "tool_name": name,
+                    "server_name": server,
+                    "timeout_seconds": timeout_s,
+                    "iteration": subject.iteration,
+                }
+                content = self._content("input", clipped(subject.arguments), metadata)
+                return {"name": f"mcp-tool-{name}", "as_type": "tool", **content}
+            case never:
+                assert_never(never)
+
+    def _ending(self, outcome: Outcome | None) -> JsonObject:
+        match outcome:
+            case None | CompletionFailed():
+                return {}
+            case EpisodeEnded(reason=reason, turns=turns, score=score, max_score=most):
+                return {"metadata": {"reason": reason, "turns": turns, "score": score, "max_score": most}}
+            case TurnCompleted(answer=answer, kind=kind):
+                return self._content("output", clipped(answer), {"kind": kind, **_turn_facts(outcome)})
+            case TurnFailed():
+                return {"metadata": {"kind": "failed", **_turn_facts(outcome)}}
+            case SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
+                summary: JsonObject = {"iterations_used": iterations, "tools_called": called}
+                if self._capture:
+                    summary["final_action"] = clipped(action)
+                return {"metadata": summary}
+            case CompletionReceived(model=model, usage=usage):
+                facts: JsonObject = {"finish_reason": outcome.finish_reason, "elapsed_s": outcome.elapsed_s}
+                return {
+                    **self._content("output", chat_reply(outcome), facts),
+                    "model": model or None,
+                    "usage_details": usage_details(usage),
+                    "cost_details": None if usage.cost_usd is None else {"total": usage.cost_usd},
+                }
+            case ToolCallRecord(result=result, duration_s=duration_s):
+                took = None if duration_s is None else round(duration_s * 1000, 3)
+                facts = {"is_error": result.is_error, "duration_ms": took}
+                return self._content("output", clipped(result.to_dict()), facts)
+            case never:
+                assert_never(never)
+
+    def _content(self, part: str, content: object, metadata: JsonObject) -> JsonObject:
+        """Return content and metadata, or where content is not to be sent, its size among the metadata."""
+        if self._capture:
+            return {part: content, "metadata": metadata}
+        return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}
+
+    def _judged(self, verdict: Verdict) -> JsonObject:
+        if verdict.level == "default":
+            return {}
+        detail = clipped_text(verdict.detail, DETAIL_LIMIT) if self._capture else ""
+        return {"level": verdict.level.upper(), "status_message": detail or verdict.error_type or None}
+
+
+def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes the context in which observations get the session's id and the trace's name."""
+    if find_spec("langfuse") is None:  # then the client is somebody's stand-in
+        return nullcontext
+    from langfuse import propagate_attributes
+
+    return partial(
+        propagate_attributes,
+        session_id=session_id[:_LONGEST_ATTRIBUTE],
+        trace_name=trace_name[:_LONGEST_ATTRIBUTE],
+    )
+
+
+def usage_details(usage: Usage) -> dict[str, int]:
+    """Return tokens in Langfuse's terms: classes that do not overlap, and add up to the total."""
+    details = {
+        "input": max(0, usage.input_tokens - usage.cached_tokens),
+        "output": max(0, usage.output_tokens - usage.reasoning_tokens),
+        "input_cached_tokens": usage.cached_tokens,
+        "output_reasoning_tokens": usage.reasoning_tokens,
+    }
+    return {name: tokens for name, tokens in details.items() if tokens or name in ("input", "output")}
+
+
+def _episode_facts(started: Any) -> JsonObject:
+    names = ("game", "game_hash", "seed", "model", "scripted", "max_turns", "version")
+    return {**{name: getattr(started, name) for name in names}, "servers": list(started.servers)}
+
+
+def _turn_facts(end: TurnCompleted | TurnFailed) -> JsonObject:
+    return {
+        "iterations": end.iterations,
+        "requests": end.requests,
+        "tool_calls": len(end.tool_calls),
+        "input_tokens": end.usage.input_tokens,
+        "output_tokens": end.usage.output_tokens,
+        "cost_usd": end.usage.cost_usd,
+    }
+
+
+def _set_start(observation: Any, at_ns: int) -> None:
+    span = getattr(observation, "_otel_span", None)
+    # A span that is sampled out, and one of a client that is disabled or a stand-in, has no start to set.
+    if isinstance(getattr(span, "_start_time", None), int):
+        span._start_time = at_ns  # type: ignore[union-attr]  # noqa: SLF001 - there is no other way in version 5

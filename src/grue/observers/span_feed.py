@@ -1,0 +1,363 @@
+"""From the trace to spans: what lasted from when to when, inside what, and how it ended.
+
+`SpanFeed` takes the envelopes of an episode in order and returns what begins, happens and ends. It does no
+I/O and reads no clock.
+
+What belongs to what is read from causes: an envelope belongs to the turn of the envelope that caused it. One
+without a cause (a deadline, a crash) belongs to the latest open turn of its number. A session that no turn
+has opened, as `MCPManager` opens them, stands under the episode by itself.
+
+The rules that it keeps, whatever arrives:
+- Each span that is opened is closed exactly once, after everything inside it (`finish` closes what is left).
+- A tool use is a call that was sent (P31); a call that was skipped or rejected is a note.
+- A turn has at most one tool-calling session, and has one if and only if a request offered tools (P32).
+- What was under way when its turn ended is cut off: it is closed without an outcome. So is a turn whose agent
+  crashed, and every turn that is open when the episode ends, at the time of its last envelope.
+- Time never runs backwards: it is monotonic, counted from the wall clock's time of the first envelope.
+"""
+
+from typing import Any, TypeAlias
+
+from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.messages import (
+    CallId,
+    CallTools,
+    CompletionFailed,
+    CompletionReceived,
+    IterationStarted,
+    LlmFailure,
+    McpDisabled,
+    OpenSession,
+    RequestCompletion,
+    RunTurn,
+    ServerDied,
+    ServerName,
+    SessionClosed,
+    SessionOpened,
+    StartupFailed,
+    ToolCall,
+    ToolCalled,
+    ToolReturned,
+    ToolsUnsupported,
+    ToolSupportChecked,
+    ToolTimedOut,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.observers.spans import (
+    CUT_OFF,
+    Episode,
+    Generation,
+    Outcome,
+    SessionSummary,
+    SpanClosed,
+    SpanEvent,
+    SpanId,
+    SpanNoted,
+    SpanOpened,
+    Subject,
+    ToolSession,
+    ToolUse,
+    Verdict,
+    crash_verdict,
+    verdict_of,
+    words_of,
+)
+from grue.protocol.tool_calls import record_settlement
+from grue.runtime.supervisor import ActorFailed
+from grue.runtime.trace import Envelope
+
+_Settled: TypeAlias = ToolReturned | ToolTimedOut | ServerDied
+_Calling: TypeAlias = CallTools | ToolCalled | _Settled
+_Asking: TypeAlias = IterationStarted | RequestCompletion | CompletionReceived | CompletionFailed
+
+
+class _Scope:
+    """A turn that is under way, or a session outside turns: its open spans, and what they need to know."""
+
+    def __init__(self, turn: int, command: RunTurn | OpenSession) -> None:
+        self.turn = turn
+        self.command = command
+        self.root = self.session = SpanId(0)
+        self.last_at = 0.0
+        self.envelopes: list[int] = []
+        self.open: dict[SpanId, SpanOpened] = {}
+        self.generations: dict[int, SpanId] = {}
+        self.uses: dict[CallId, SpanId] = {}
+        self.names: dict[CallId, str] = {}
+        self.timeouts: dict[tuple[ServerName, int], float] = {}
+        self.revisions: dict[ServerName, str] = {}
+        self.iteration = 0
+        self.replies_with_calls = 0
+        self.sent = 0
+        self.crash: ActorFailed | None = None
+
+    @property
+    def innermost(self) -> SpanId:
+        """The span that generations, tool uses and notes are in."""
+        return self.session or self.root
+
+
+class SpanFeed:
+    """Turn the envelopes of one episode into its spans.
+
+    Args:
+        episode_id: Names the episode until `EpisodeStarted` does.
+        model: The model that is asked, until the trace says it.
+    """
+
+    def __init__(self, episode_id: str, *, model: str = "") -> None:
+        self._episode_id = episode_id
+        self._model = model
+        self._endpoint = ""
+        self._episode: SpanOpened | None = None
+        self._scopes: list[_Scope] = []
+        self._scope_of: dict[int, _Scope] = {}
+        self._spans = 0
+        self._epoch: float | None = None
+        self._now = 0.0
+        self._events: list[SpanEvent] = []
+
+    def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
+        """Return what `envelope` begins, notes and ends, in order; most do one thing or none."""
+        self._events = []
+        if self._epoch is None:
+            self._epoch = envelope.at - envelope.t
+        self._now = max(self._now, self._epoch + envelope.t)
+        body = envelope.body
+        match body:
+            case EpisodeStarted() | EpisodeResumed() | EpisodeEnded():
+                self._host_says(body)
+            case RunTurn():
+                self._begin_turn(envelope, body)
+            case _:
+                scope = self._find(envelope)
+                if scope is None and isinstance(body, OpenSession):
+                    self._begin_session(envelope, body)
+                elif scope is not None:
+                    self._belongs(envelope, scope)
+                    self._happen(scope, envelope)
+        return self._events
+
+    def finish(self) -> list[SpanEvent]:
+        """Return the ends of everything that is still open; the episode goes no further."""
+        self._events = []
+        self._end_episode(None, CUT_OFF)
+        return self._events
+
+    # --- Episodes, turns and sessions ---
+
+    def _host_says(self, fact: EpisodeStarted | EpisodeResumed | EpisodeEnded) -> None:
+        if isinstance(fact, EpisodeEnded):
+            self._end_episode(fact, verdict_of(fact))
+            return
+        self._end_episode(None, CUT_OFF)
+        self._episode_id = fact.episode_id
+        if isinstance(fact, EpisodeStarted):
+            self._model = fact.model
+        self._begin_episode(fact if isinstance(fact, EpisodeStarted) else None)
+
+    def _begin_episode(self, started: EpisodeStarted | None) -> SpanId:
+        subject = Episode(episode_id=self._episode_id, started=started)
+        self._episode = self._opened(subject, parent=None, turn=0)
+        return self._episode.span
+
+    def _end_episode(self, outcome: EpisodeEnded | None, verdict: Verdict) -> None:
+        for scope in list(self._scopes):
+            self._abandon(scope)
+        if self._episode is not None:
+            self._closed(self._episode, self._now, outcome, verdict)
+            self._episode = None
+
+    def _begin(self, envelope: Envelope[Any], command: RunTurn | OpenSession, subject: Subject) -> _Scope:
+        parent = self._begin_episode(None) if self._episode is None else self._episode.span
+        scope = _Scope(envelope.turn, command)
+        self._scopes.append(scope)
+        self._belongs(envelope, scope)
+        scope.root = self._open(scope, subject, parent)
+        return scope
+
+    def _begin_turn(self, envelope: Envelope[Any], command: RunTurn) -> None:
+        for crashed in [scope for scope in self._scopes if scope.crash is not None]:
+            self._abandon(crashed)
+        self._begin(envelope, command, command)
+
+    def _begin_session(self, envelope: Envelope[Any], command: OpenSession) -> None:
+        scope = self._begin(envelope, command, ToolSession(servers=(command.server,)))
+        scope.session = scope.root
+
+    def _abandon(self, scope: _Scope) -> None:
+        """End a turn of which no more will be heard, at the last moment that was heard of it."""
+        verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
+        self._end_scope(scope, scope.last_at, None, verdict)
+
+    def _end_scope(
+        self, scope: _Scope, at: float, end: TurnCompleted | TurnFailed | None, verdict: Verdict
+    ) -> None:
+        if scope.session:
+            self._close(scope, scope.session, at, _summary(scope, end), verdict)
+        self._close(scope, scope.root, at, end, verdict)
+        self._scopes.remove(scope)
+        for number in scope.envelopes:
+            del self._scope_of[number]
+
+    # --- What happens in them ---
+
+    def _find(self, envelope: Envelope[Any]) -> _Scope | None:
+        if envelope.cause in self._scope_of:
+            return self._scope_of[envelope.cause]
+        return next((scope for scope in reversed(self._scopes) if scope.turn == envelope.turn), None)
+
+    def _belongs(self, envelope: Envelope[Any], scope: _Scope) -> None:
+        self._scope_of[envelope.seq] = scope
+        scope.envelopes.append(envelope.seq)
+        scope.last_at = self._now
+
+    def _happen(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+        body = envelope.body
+        match body:
+            case IterationStarted() | RequestCompletion() | CompletionReceived() | CompletionFailed():
+                self._asking(scope, envelope, body)
+            case CallTools() | ToolCalled() | ToolReturned() | ToolTimedOut() | ServerDied():
+                self._calling(scope, body)
+            case SessionOpened(server=server, protocol_version=revision):
+                scope.revisions[server] = revision
+            case ToolSupportChecked(model=model, endpoint=endpoint):
+                self._model, self._endpoint = model, endpoint
+            case TurnCompleted():
+                self._end_scope(scope, self._now, body, verdict_of(body))
+            case TurnFailed(failure=failure):
+                if isinstance(failure, LlmFailure | ToolsUnsupported):
+                    self._model, self._endpoint = failure.model, failure.endpoint
+                verdict = verdict_of(body) if scope.crash is None else crash_verdict(scope.crash)
+                self._end_scope(scope, self._now, body, verdict)
+            case _:
+                self._note(scope, envelope)
+                self._outside_turns(scope, body)
+
+    def _outside_turns(self, scope: _Scope, body: object) -> None:
+        """End a session of its own with the word that it is closed, or was never opened."""
+        if isinstance(scope.command, RunTurn):
+            return
+        match body:
+            case SessionClosed():
+                self._end_scope(scope, self._now, None, Verdict())
+            case StartupFailed(failure=failure):
+                self._end_scope(scope, self._now, None, Verdict("error", "server_failed", failure.cause))
+            case McpDisabled(reason=reason):
+                self._end_scope(scope, self._now, None, Verdict("error", "mcp_disabled", reason))
+
+    def _note(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+        if isinstance(envelope.body, ActorFailed):
+            scope.crash = scope.crash or envelope.body
+        words = words_of(envelope.body)
+        if words is None:
+            return
+        span = scope.generations.get(envelope.cause or 0, scope.innermost)
+        name = scope.names.get(getattr(envelope.body, "call_id", CallId("")))
+        facts = words.facts if name is None else {**words.facts, "tool_name": name}
+        self._events.append(
+            SpanNoted(span=span, at=self._now, name=words.name, verdict=words.verdict, facts=facts)
+        )
+
+    def _asking(self, scope: _Scope, envelope: Envelope[Any], body: _Asking) -> None:
+        match body:
+            case IterationStarted(iteration=iteration, max_iterations=most):
+                scope.iteration = iteration
+                if not scope.session and isinstance(scope.command, RunTurn):
+                    session = ToolSession(servers=scope.command.servers, max_iterations=most)
+                    scope.session = self._open(scope, session, scope.root)
+            case RequestCompletion():
+                parent = self._asked_by(scope, envelope.sender)
+                subject = Generation(
+                    request=body, model=self._model, endpoint=self._endpoint, asked_by=envelope.sender
+                )
+                scope.generations[envelope.seq] = self._open(scope, subject, parent)
+            case CompletionReceived() | CompletionFailed():
+                if isinstance(body, CompletionReceived):
+                    scope.names.update({call.call_id: call.name for call in body.tool_calls})
+                    scope.replies_with_calls += bool(body.tool_calls)
+                generation = _answered(scope, envelope.cause, body.request)
+                if generation is not None:
+                    self._close(scope, generation, self._now, body, verdict_of(body))
+
+    def _asked_by(self, scope: _Scope, sender: str) -> SpanId:
+        """Return the span a request is made in: a server that asks the model does so in a call of its own."""
+        for span in scope.open.values():
+            if isinstance(span.subject, ToolUse) and span.subject.server == sender:
+                return span.span
+        return scope.innermost
+
+    def _calling(self, scope: _Scope, body: _Calling) -> None:
+        match body:
+            case CallTools(server=server, batch=batch, timeout_s=timeout_s):
+                scope.timeouts[server, batch] = timeout_s
+            case ToolCalled(call_id=call_id, server=server, tool=tool):
+                use = ToolUse(
+                    call_id=call_id,
+                    name=scope.names.get(call_id, f"{server}.{tool}"),
+                    server=server,
+                    tool=tool,
+                    arguments=body.arguments,
+                    timeout_s=scope.timeouts.get((server, body.batch)),
+                    iteration=scope.iteration,
+                    protocol_version=scope.revisions.get(server, ""),
+                )
+                scope.sent += 1
+                scope.uses[call_id] = self._open(scope, use, scope.innermost)
+            case ToolReturned() | ToolTimedOut() | ServerDied():
+                span = scope.uses.pop(body.call_id, None)
+                used = None if span is None else scope.open[span].subject
+                if span is not None and isinstance(used, ToolUse):
+                    call = ToolCall(call_id=body.call_id, name=used.name, arguments="")
+                    outcome = record_settlement((call,), used.iteration, body)
+                    self._close(scope, span, self._now, outcome, verdict_of(outcome))
+
+    # --- Spans ---
+
+    def _open(self, scope: _Scope, subject: Subject, parent: SpanId) -> SpanId:
+        opened = self._opened(subject, parent=parent, turn=scope.turn)
+        scope.open[opened.span] = opened
+        return opened.span
+
+    def _close(
+        self, scope: _Scope, span: SpanId, at: float, outcome: Outcome | None, verdict: Verdict
+    ) -> None:
+        for inner in [opened.span for opened in scope.open.values() if opened.parent == span]:
+            self._close(scope, inner, at, None, CUT_OFF)
+        opened = scope.open.pop(span, None)
+        if opened is not None:
+            self._closed(opened, at, outcome, verdict)
+
+    def _opened(self, subject: Subject, *, parent: SpanId | None, turn: int) -> SpanOpened:
+        self._spans += 1
+        opened = SpanOpened(span=SpanId(self._spans), parent=parent, at=self._now, turn=turn, subject=subject)
+        self._events.append(opened)
+        return opened
+
+    def _closed(self, opened: SpanOpened, at: float, outcome: Outcome | None, verdict: Verdict) -> None:
+        self._events.append(
+            SpanClosed(span=opened.span, at=at, subject=opened.subject, outcome=outcome, verdict=verdict)
+        )
+
+
+def _answered(scope: _Scope, cause: int | None, request: int) -> SpanId | None:
+    """Return the generation that a reply ends, which is the one that caused it.
+
+    An LLM actor of the host's own may not say what causes its replies: then it is the one of that number.
+    """
+    if cause is None:
+        for asked, span in scope.generations.items():
+            subject = scope.open[span].subject
+            if isinstance(subject, Generation) and subject.request.request == request:
+                cause = asked
+    return scope.generations.pop(cause or 0, None)
+
+
+def _summary(scope: _Scope, end: TurnCompleted | TurnFailed | None) -> SessionSummary:
+    answer = end.answer if isinstance(end, TurnCompleted) else None
+    return SessionSummary(
+        iterations_used=scope.replies_with_calls if end is None else end.iterations,
+        tools_called=scope.sent,
+        final_action=answer.get("action") if isinstance(answer, dict) else answer,
+    )

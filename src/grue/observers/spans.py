@@ -1,0 +1,302 @@
+"""What Langfuse and OpenTelemetry are told: spans that begin and end, and what happens in them.
+
+```
+Episode
+└─ RunTurn
+   ├─ ToolSession, from the first request that offers tools to the turn's end
+   │  ├─ Generation, for each completion that was asked for
+   │  └─ ToolUse, for each call that was sent to its server (P31)
+   └─ Generation, in a turn without tools
+```
+
+`span_feed` makes these of the trace's envelopes. Both exporters write them down, so that they tell the same.
+Where a message says what a span is about, or what came of it, the message itself stands here.
+"""
+
+from typing import Literal, NamedTuple, NewType, TypeAlias, assert_never
+
+from msgspec import Struct
+
+from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.messages import (
+    CallId,
+    CompletionFailed,
+    CompletionReceived,
+    CompletionRetried,
+    ConnectFailed,
+    DeadlineMissed,
+    DeadlinePassed,
+    FellBack,
+    FinalForced,
+    Interrupted,
+    JsonObject,
+    LlmFailure,
+    McpDisabled,
+    NoAnswer,
+    RepairRequested,
+    ReplyCut,
+    ReplyUnusable,
+    RequestCompletion,
+    RunTurn,
+    ServerFailure,
+    ServerName,
+    ToolCallRecord,
+    ToolDrifted,
+    ToolRejected,
+    ToolSkipped,
+    ToolsUnsupported,
+    TurnCompleted,
+    TurnFailed,
+    TurnFailure,
+    TurnInterrupted,
+)
+from grue.protocol.tool_lock import drift_text
+from grue.runtime.supervisor import ActorFailed
+
+SpanId = NewType("SpanId", int)
+"""Number of a span in its feed, from 1."""
+
+Level = Literal["default", "warning", "error"]
+
+
+class Episode(Struct, frozen=True, kw_only=True):
+    """A whole episode; `started` is what its host says of it, if it does."""
+
+    episode_id: str
+    started: EpisodeStarted | None = None
+
+
+class ToolSession(Struct, frozen=True, kw_only=True):
+    """What a turn does with tools on offer, or a session that was opened outside turns.
+
+    Attributes:
+        max_iterations: Replies with tool calls after which the turn is forced to its answer; `None` outside.
+    """
+
+    servers: tuple[ServerName, ...]
+    max_iterations: int | None = None
+
+
+class Generation(Struct, frozen=True, kw_only=True):
+    """One completion: its request, with what is new in the conversation.
+
+    Attributes:
+        model: As it was asked for, as far as the trace has said; empty otherwise.
+        endpoint: Base URL, as far as the trace has said; empty otherwise.
+        asked_by: Name of the actor that asks: the agent, or a server that samples.
+    """
+
+    request: RequestCompletion
+    model: str = ""
+    endpoint: str = ""
+    asked_by: str = "agent"
+
+
+class ToolUse(Struct, frozen=True, kw_only=True):
+    """One call that was sent to its server.
+
+    Attributes:
+        name: Canonical.
+        tool: As its server calls it.
+        timeout_s: What it was given.
+        iteration: One-based number of the reply that asked for it; 0 outside turns.
+        protocol_version: The MCP revision that its server speaks; empty for servers that are none.
+    """
+
+    call_id: CallId
+    name: str
+    server: ServerName
+    tool: str
+    arguments: JsonObject
+    timeout_s: float | None = None
+    iteration: int = 0
+    protocol_version: str = ""
+
+
+class SessionSummary(Struct, frozen=True, kw_only=True):
+    """What came of a tool session; `tools_called` counts the calls that were sent."""
+
+    iterations_used: int
+    tools_called: int
+    final_action: object = None
+
+
+Subject: TypeAlias = Episode | RunTurn | ToolSession | Generation | ToolUse
+Outcome: TypeAlias = (
+    EpisodeEnded
+    | TurnCompleted
+    | TurnFailed
+    | SessionSummary
+    | CompletionReceived
+    | CompletionFailed
+    | ToolCallRecord
+)
+
+
+class Verdict(Struct, frozen=True):
+    """How well something ended.
+
+    Attributes:
+        error_type: One word of few, fit for counting; empty unless something failed.
+        detail: The same for people; it may quote the model, a tool or a person.
+    """
+
+    level: Level = "default"
+    error_type: str = ""
+    detail: str = ""
+
+
+class SpanOpened(Struct, frozen=True, kw_only=True):
+    """A span begins, at `at` seconds since the epoch, inside `parent`; `None`: it is the outermost."""
+
+    span: SpanId
+    parent: SpanId | None
+    at: float
+    turn: int
+    subject: Subject
+
+
+class SpanNoted(Struct, frozen=True, kw_only=True):
+    """Something happens in a span that takes no time; `facts` are names and numbers, no content."""
+
+    span: SpanId
+    at: float
+    name: str
+    verdict: Verdict
+    facts: JsonObject
+
+
+class SpanClosed(Struct, frozen=True, kw_only=True):
+    """A span ends; without an outcome if it was cut off."""
+
+    span: SpanId
+    at: float
+    subject: Subject
+    outcome: Outcome | None
+    verdict: Verdict
+
+
+SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed
+
+CUT_OFF = Verdict("warning", "cut_off", "what it was a part of ended first")
+
+
+def crash_verdict(crash: ActorFailed) -> Verdict:
+    """Return how a turn ends whose actor raised something unforeseen."""
+    return Verdict("error", "actor_crashed", f"{crash.actor}: {crash.error}")
+
+
+def verdict_of(
+    outcome: EpisodeEnded
+    | TurnCompleted
+    | TurnFailed
+    | CompletionReceived
+    | CompletionFailed
+    | ToolCallRecord,
+) -> Verdict:
+    """Return how well something ended."""
+    match outcome:
+        case CompletionReceived():
+            return Verdict()
+        case CompletionFailed(failure=failure):
+            return Verdict("error", failure.kind, failure.message)
+        case ToolCallRecord(settlement=settlement, result=result):
+            if not result.is_error:
+                return Verdict()
+            return Verdict("error", _FAILED_CALLS.get(settlement, settlement), result.error_message or "")
+        case TurnCompleted(kind=kind, reason=reason):
+            return Verdict("warning" if kind in ("fallback", "degraded") else "default", detail=reason)
+        case TurnFailed(failure=failure):
+            return _failed(failure)
+        case EpisodeEnded(reason=reason, detail=detail):
+            if reason in ("failed", "fallbacks"):
+                return Verdict("error", reason, detail)
+            return Verdict("warning" if reason == "interrupted" else "default", detail=detail)
+        case never:
+            assert_never(never)
+
+
+_FAILED_CALLS = {"returned": "tool_error", "timed_out": "timeout", "died": "server_died"}
+
+
+def _failed(failure: TurnFailure) -> Verdict:
+    match failure:
+        case ServerFailure(cause=cause):
+            return Verdict("error", "server_failed", cause)
+        case LlmFailure(kind=kind, message=message):
+            return Verdict("error", kind, message)
+        case ToolsUnsupported(reason=reason):
+            return Verdict("error", "tools_unsupported", reason)
+        case DeadlineMissed(limit_s=limit_s, doing=doing):
+            return Verdict("error", "timeout", f"out of time after {limit_s:g}s, {doing}")
+        case Interrupted(reason=reason):
+            return Verdict("error", "interrupted", reason)
+        case NoAnswer(reason=reason):
+            return Verdict("error", "no_answer", reason)
+        case never:
+            assert_never(never)
+
+
+class Words(NamedTuple):
+    """What a note says."""
+
+    name: str
+    verdict: Verdict
+    facts: JsonObject
+
+
+def words_of(body: object) -> Words | None:
+    """Return what a message has to say in the span it happens in; `None`: nothing."""
+    return _of_calls(body) or _of_model(body) or _of_turn(body)
+
+
+def _of_calls(body: object) -> Words | None:
+    match body:
+        case ToolSkipped(reason=reason, call_id=call_id):
+            return Words("tool_skipped", Verdict("warning", detail=reason), {"call_id": call_id})
+        case ToolRejected(name=name, error=error, call_id=call_id):
+            facts: JsonObject = {"call_id": call_id, "tool_name": name}
+            return Words("tool_rejected", Verdict("warning", "rejected", error), facts)
+        case ToolDrifted(server=server, tool=tool, change=change):
+            facts = {"tool_name": f"{server}.{tool}", "change": change, "refused": body.refused}
+            return Words("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
+        case ConnectFailed(server=server, attempt=attempt, failure=failure, then=then):
+            facts = {"server_name": server, "attempt": attempt, "phase": failure.phase, "then": then}
+            return Words("connect_failed", Verdict("warning", "server_failed", failure.cause), facts)
+        case McpDisabled(server=server, reason=reason, newly=newly):
+            facts = {"server_name": server, "newly": newly}
+            return Words("mcp_disabled", Verdict("warning", detail=reason), facts)
+        case _:
+            return None
+
+
+def _of_model(body: object) -> Words | None:
+    match body:
+        case CompletionRetried(attempt=attempt, delay_s=delay_s, failure=failure):
+            facts: JsonObject = {"attempt": attempt, "delay_s": delay_s, "status": failure.status}
+            return Words("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
+        case ReplyCut(limit_tokens=limit, retried_with=retried_with):
+            facts = {"limit_tokens": limit, "retried_with": retried_with}
+            return Words("reply_cut", Verdict("warning"), facts)
+        case ReplyUnusable(finish_reason=finish_reason):
+            return Words("reply_unusable", Verdict("warning"), {"finish_reason": finish_reason})
+        case FinalForced(reason=reason, iterations=iterations):
+            return Words("final_forced", Verdict(), {"reason": reason, "iterations": iterations})
+        case RepairRequested(reason=reason):
+            return Words("repair_requested", Verdict("warning", detail=reason), {})
+        case FellBack(reason=reason):
+            return Words("fell_back", Verdict("warning", detail=reason), {})
+        case _:
+            return None
+
+
+def _of_turn(body: object) -> Words | None:
+    match body:
+        case DeadlinePassed(limit_s=limit_s):
+            return Words("deadline_passed", Verdict("warning", "timeout"), {"limit_s": limit_s})
+        case TurnInterrupted(reason=reason):
+            return Words("turn_interrupted", Verdict("warning", "interrupted", reason), {})
+        case ActorFailed(actor=actor):
+            return Words("actor_failed", crash_verdict(body), {"actor": actor})
+        case _:
+            return None

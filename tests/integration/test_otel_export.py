@@ -1,0 +1,131 @@
+"""OpenTelemetry's own exporter, sending real turns over HTTP to a collector on loopback."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from observed_turns import MODEL, Watched, answer, echoes
+from otlp_receiver import OtlpReceiver, Received
+
+from grue.observers.otel import OtelObserver
+
+exporters = pytest.importorskip(
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    reason="opentelemetry is not installed: pip install 'grue[otel]'",
+)
+
+DEADLINE_S = 20.0
+
+
+def collected(**given: Any) -> tuple[OtlpReceiver, Watched]:
+    """Watch a real turn through OpenTelemetry's own exporter, over HTTP."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    with OtlpReceiver() as receiver:
+        provider = TracerProvider(shutdown_on_exit=False)
+        exporter = exporters.OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        observer = OtelObserver(provider)
+        watched = Watched(given.pop("replies"), observer, **given)
+        assert observer.close(DEADLINE_S)
+        provider.shutdown()
+    return receiver, watched
+
+
+def test_a_real_turn_arrives_at_a_collector() -> None:
+    receiver, watched = collected(replies=[echoes("one", "two"), answer("take lamp")])
+    assert watched.outcome.response == "take lamp"
+    episode = receiver.one("invoke_workflow The House")
+    (turn,) = receiver.children(episode)
+    (session,) = receiver.children(turn)
+    inside = receiver.children(session)
+    assert [span.name for span in (turn, session, *inside)] == [
+        "invoke_agent agent",
+        "agent-tool-calling-session",
+        f"chat {MODEL}",
+        "execute_tool faulty.echo",
+        "execute_tool faulty.echo",
+        f"chat {MODEL}",
+    ]
+    assert {span.trace_id for span in receiver.spans} == {episode.trace_id}
+    assert {span.status for span in receiver.spans} == {"UNSET"}
+    chat, tool = inside[0].attributes, inside[1].attributes
+    assert chat["gen_ai.request.model"] == chat["gen_ai.response.model"] == MODEL
+    assert chat["gen_ai.usage.input_tokens"] == 100
+    assert chat["gen_ai.usage.cache_read.input_tokens"] == 60
+    assert chat["gen_ai.usage.reasoning.output_tokens"] == 30
+    assert chat["grue.usage.cost_usd"] == 0.0025
+    assert chat["gen_ai.response.finish_reasons"] == ["tool_calls"]
+    assert (tool["gen_ai.tool.name"], tool["mcp.method.name"]) == ("faulty.echo", "tools/call")
+    assert tool["gen_ai.tool.call.id"].startswith("call_scripted_")
+    assert tool["gen_ai.conversation.id"] == "episode-1"
+    assert [path for path, _ in receiver.requests] == ["/v1/traces"]
+
+
+def test_a_timeout_and_what_it_skips_arrive_too() -> None:
+    receiver, _ = collected(
+        replies=[echoes("one", "two", "three"), answer()], flags=("--silent-at", "call"), call_s=0.2
+    )
+    tool = receiver.one("execute_tool faulty.echo")
+    assert (tool.status, tool.attributes["error.type"]) == ("ERROR", "timeout")
+    assert tool.duration_s >= 0.2
+    session = receiver.one("agent-tool-calling-session")
+    assert [name for name, _ in session.events] == ["tool_skipped", "tool_skipped"]
+    assert session.events[0][1]["grue.tool_name"] == "faulty.echo"
+
+
+def test_a_server_that_dies_arrives_too() -> None:
+    receiver, _ = collected(replies=[echoes("one"), answer("look")], flags=("--kill-at", "call"))
+    tool: Received = receiver.one("execute_tool faulty.echo")
+    assert (tool.status, tool.attributes["error.type"]) == ("ERROR", "server_died")
+    assert receiver.one("invoke_agent agent").attributes["grue.kind"] == "forced"
+
+
+FROM_THE_ENVIRONMENT = """
+from opentelemetry import trace
+from recorded_turns import Play, Tape
+from grue.messages import RunTurn
+from grue.observers.otel import OtelObserver
+
+observer = OtelObserver()
+Play(Tape(observer), RunTurn(turn=1, system="You play.", user="A house."), ["take lamp"])
+assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+"""
+
+
+def run_from_the_environment(**environment: str) -> "subprocess.CompletedProcess[str]":
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    path = os.pathsep.join(each for each in sys.path if each)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", FROM_THE_ENVIRONMENT],
+        env={**kept, **environment, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_provider_of_the_environment_sends_by_the_end_of_the_program() -> None:
+    with OtlpReceiver() as receiver:
+        done = run_from_the_environment(OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {span.name for span in receiver.spans} == {"invoke_workflow", "invoke_agent agent", "chat"}
+
+
+def test_a_dead_collector_is_one_warning() -> None:
+    with OtlpReceiver() as receiver:
+        url = receiver.url
+    done = run_from_the_environment(OTEL_EXPORTER_OTLP_ENDPOINT=url, OTEL_EXPORTER_OTLP_TIMEOUT="1")
+    assert done.returncode == 0
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("The OpenTelemetry collector at 127.0.0.1:")
+
+
+def test_without_an_endpoint_there_is_one_warning() -> None:
+    done = run_from_the_environment()
+    assert done.returncode == 0
+    assert done.stderr == "OpenTelemetry is told nothing: OTEL_EXPORTER_OTLP_ENDPOINT is not set.\n"

@@ -1,0 +1,103 @@
+"""Real turns, watched: a real server process, a scripted model over real HTTP, observers on the recorder."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from grue.actors.llm_endpoint import LlmSettings
+from grue.errors import MCPError
+from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.mcp_transport.stdio import ProcessLimits, StdioServer
+from grue.messages import TurnLimits
+from grue.runner import Runner, TurnOutcome, TurnRequest
+from grue.runtime.trace import Envelope, Observer, Recorder
+from grue.testing import faulty_server
+from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
+
+MODEL = "scripted"
+USAGE = {
+    "prompt_tokens": 100,
+    "completion_tokens": 40,
+    "prompt_tokens_details": {"cached_tokens": 60},
+    "completion_tokens_details": {"reasoning_tokens": 30},
+    "cost": 0.0025,
+}
+
+
+def with_usage(reply: LlmReply) -> LlmReply:
+    """Let a reply say what it cost."""
+    body = {**json.loads(reply.body), "usage": USAGE}
+    return replace(reply, body=json.dumps(body).encode())
+
+
+def echoes(*texts: str, tool: str = "faulty.echo") -> LlmReply:
+    """A reply that calls the echo tool once for each text."""
+    return with_usage(tool_calls_reply(*((tool, {"text": text}) for text in texts)))
+
+
+def answer(text: str = "done") -> LlmReply:
+    return with_usage(text_reply(text))
+
+
+class Watched:
+    """An episode of one turn.
+
+    Args:
+        observers: See every envelope.
+        flags: Of the faulty server.
+        call_s: Time limit of a tool call.
+
+    Attributes:
+        envelopes: What an observer saw.
+        outcome: The turn's, or the error it raised.
+    """
+
+    def __init__(
+        self,
+        replies: Sequence[LlmReply],
+        *observers: Observer,
+        episode_id: str = "episode-1",
+        flags: Sequence[str] = (),
+        call_s: float = 10.0,
+    ) -> None:
+        self.envelopes: list[Envelope[Any]] = []
+        self.outcome: TurnOutcome[str] | MCPError
+        recorder = Recorder()
+        for observer in (self._keep, *observers):
+            recorder.add(observer)
+        started = EpisodeStarted(
+            episode_id=episode_id, game="The House", game_hash="1", seed=7, model=MODEL, servers=("faulty",)
+        )
+        recorder.record(started, sender="host")
+        command, *args = faulty_server.argv(*flags)
+        with ScriptedLlmServer(replies) as llm:
+            runner = Runner(
+                llm=LlmSettings(base_url=llm.base_url, model=MODEL),
+                servers={"faulty": StdioServer(name="faulty", command=command, args=tuple(args))},
+                limits=TurnLimits(tool_call_timeout_s=call_s),
+                process_limits=ProcessLimits(exit_grace_s=0.2, term_grace_s=0.2),
+                recorder=recorder,
+            )
+            try:
+                self.outcome = runner.run_turn(TurnRequest(system="Use the tool.", user="Go on."))
+            except MCPError as error:
+                self.outcome = error
+        ended = EpisodeEnded(reason="turn_limit", detail="all turns are used up", turns=1, score=5)
+        recorder.record(ended, sender="host", turn=1)
+
+    def _keep(self, envelope: Envelope[Any], line: bytes) -> None:
+        self.envelopes.append(envelope)
+
+    def of(self, kind: type) -> list[Envelope[Any]]:
+        return [envelope for envelope in self.envelopes if isinstance(envelope.body, kind)]
+
+    def at_ns(self, envelope: Envelope[Any]) -> int:
+        """When an envelope was recorded, by the clock that the spans have."""
+        first = self.envelopes[0]
+        return round((first.at - first.t + envelope.t) * 1e6) * 1000
+
+    def told(self) -> list[tuple[str, str, str]]:
+        """Every message of the turn, as far as it is the same in each run: kind, from, to."""
+        return [(type(item.body).__name__, item.sender, item.receiver) for item in self.envelopes]
