@@ -1,25 +1,28 @@
 """The agent as its host sees it: one blocking call a turn, a dict back (R10.4, R15.4)."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import on_tool_drift, turn_limits
-from grue.hosts.zork.client import LLMClient, tool_support_error
+from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
+from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
 from grue.mcp_transport.client import McpServer
-from grue.messages import FailurePolicy, ServerName
+from grue.messages import FailurePolicy, ServerName, TextDelta, TurnCompleted, TurnFailed
 from grue.observers.python_log import LoggerObserver
-from grue.protocol.connection import Disabled
+from grue.protocol.budget import Spent
+from grue.protocol.connection import Disabled, Settled
 from grue.protocol.model_support import supports_tool_calling
-from grue.runner import LlmFactory, Runner, TurnOutcome, TurnRequest
+from grue.runner import LlmFactory, Runner, TurnOutcome, TurnRequest, outcome_of
 from grue.runtime.trace import Recorder
 from grue.tool_servers import ToolServer
+from grue.turn_errors import error_for, tool_support_error
 
 _RAW_SHOWN = 100
 _UNNAMED = "mcp"
@@ -45,6 +48,7 @@ class ZorkAgent:
         turn_timeout_s: Limit for a turn; `None`: none.
 
     Attributes:
+        stream: The model's words are in the trace as they come. A host may set it.
         turn: Number of the last turn; the next one gets one more. A host may set it.
         last_outcome: What came of the last turn, whole; `None` before the first.
     """
@@ -75,6 +79,7 @@ class ZorkAgent:
         self.mcp_manager = mcp_manager
         self.mcp_enabled = config.mcp_enabled and mcp_manager is not None
         self.system_prompt = SYSTEM_PROMPT
+        self.stream = False
         self.turn = 0
         self.last_outcome: TurnOutcome[AgentResponse] | None = None
         given = {
@@ -99,6 +104,7 @@ class ZorkAgent:
             policy=replace(policy or FailurePolicy(), on_tool_drift=on_tool_drift(config)),
             recorder=recorder,
             tool_lock=mcp_manager.tool_lock if isinstance(mcp_manager, MCPManager) else None,
+            budget=episode_budget(config),
         )
 
     @property
@@ -110,6 +116,11 @@ class ZorkAgent:
     def recorder(self) -> Recorder:
         """Where every message of the turns is recorded; hosts add facts of their own."""
         return self._runner.recorder
+
+    @property
+    def budget_spent(self) -> str:
+        """Which limit of the episode's budget is reached, in words; empty: none."""
+        return self._runner.budget_spent
 
     def get_action_with_reasoning(
         self, game_state_text: str, relevant_memories: str | None = None
@@ -133,6 +144,31 @@ class ZorkAgent:
             self._after_turn()
         return self._result(outcome)
 
+    def recall(self, end: TurnCompleted | TurnFailed) -> dict[str, str | None]:
+        """Return what a turn decided that ended before this program was started; nothing is asked again.
+
+        Raises:
+            MCPError: What the turn failed with.
+        """
+        self.turn = end.turn
+        if isinstance(end, TurnFailed):
+            raise error_for(end)
+        spec = answer_spec()
+        response = spec.fallback if end.kind == "fallback" else AgentResponse.model_validate(end.answer)
+        assert response is not None, "this host has a fallback"
+        return self._result(outcome_of(end, response, 0.0))
+
+    def resume(self, turns: int, spent: Spent, connections: Mapping[ServerName, Settled]) -> None:
+        """Go on after so many turns of an episode, with what they took and what is known of the servers.
+
+        A turn that is resumed is never the first: a server that was in use before gets its retry (D12, P27).
+        """
+        self.turn = turns
+        self._runner.spent = spent
+        for server, connection in connections.items():
+            self._runner.remember(server, connection)
+        self._after_turn()
+
     async def _generate_action_async(
         self, game_state_text: str, relevant_memories: str | None = None
     ) -> dict[str, str | None]:
@@ -147,10 +183,19 @@ class ZorkAgent:
     def _request(self, game_state_text: str, memories: str | None) -> TurnRequest[AgentResponse]:
         self.turn += 1
         disabled = self._before_turn()
-        if self.mcp_enabled and not disabled and not supports_tool_calling(self.model, self.config):
+        offered = self.mcp_enabled and not disabled
+        # An endpoint of ours is asked within the turn, where what it says outranks the model's name.
+        asked = isinstance(self.client, LLMClient)
+        if offered and not asked and not supports_tool_calling(self.model, self.config):
             raise tool_support_error(self.model)
         user = f"{game_state_text}\n\n{memories}" if memories else game_state_text
-        return TurnRequest(system=self.system_prompt, user=user, answer=answer_spec(), turn=self.turn)
+        return TurnRequest(
+            system=self.system_prompt,
+            user=user,
+            answer=answer_spec(),
+            turn=self.turn,
+            on_delta=_unheard if self.stream else None,
+        )
 
     def _result(self, outcome: TurnOutcome[AgentResponse]) -> dict[str, str | None]:
         self.last_outcome = outcome
@@ -179,7 +224,8 @@ class ZorkAgent:
 
     def _llm(self, sampling: dict[str, Any]) -> Any:
         if isinstance(self.client, LLMClient):
-            return self.client.endpoint(self.model, **sampling)
+            forced = self.config.mcp_force_tool_support
+            return self.client.endpoint(self.model, force_tool_support=forced, **sampling)
         make: LlmFactory = client_actor(self.client, self.model, **sampling)
         return make
 
@@ -187,10 +233,15 @@ class ZorkAgent:
         """Take over what the manager knows of its server; return whether it is given up."""
         if self._server is None or not getattr(self.mcp_manager, "is_disabled", False):
             return False
-        self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
+        if not isinstance(self._runner.connection(self._server), Disabled):
+            self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
         return True
 
     def _after_turn(self) -> None:
         """Let the façade know what the episode knows of its server."""
         if isinstance(self.mcp_manager, MCPManager) and self._server is not None:
             self.mcp_manager.connection = self._runner.connection(self._server)
+
+
+def _unheard(delta: TextDelta) -> None:
+    """Leave it to the trace's observers."""

@@ -26,9 +26,9 @@ from grue.messages import (
     UserText,
 )
 from grue.messages import ToolCall as ModelToolCall
-from grue.protocol.chat_wire.chat_completions import Reply
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.reply import Reply
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 
@@ -127,7 +127,7 @@ def response_of(reply: Reply, model: str) -> LLMResponse:
         for call in reply.tool_calls
     ]
     return LLMResponse(
-        content=None if calls else reply.content,
+        content=None if calls else reply.content or reply.refusal,
         model=reply.model or model,
         usage=_tokens(reply.usage),
         tool_calls=calls or None,

@@ -11,18 +11,13 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self, Unpack
 
 import httpx
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from grue.actors.llm_endpoint import (
-    MAX_REPLY_BYTES,
-    Answered,
-    LlmEndpoint,
-    LlmSettings,
-    fault_of_exchange,
-)
+from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
+from grue.actors.llm_exchange import MAX_REPLY_BYTES, Answered, fault_of_exchange
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
-from grue.errors import LLMError, MCPConfigError, MCPError
+from grue.errors import LLMError, MCPConfigError
 from grue.hosts.zork.chat_messages import (
     ChatMessage,
     Sampling,
@@ -33,15 +28,15 @@ from grue.hosts.zork.chat_messages import (
 )
 from grue.hosts.zork.replies import LLMResponse
 from grue.messages import AnswerSchema, LlmFailure, OfferTools, RequireAnswer, TurnFailed
-from grue.protocol.chat_wire.chat_completions import Reply, decode_reply
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback
-from grue.protocol.chat_wire.json_text import to_json
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Choice
 from grue.protocol.model_support import supports_tool_calling
 from grue.protocol.retry import retry_after
-from grue.turn_errors import error_for
+from grue.turn_errors import error_for, tool_support_error
 
-_CHOICE = b'"tool_choice":"auto"}'
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
 
 
 class CompletionError(LLMError):
@@ -121,10 +116,17 @@ class LLMClient:
             sampling: All of it: what is left out here is left to the endpoint.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
-        return replace(self._settings, **asdict(settings))
+        return replace(self._settings, **{name: getattr(settings, name) for name in ("model", *_SAMPLING)})
 
-    def endpoint(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmEndpoint:
+    def endpoint(
+        self, model: str | None = None, *, force_tool_support: bool = False, **sampling: Unpack[Sampling]
+    ) -> LlmEndpoint:
         """Return the endpoint for a `Runner`: same address, key, retries and transport.
+
+        Args:
+            model: `None`: the configuration's.
+            force_tool_support: Offer tools whatever the configuration says of it (R12.4).
+            sampling: As in `llm_settings`.
 
         Raises:
             MCPConfigError: The transport cannot be used asynchronously.
@@ -132,7 +134,10 @@ class LLMClient:
         transport = self._transport
         if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
             raise MCPConfigError("A turn needs an asynchronous transport, such as httpx.MockTransport.")
-        return LlmEndpoint(self.llm_settings(model, **sampling), transport=transport)
+        settings = self.llm_settings(model, **sampling)
+        if force_tool_support:
+            settings = replace(settings, force_tool_support=True)
+        return LlmEndpoint(settings, transport=transport)
 
     def chat_completions_create(
         self,
@@ -207,7 +212,7 @@ class LLMClient:
         number = 1 + sum(message.get("role") == "assistant" for message in messages)
         used_ids = call_ids(messages)
         endpoint = request.endpoint
-        attempt = 0
+        attempt = lessons = 0
         while True:
             attempt += 1
             answer = self._exchange(endpoint, request.body())
@@ -216,8 +221,7 @@ class LLMClient:
             if isinstance(answer, Fault):
                 reply = answer
             elif 200 <= answer.status < 300:
-                names = request.conversation.names
-                reply = decode_reply(answer.body, names, request=number, used_ids=used_ids)
+                reply = request.conversation.read(answer.body, request=number, used_ids=used_ids)
             else:
                 reply = fault_of_status(answer.status, answer.body, answer.location)
             if isinstance(reply, Reply):
@@ -227,8 +231,9 @@ class LLMClient:
                 request.conversation.adopt(endpoint.profile)
                 # What a refusal taught is good for every later request.
                 self._settings = replace(self._settings, profile=endpoint.profile)
+                lessons += 1
                 continue
-            delay_s = endpoint.delay(attempt, failure, retry_after_s)
+            delay_s = endpoint.delay(attempt - lessons, failure, retry_after_s)
             if delay_s is None:
                 raise CompletionError(failure)
             self._sleep(delay_s)
@@ -272,29 +277,17 @@ class _Request:
         self._extra = extra
 
     def body(self) -> bytes:
-        body = self.conversation.body(self.endpoint.settings)
-        if self._tool_choice not in (None, "auto", "none"):
-            body = body.removesuffix(_CHOICE) + b'"tool_choice":' + to_json(self._wire_choice()) + b"}"
-        if self._extra:
-            body = body[:-1] + b"," + to_json(self._extra)[1:]
-        return body
+        settings = self.endpoint.settings
+        return self.conversation.body(settings, choice=self._choice(), extra=self._extra)
 
-    def _wire_choice(self) -> object:
-        choice = self._tool_choice
-        if not isinstance(choice, Mapping):
-            return choice
-        name = self.conversation.names.to_wire(choice["function"]["name"])
-        return {"type": "function", "function": {"name": name}}
-
-
-def tool_support_error(model: str) -> MCPError:
-    """Return the error for tools that are wanted of a model that cannot call any (R12.5)."""
-    return MCPError(
-        f"Model '{model}' does not support tool calling.\n"
-        "Please either:\n"
-        "  1. Set mcp.enabled = false in pyproject.toml, or\n"
-        "  2. Use a compatible model (gpt-4, claude-3, etc.)"
-    )
+    def _choice(self) -> Choice:
+        match self._tool_choice:
+            case {"function": {"name": str() as name}}:
+                return Choice("named", self.conversation.names.to_wire(name))
+            case "required":
+                return Choice("required")
+            case _:
+                return Choice()
 
 
 def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguration:

@@ -12,19 +12,21 @@ from grue.errors import MCPError
 from grue.hosts.zork.chat_messages import Sampling, model_settings
 from grue.hosts.zork.look_alikes import accepts, completion_body, completion_failure, foreign_failure
 from grue.messages import (
+    CheckToolSupport,
     CompletionFailed,
     CompletionReceived,
     ConversationId,
     JsonObject,
     LlmCommand,
     RequestCompletion,
+    ToolSupportChecked,
     TurnEvent,
 )
-from grue.protocol.chat_wire.chat_completions import decode_reply
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.model_support import checked_support
 from grue.runner import LlmFactory
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
@@ -50,7 +52,7 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 )
 
 
-class ClientActor(Actor[RequestCompletion]):
+class ClientActor(Actor[LlmCommand]):
     """Ask a client object for completions, one at a time.
 
     A client whose `create` takes a `name` gets every argument of the seeds' call, `None` where there is
@@ -68,7 +70,7 @@ class ClientActor(Actor[RequestCompletion]):
 
     def __init__(
         self,
-        mailbox: Mailbox[RequestCompletion],
+        mailbox: Mailbox[LlmCommand],
         agent: Mailbox[TurnEvent],
         client: Any,
         settings: ModelSettings,
@@ -82,12 +84,16 @@ class ClientActor(Actor[RequestCompletion]):
         self._conversations: dict[ConversationId, Conversation] = {}
         self._call_ids: set[str] = set()
 
-    async def receive(self, envelope: Envelope[RequestCompletion]) -> None:
+    async def receive(self, envelope: Envelope[LlmCommand]) -> None:
         """Ask the client, and tell the agent what came of it."""
-        command = envelope.body
-        conversation = self._conversations.setdefault(command.conversation, Conversation(self._profile))
-        conversation.ask(command.new, command.mode)
-        outcome = await self._complete(conversation, command.request)
+        outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
+        match envelope.body:
+            case CheckToolSupport():
+                outcome = checked_support(self._settings.model, type(self._client).__name__)
+            case RequestCompletion(conversation=name) as command:
+                conversation = self._conversations.setdefault(name, Conversation(self._profile))
+                conversation.ask(command.new, command.mode)
+                outcome = await self._complete(conversation, command.request)
         if envelope.reply_to is not None:
             reply(envelope, outcome)
         else:
@@ -102,9 +108,7 @@ class ClientActor(Actor[RequestCompletion]):
         except Exception as error:  # noqa: BLE001 - whatever a foreign client raises is a failed completion
             failure = completion_failure(error, self._client, self._settings.model)
             return CompletionFailed(request=request, failure=failure)
-        reply = decode_reply(
-            to_json(completion), conversation.names, request=request, used_ids=self._call_ids
-        )
+        reply = conversation.read(to_json(completion), request=request, used_ids=self._call_ids)
         if isinstance(reply, Fault):
             failure = foreign_failure(reply, self._client, self._settings.model)
             return CompletionFailed(request=request, failure=failure)
@@ -113,6 +117,8 @@ class ClientActor(Actor[RequestCompletion]):
         return CompletionReceived(
             request=request,
             content=reply.content,
+            refusal=reply.refusal,
+            reasoning=reply.reasoning,
             tool_calls=reply.tool_calls,
             finish_reason=reply.finish_reason,
             model=reply.model or self._settings.model,

@@ -14,10 +14,11 @@ from msgspec import Struct, field, structs
 
 import grue
 from grue.config.settings import GameConfiguration
-from grue.errors import LLMError, MCPConfigError, MCPError, TurnTimedOut
+from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
 from grue.facts import (
     Decided,
     EpisodeEnded,
+    EpisodeResumed,
     EpisodeStarted,
     McpInitFailed,
     McpInitialized,
@@ -30,15 +31,17 @@ from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.memories import Memories
+from grue.hosts.zork.past import FINAL_STATUSES, Past, TurnEnd
 from grue.hosts.zork.response import FALLBACK_ACTION
-from grue.messages import FailurePolicy, Message, TurnCompleted, TurnFailed, Usage
+from grue.messages import FailurePolicy, JsonObject, Message, TurnCompleted, TurnFailed, Usage
+from grue.observers.langfuse import LangfuseObserver
 from grue.observers.python_log import LoggerObserver
 from grue.runtime.trace import Envelope, Recorder
 
 DEFAULT_MAX_TURNS = 60
 _MOST_OBJECTIVES = 5
 
-EndReason = Literal["won", "died", "quit", "turn_limit", "fallbacks", "failed", "interrupted"]
+EndReason = Literal["won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"]
 
 
 class GameState(Struct, kw_only=True):
@@ -47,11 +50,13 @@ class GameState(Struct, kw_only=True):
     Attributes:
         last_action: The command that was played last; `None` before the first.
         fallbacks_in_a_row: Turns since the model last decided one itself.
+        last_reason: Why the last decision is not an ordinary one; empty if it is.
     """
 
     episode_id: str
     turn: int = 0
     last_action: str | None = None
+    last_reason: str = ""
     observation: Observation = Observation(text="")
     moves: list[Move] = field(default_factory=list)
     objectives: list[str] = field(default_factory=list)
@@ -107,10 +112,13 @@ class EpisodeSetup(Struct, kw_only=True):
         mcp_manager: Instead of one made from the configuration.
         recorder: Where everything is recorded; its observers write the logs.
         logger: Takes the seeds' records.
-        langfuse_client: Handed to the MCP manager.
+        langfuse_client: Told of the whole episode, by an observer; flushed by `close`, never shut down.
         policy: What failures lead to.
         turn_timeout_s: Limit for each turn; `None`: none.
         scripted: The model is the offline script; said wherever results are shown.
+        stream: The model's words are in the trace as they come.
+        settings: Recorded with the episode's start, for whoever resumes it.
+        past: The episode so far, to go on with it; `None`: a new one.
     """
 
     game: Any = None
@@ -124,6 +132,9 @@ class EpisodeSetup(Struct, kw_only=True):
     policy: FailurePolicy = FailurePolicy()
     turn_timeout_s: float | None = None
     scripted: bool = False
+    stream: bool = False
+    settings: JsonObject = {}
+    past: Past | None = None
 
 
 class ZorkOrchestratorV2:
@@ -136,7 +147,8 @@ class ZorkOrchestratorV2:
 
     Raises:
         MCPError: The MCP configuration cannot be used (R9.3).
-        GameError: The game cannot be opened.
+        GameError: The game cannot be opened. With a past: it is not the one that the past tells of; nothing
+            is recorded then.
 
     Attributes:
         game_state: Where the episode stands.
@@ -154,7 +166,19 @@ class ZorkOrchestratorV2:
         if self.setup.logger is not None:
             # Before anything is recorded: what becomes of the MCP configuration belongs in it too.
             self.recorder.add(LoggerObserver(self.setup.logger, episode_id=episode_id))
+        self._langfuse: LangfuseObserver | None = None
+        if self.setup.langfuse_client is not None:
+            self._langfuse = LangfuseObserver(self.setup.langfuse_client, session_id=episode_id)
+            self.recorder.add(self._langfuse)
         self.memories = Memories()
+        self.game: Game = self.setup.game if self.setup.game is not None else open_game("house")
+        self._began = time.monotonic()
+        self._started = False
+        self._end: EpisodeEnded | None = None
+        self._turn_end: TurnEnd | None = None
+        past = self.setup.past
+        if past is not None:
+            self._come_back(past)
         self.mcp_manager = self._initialize_mcp()
         self.agent = ZorkAgent(
             config=self.config,
@@ -165,9 +189,9 @@ class ZorkOrchestratorV2:
             policy=self.setup.policy,
             turn_timeout_s=self.setup.turn_timeout_s,
         )
-        self.game: Game = self.setup.game if self.setup.game is not None else open_game("house")
-        self._began = time.monotonic()
-        self._end: EpisodeEnded | None = None
+        self.agent.stream = self.setup.stream
+        if past is not None:
+            self.agent.resume(past.turns, past.spent, past.connections)
 
     def play_episode(self) -> EpisodeResult:
         """Play until the episode ends, and say how it went.
@@ -212,8 +236,10 @@ class ZorkOrchestratorV2:
         )
 
     def close(self) -> None:
-        """Release the game."""
+        """Release the game, and send what Langfuse has not been sent yet, within seconds."""
         self.game.close()
+        if self._langfuse is not None:
+            self._langfuse.close()
 
     def _initialize_mcp(self) -> Any:
         if not self.config.mcp_enabled or self.setup.mcp_manager is not None:
@@ -223,18 +249,22 @@ class ZorkOrchestratorV2:
                 config=self.config, logger=self.setup.logger, langfuse_client=self.setup.langfuse_client
             )
         except MCPError as error:
-            self._note(McpInitFailed(error=str(error)))
+            self._note(McpInitFailed(error=str(error)), turn=0)
             raise MCPConfigError(f"MCP initialization failed: {error}") from error
         self._note(
             McpInitialized(
                 server=manager.server_name,
                 ignored=manager.ignored_servers,
                 warnings=manager.config_warnings,
-            )
+            ),
+            turn=0,
         )
         return manager
 
     def _start(self) -> None:
+        self._started = True
+        if self.setup.past is not None:
+            return
         state = self.game_state
         state.observation = self.game.reset(self.setup.seed)
         self._note(
@@ -248,24 +278,65 @@ class ZorkOrchestratorV2:
                 scripted=self.setup.scripted,
                 max_turns=self.setup.max_turns,
                 version=grue.__version__,
+                settings=self.setup.settings,
             )
         )
 
+    def _come_back(self, past: Past) -> None:
+        """Come back to where an episode was cut off: the game by its commands, the rest by the trace.
+
+        Nothing is recorded before the game is known to be the one that the trace tells of.
+        """
+        state = self.game_state
+        if past.started.game_hash != self.game.fingerprint:
+            raise GameError(
+                f"The episode was begun with another game, or another version of it: {past.started.game}."
+            )
+        state.tool_calls, state.requests, state.usage = past.tool_calls, past.spent.requests, past.spent.usage
+        state.observation = self.game.reset(past.started.seed)
+        unrecorded: list[Remembered] = []
+        for decided in past.decided:
+            self._check_replayed(past.shown.get(decided.turn))
+            state.turn = decided.turn
+            memory = self._play(decided)
+            if memory is not None and memory.turn not in past.remembered:
+                unrecorded.append(memory)
+            if decided.turn == past.forgiven:
+                state.fallbacks_in_a_row = 0
+        # Played or not, what was shown of the turn that was cut off is what its decision rests on.
+        self._check_replayed(past.shown.get(past.turns + 1))
+        self._turn_end = past.end
+        self._began -= past.lasted_s
+        resumed = EpisodeResumed(episode_id=state.episode_id, turns=past.turns, version=grue.__version__)
+        self._note(resumed, turn=0)
+        for memory in unrecorded:
+            self._note(memory, turn=memory.turn)
+
+    def _check_replayed(self, shown: Observed | None) -> None:
+        seen = self.game_state.observation
+        if shown is not None and shown.text != seen.text:
+            raise GameError(
+                f"The game does not come back to turn {shown.turn} as it was recorded: "
+                "it is another version, or it is not deterministic."
+            )
+
     def _process_turn(self) -> bool:
         """Play one turn; return whether there was one to play."""
+        state = self.game_state
+        if not self._started:
+            self._start()
+            self._see_whether_it_ends()
         if self._end is not None:
             return False
-        state = self.game_state
-        if state.turn == 0:
-            self._start()
         state.turn += 1
         seen = state.observation
         self._note(_observed(state.turn, seen))
         decided = self._decide(seen)
         self._note(decided)
-        after = self.game.step(decided.action)
-        self._learn(decided.action, seen, after)
-        self._see_whether_it_ends(decided, after)
+        memory = self._play(decided)
+        if memory is not None:
+            self._note(memory)
+        self._see_whether_it_ends()
         return True
 
     def _decide(self, seen: Observation) -> Decided:
@@ -273,12 +344,16 @@ class ZorkOrchestratorV2:
         state = self.game_state
         self.agent.turn = state.turn - 1
         context = context_text(self.game.name, state.turn, seen, state.moves, state.objectives)
+        recorded, self._turn_end = self._turn_end, None
         try:
-            answer = self.agent.get_action_with_reasoning(
-                game_state_text=context, relevant_memories=self.memories.text(seen.location)
-            )
+            if recorded is not None and recorded.turn == state.turn:
+                answer = self.agent.recall(recorded)
+            else:
+                answer = self.agent.get_action_with_reasoning(
+                    game_state_text=context, relevant_memories=self.memories.text(seen.location)
+                )
         except (LLMError, TurnTimedOut) as error:
-            if isinstance(error, LLMError) and error.status in _FINAL_STATUSES:
+            if isinstance(error, LLMError) and error.status in FINAL_STATUSES:
                 raise
             return self._fallback(str(error))
         outcome = self.agent.last_outcome
@@ -302,36 +377,42 @@ class ZorkOrchestratorV2:
             reason=reason,
         )
 
-    def _learn(self, action: str, seen: Observation, after: Observation) -> None:
-        state = self.game_state
+    def _play(self, decided: Decided) -> Remembered | None:
+        """Play a decided command and learn from what comes of it; return what is worth remembering."""
+        state, seen = self.game_state, self.game_state.observation
+        after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score
-        move = Move(command=action, reply=after.text, location=seen.location, gained=gained)
+        move = Move(command=decided.action, reply=after.text, location=seen.location, gained=gained)
         state.moves.append(move)
-        state.last_action = action
+        state.last_action = decided.action
         state.observation = after
         state.deaths += after.died
-        memory = self.memories.learn(move, after)
-        if memory is not None and move.location is not None:
-            self._note(Remembered(turn=state.turn, location=move.location, text=memory))
-
-    def _see_whether_it_ends(self, decided: Decided, after: Observation) -> None:
-        state = self.game_state
         if decided.new_objective and decided.new_objective not in state.objectives:
             state.objectives = [*state.objectives, decided.new_objective][-_MOST_OBJECTIVES:]
         fell_back = decided.kind == "fallback"
         state.fallbacks += fell_back
         state.fallbacks_in_a_row = state.fallbacks_in_a_row + 1 if fell_back else 0
-        if after.won:
+        state.last_reason = decided.reason
+        memory = self.memories.learn(move, after)
+        if memory is None or move.location is None:
+            return None
+        return Remembered(turn=decided.turn, location=move.location, text=memory)
+
+    def _see_whether_it_ends(self) -> None:
+        state, seen = self.game_state, self.game_state.observation
+        if seen.won:
             self._ends("won", "the game is won")
-        elif after.done and after.died:
+        elif seen.done and seen.died:
             self._ends("died", "the player died, and the game is over")
-        elif after.done:
+        elif seen.done:
             self._ends("quit", "the game ended")
         elif state.fallbacks_in_a_row >= self.setup.policy.fallbacks_before_stop:
             count = state.fallbacks_in_a_row
             self._ends(
-                "fallbacks", f"{count} turns in a row fell back to '{FALLBACK_ACTION}': {decided.reason}"
+                "fallbacks", f"{count} turns in a row fell back to '{FALLBACK_ACTION}': {state.last_reason}"
             )
+        elif self.agent.budget_spent:
+            self._ends("budget", self.agent.budget_spent)
         elif state.turn >= self.setup.max_turns:
             self._ends("turn_limit", f"all {self.setup.max_turns} turns are used up")
 
@@ -357,12 +438,8 @@ class ZorkOrchestratorV2:
             self.game_state.requests += end.requests
             self.game_state.usage += end.usage
 
-    def _note(self, fact: Message) -> None:
-        self.recorder.record(fact, sender="host", turn=self.game_state.turn)
-
-
-_FINAL_STATUSES = frozenset({401, 402, 403, 404})
-"""Key, credit, permission, model: no further turn would fare better."""
+    def _note(self, fact: Message, *, turn: int | None = None) -> None:
+        self.recorder.record(fact, sender="host", turn=self.game_state.turn if turn is None else turn)
 
 
 def _observed(turn: int, seen: Observation) -> Observed:

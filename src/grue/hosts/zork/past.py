@@ -1,0 +1,170 @@
+"""What the trace of an episode says of it, as far as it is needed to go on: `grue play --resume`.
+
+A turn is behind the episode as soon as its end is in the trace: it is not played or paid for again. What the
+game had answered is not needed, since the same seed and the same commands give the same game.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+from msgspec import Struct, field
+
+from grue.errors import TraceError
+from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
+from grue.messages import (
+    CompletionReceived,
+    DeadlineMissed,
+    LlmFailure,
+    McpDisabled,
+    RequestCompletion,
+    RunTurn,
+    ServerName,
+    SessionOpened,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.observers.run_folder import RESULT_FILE
+from grue.protocol.budget import Spent
+from grue.protocol.connection import Disabled, Proven, Settled
+from grue.tracing.reading import EpisodeEnvelope, open_episode
+
+TurnEnd: TypeAlias = TurnCompleted | TurnFailed
+
+FINAL_STATUSES = frozenset({401, 402, 403, 404})
+"""Key, credit, permission, model: no further turn would fare better."""
+
+_FOR_GOOD = ("won", "died", "quit")
+
+
+class Past(Struct, kw_only=True):
+    """An episode so far.
+
+    Attributes:
+        started: What it was started with.
+        decided: The decisions, in the order of the turns.
+        shown: What the game showed before each turn, as far as it was recorded.
+        end: How the turn ended whose decision was not recorded; `None`: it did not, or it is tried again.
+        remembered: The turns whose memory was recorded.
+        spent: What its turns took of the model, one that was cut off included.
+        tool_calls: How many there were.
+        connections: What it knows of its tool servers.
+        ended: How it ended last, if it did.
+        forgiven: The turn after which fallbacks in a row had ended it; they are not held against it again.
+        lasted_s: How long it was played, in seconds.
+    """
+
+    started: EpisodeStarted
+    decided: list[Decided] = field(default_factory=list)
+    shown: dict[int, Observed] = field(default_factory=dict)
+    end: TurnEnd | None = None
+    remembered: set[int] = field(default_factory=set)
+    spent: Spent = Spent()
+    tool_calls: int = 0
+    connections: dict[ServerName, Settled] = field(default_factory=dict)
+    ended: EpisodeEnded | None = None
+    forgiven: int = 0
+    lasted_s: float = 0.0
+
+    @property
+    def turns(self) -> int:
+        """How many turns are decided."""
+        return len(self.decided)
+
+    def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
+        """Take the next envelope in; return what the turn took so far that has not ended."""
+        self.lasted_s = envelope.t
+        match envelope.body:
+            case Observed(turn=turn) as observed if not envelope.redacted:
+                self.shown.setdefault(turn, observed)
+            case Decided() as decided:
+                self.decided.append(decided)
+                self.end = None
+            case Remembered(turn=turn):
+                self.remembered.add(turn)
+            case RunTurn():
+                self.spent = self.spent.plus(unended.requests, unended.usage)
+                return Spent()
+            # A request that a server makes through sampling is no part of what a turn reports.
+            case RequestCompletion() if envelope.sender == "agent":
+                return Spent(requests=unended.requests + 1, usage=unended.usage)
+            case CompletionReceived(usage=usage) if envelope.receiver == "agent":
+                return unended.plus(0, usage)
+            case TurnCompleted() | TurnFailed() as end:
+                self.end = end if _decides(end) else None
+                self.tool_calls += len(end.tool_calls)
+                self.spent = self.spent.plus(end.requests, end.usage)
+                return Spent()
+            case SessionOpened(server=server):
+                self.connections[server] = Proven()
+            case McpDisabled(server=server, reason=reason):
+                self.connections[server] = Disabled(reason)
+            case EpisodeEnded(reason=reason) as ended:
+                self.ended = ended
+                self.forgiven = self.turns if reason == "fallbacks" else self.forgiven
+            case _:
+                pass
+        return unended
+
+
+def read_past(path: Path) -> Past:
+    """Read how far an episode got.
+
+    An episode that has ended for good, but was killed before its result was written, can be resumed for that.
+
+    Args:
+        path: Its run folder, or the trace in it.
+
+    Raises:
+        TraceError: It cannot be read, holds no episode, has ended for good, or lacks what is needed because
+            a secret was in it.
+    """
+    past: Past | None = None
+    unended = Spent()
+    last_end: EpisodeEnvelope | None = None
+    for envelope in open_episode(path):
+        if isinstance(envelope.body, EpisodeStarted | Decided):
+            _check_whole(path, envelope)
+        if isinstance(envelope.body, TurnCompleted):
+            last_end = envelope
+        if past is None and isinstance(envelope.body, EpisodeStarted):
+            past = Past(started=envelope.body)
+        elif past is not None:
+            unended = past.take(envelope, unended)
+    if past is None:
+        raise TraceError(f"{path} cannot be resumed: its episode had not begun. Play a new one.")
+    if past.ended is not None and past.ended.reason in _FOR_GOOD and _has_result(path):
+        raise TraceError(f"{path} cannot be resumed: the episode is over ({past.ended.detail}).")
+    if past.end is not None and last_end is not None and past.end is last_end.body:
+        _check_whole(path, last_end)
+    past.spent = past.spent.plus(unended.requests, unended.usage)
+    _check_order(path, past.decided)
+    return past
+
+
+def _decides(end: TurnEnd) -> bool:
+    """Say whether the host makes a decision of a turn that ended so; other failures end the episode."""
+    if isinstance(end, TurnCompleted):
+        return True
+    if isinstance(end.failure, LlmFailure):
+        return end.failure.status not in FINAL_STATUSES
+    return isinstance(end.failure, DeadlineMissed)
+
+
+def _has_result(path: Path) -> bool:
+    return (path if path.is_dir() else path.parent).joinpath(RESULT_FILE).exists()
+
+
+def _check_whole(path: Path, envelope: EpisodeEnvelope) -> None:
+    if envelope.redacted:
+        kind = type(envelope.body).__name__
+        raise TraceError(
+            f"{path} cannot be resumed: a secret was removed from message {envelope.seq}, {kind}, "
+            "which is needed for it."
+        )
+
+
+def _check_order(path: Path, decided: Iterable[Decided]) -> None:
+    for number, decision in enumerate(decided, start=1):
+        if decision.turn != number:
+            raise TraceError(f"{path} cannot be resumed: the decision of turn {number} is missing.")
