@@ -1,19 +1,14 @@
 """The commands and their options. What they do is in the modules named for them."""
 
-import contextlib
-import os
-import sys
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from grue import __version__
-from grue.errors import GameError, MCPConfigError, MCPError
-
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+from grue.cli.plain_errors import FAILED, plain_errors
+from grue.cli.trace_app import trace_app
+from grue.errors import MCPConfigError
 
 app = typer.Typer(
     name="grue",
@@ -23,7 +18,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-trace_app = typer.Typer(no_args_is_help=True, help="Read the trace of an episode.")
 app.add_typer(trace_app, name="trace")
 
 
@@ -45,25 +39,41 @@ def root(
 
 @app.command()
 def play(
+    context: typer.Context,
     game: Annotated[str, typer.Option(help="'house', or a Z-machine story file.")] = "house",
     offline: Annotated[bool, typer.Option("--offline", help="A scripted model instead of an LLM.")] = False,
     model: Annotated[str | None, typer.Option(help="The model, as the endpoint names it.")] = None,
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
     mcp_config: Annotated[Path | None, typer.Option(help="MCP servers; the first is used.")] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
-    turns: Annotated[int, typer.Option(min=1, help="Most turns to play.")] = 60,
+    turns: Annotated[int | None, typer.Option(min=1, help="Most turns to play.", show_default="60")] = None,
     seed: Annotated[int, typer.Option(help="Of the game: the same seed is the same game.")] = 0,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for trace and logs.", show_default="runs/EPISODE")
     ] = None,
     turn_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds a turn may take.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with an episode that was cut off: its folder.")
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Have the model's words come as it finds them.")
+    ] = False,
+    langfuse: Annotated[
+        bool, typer.Option("--langfuse", help="Report to Langfuse, with the keys of the environment.")
+    ] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Report to OpenTelemetry, as the environment says.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only how it ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Play an episode of a text adventure with an agent that thinks with MCP tools."""
-    with _plain_errors():
-        from grue.cli.play import PlayOptions, play_episode
+    with plain_errors():
+        from grue.cli.play import play_episode
+        from grue.cli.play_options import PlayOptions
 
+        if resume is not None:
+            _refuse_beside_resume(context)
         options = PlayOptions(
             game=game,
             offline=offline,
@@ -71,15 +81,36 @@ def play(
             base_url=base_url,
             mcp_config=mcp_config,
             mcp=not no_mcp,
-            turns=turns,
+            turns=turns or 0,
             seed=seed,
             run_dir=run_dir,
             turn_timeout_s=turn_timeout,
+            resume=resume,
+            stream=stream,
+            langfuse=langfuse,
+            otel=otel,
             output="quiet" if quiet else "json" if as_json else "live",
         )
         result = play_episode(options)
         if not result.succeeded:
             raise typer.Exit(FAILED)
+
+
+_WITH_RESUME = ("resume", "turns", "turn_timeout", "quiet", "as_json", "stream", "langfuse", "otel")
+
+
+def _refuse_beside_resume(context: typer.Context) -> None:
+    """Refuse options that would make another episode of the one that is resumed."""
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in _WITH_RESUME
+        and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise MCPConfigError(
+            f"--resume goes on with the episode as it was started: leave out {', '.join(given)}."
+        )
 
 
 _McpConfig = Annotated[
@@ -98,7 +129,7 @@ def tools(
     ] = False,
 ) -> None:
     """List the tools of the configured MCP servers, or of the bundled one where none is configured."""
-    with _plain_errors():
+    with plain_errors():
         from grue.cli.tools import list_tools
 
         if not list_tools(server, mcp_config, as_json=as_json, lock=lock):
@@ -122,7 +153,7 @@ def call(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Call a tool of an MCP server and print its result; the status is 1 if that is an error."""
-    with _plain_errors():
+    with plain_errors():
         from grue.cli.call import CallOptions, call_tool
 
         options = CallOptions(
@@ -146,45 +177,8 @@ def doctor(
     ] = False,
 ) -> None:
     """Look at everything an episode needs, and say what is wrong and what to do about it."""
-    with _plain_errors():
+    with plain_errors():
         from grue.cli.doctor import examine, try_faults
 
         if not (try_faults() if faults else examine(mcp_config, network=not no_network)):
             raise typer.Exit(FAILED)
-
-
-@trace_app.command("show")
-def trace_show(
-    file: Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")],
-    width: Annotated[int | None, typer.Option(min=40, help="Columns.", show_default="the terminal's")] = None,
-) -> None:
-    """Show every message of an episode, one line each."""
-    with _plain_errors():
-        from grue.cli.trace import show
-
-        show(file, width)
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Turn what goes wrong into sentences on stderr and a status; `GRUE_DEBUG=1` shows where it came from."""
-    try:
-        yield
-    except (MCPConfigError, GameError) as error:
-        _complain(str(error))
-        raise typer.Exit(USAGE) from error
-    except MCPError as error:
-        _complain(str(error))
-        raise typer.Exit(FAILED) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(INTERRUPTED) from error
-    except BrokenPipeError as error:
-        # Whoever read our output has gone; nothing may be written to it any more, also not at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(FAILED) from error
-
-
-def _complain(message: str) -> None:
-    typer.echo(f"grue: {message}", err=True)
-    if os.environ.get("GRUE_DEBUG"):
-        traceback.print_exc()

@@ -1,16 +1,18 @@
 """`grue play`: put an episode together from the options, play it, say how it ended."""
 
 import os
-import shutil
 import sys
+from contextlib import ExitStack, chdir, closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
-from msgspec import Struct
 
-from grue.cli.live import JsonLines, LiveView
+from grue.cli.live import LiveView
+from grue.cli.live_json import JsonLines
+from grue.cli.live_terminal import Terminal
+from grue.cli.play_options import PlayOptions, as_started, recorded
 from grue.cli.project import declines_mcp, project_configuration
 from grue.config.secrets import api_key, key_names, needs_key
 from grue.config.settings import GameConfiguration
@@ -19,30 +21,14 @@ from grue.games.catalogue import open_game
 from grue.games.game import Game
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
+from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
+from grue.hosts.zork.past import Past, read_past
 from grue.observers.run_folder import RunFolder
 from grue.runtime.trace import Recorder
 
-
-class PlayOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue play`; see its help.
-
-    Attributes:
-        mcp: Play with tools.
-        output: `live` lines for people, `json` objects for programs, `quiet` for the end only.
-    """
-
-    game: str = "house"
-    offline: bool = False
-    model: str | None = None
-    base_url: str | None = None
-    mcp_config: Path | None = None
-    mcp: bool = True
-    turns: int = 60
-    seed: int = 0
-    run_dir: Path | None = None
-    turn_timeout_s: float | None = None
-    output: Literal["live", "json", "quiet"] = "live"
+if TYPE_CHECKING:
+    from grue.observers.langfuse import LangfuseObserver
+    from grue.observers.otel import OtelObserver
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:
@@ -53,23 +39,46 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
         MCPError: The episode could not go on.
         KeyboardInterrupt: Ctrl-C; the run folder tells how far it got.
     """
+    if options.resume is None:
+        return _play(options, None)
+    past = read_past(options.resume)
+    options = as_started(options, past)
+    # Its files and its project's settings are found as they were then, wherever it is resumed from.
+    with chdir(options.started_in or Path()):
+        return _play(options, past)
+
+
+def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
     config, server = _configuration(options)
     game = open_game(options.game)
     client = _client(options, config, game)
     recorder = Recorder()
-    episode_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-    folder_path = options.run_dir or Path("runs") / episode_id
-    with RunFolder(folder_path, recorder, episode_id=episode_id) as folder:
-        _show(recorder, options.output)
+    episode_id = past.started.episode_id if past else f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+    folder_path = options.resume or options.run_dir or Path("runs") / episode_id
+    backends = _backends(options, episode_id)
+    with (
+        closing(game),
+        backends,
+        RunFolder(folder_path, recorder, episode_id=episode_id, resume=past is not None) as folder,
+        _show(recorder, options) as view,
+    ):
+        for observer in backends.observers:
+            recorder.add(observer)
+        if past is not None:
+            # Until now, when nobody else can write the trace any more, it may have gone on.
+            past = read_past(folder_path)
         setup = EpisodeSetup(
             game=game,
             seed=options.seed,
-            max_turns=options.turns,
+            max_turns=options.turns or DEFAULT_MAX_TURNS,
             client=client,
             mcp_manager=server,
             recorder=recorder,
             turn_timeout_s=options.turn_timeout_s,
             scripted=options.offline,
+            stream=options.stream,
+            settings=recorded(options),
+            past=past,
         )
         orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
         try:
@@ -78,9 +87,43 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
             orchestrator.close()
             result = orchestrator.result()
             folder.write_result(result)
+            view.close()
             if options.output != "json":
                 typer.echo(_summary(result, folder_path))
     return result
+
+
+class _Backends(ExitStack):
+    """Observers that report elsewhere; what they hold is sent when the episode is over, within seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observers: list[LangfuseObserver | OtelObserver] = []
+
+    def add(self, observer: "LangfuseObserver | OtelObserver") -> None:
+        """Have it report, and close it in the end."""
+        self.observers.append(observer)
+        self.callback(observer.close)
+
+
+def _backends(options: PlayOptions, episode_id: str) -> _Backends:
+    """Return the backends that are asked for.
+
+    Raises:
+        MissingDependencyError: A package for one of them is not installed.
+    """
+    backends = _Backends()
+    if options.langfuse:
+        from grue.observers.langfuse import LangfuseObserver, require_langfuse
+
+        require_langfuse()
+        backends.add(LangfuseObserver(session_id=episode_id))
+    if options.otel:
+        from grue.observers.otel import OtelObserver, require_otel
+
+        require_otel()
+        backends.add(OtelObserver(session_id=episode_id))
+    return backends
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
@@ -123,13 +166,15 @@ OFFLINE_URL = "http://offline.invalid/v1"
 """Never resolved: the script answers in its place."""
 
 
-def _show(recorder: Recorder, output: Literal["live", "json", "quiet"]) -> None:
-    if output == "json":
+def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
+    """Show what is recorded; closing the stack prints what is left of it."""
+    view = ExitStack()
+    if options.output == "json":
         recorder.add(JsonLines(sys.stdout))
-    elif output == "live":
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        width = shutil.get_terminal_size((80, 24)).columns
-        recorder.add(LiveView(sys.stdout, colour=colour, width=width))
+    elif options.output == "live":
+        most = options.turns or DEFAULT_MAX_TURNS
+        recorder.add(view.enter_context(LiveView(Terminal(sys.stdout), max_turns=most)))
+    return view
 
 
 def _summary(result: EpisodeResult, folder: Path) -> str:

@@ -1,36 +1,37 @@
-"""What `grue play` prints while an episode runs."""
+"""The story that `grue play` tells of an episode, line by line."""
 
-import io
-import json
+import re
 from typing import Any
 
 from msgspec import Struct
 
-from grue.cli.live import JsonLines, LiveView
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.cli.live_story import Story
+from grue.facts import Decided, EpisodeResumed, EpisodeStarted, Observed
 from grue.messages import (
     BatchId,
     CallId,
     CompletionRetried,
     ConnectFailed,
     FinalForced,
+    Interrupted,
     LlmFailure,
     McpDisabled,
     RepairRequested,
+    ReplyCut,
     ServerDied,
     ServerFailure,
     ServerName,
     ServerNoted,
     ToolCalled,
-    ToolCallRecord,
     ToolCallResult,
+    ToolDrifted,
     ToolRejected,
     ToolReturned,
     ToolSkipped,
     ToolTimedOut,
-    TurnCompleted,
+    TurnFailed,
 )
-from grue.runtime.trace import Recorder
+from grue.protocol.safe_text import cells
 
 SERVER, BATCH, CALL = ServerName("mind"), BatchId(1), CallId("c1")
 BROKEN = ServerFailure(server=SERVER, phase="call", command="mind", cause="it ended")
@@ -56,12 +57,10 @@ def called(**arguments: object) -> ToolCalled:
     return ToolCalled(server=SERVER, batch=BATCH, call_id=CALL, tool="think", arguments=arguments)
 
 
-def shown(*bodies: Struct, colour: bool = False, width: int = 80) -> str:
-    out, recorder = io.StringIO(), Recorder()
-    recorder.add(LiveView(out, colour=colour, width=width))
-    for body in bodies:
-        recorder.record(body, sender="host")
-    return out.getvalue()
+def shown(*bodies: Struct, colour: bool = False, width: int = 80, beside_status: bool = False) -> str:
+    story = Story(beside_status=beside_status)
+    lines = [line for body in bodies for line in story.tell(body)]
+    return "".join(f"{row}\n" for line in lines for row in line.rows(width, colour=colour))
 
 
 def test_a_turn_reads_from_the_place_to_the_answer() -> None:
@@ -132,6 +131,9 @@ def test_what_goes_wrong_is_said_in_a_line() -> None:
         CompletionRetried(
             request=1, attempt=1, delay_s=1.5, failure=REFUSED
         ): "out of order); attempt 2 in 1.5 s",
+        ReplyCut(request=1, limit_tokens=500): "cut short at its limit",
+        ReplyCut(request=1, limit_tokens=500, retried_with=900): "again with a limit of 900 tokens",
+        ToolDrifted(server=SERVER, tool="think", change="added"): "mind.think is not among the approved",
     }
     for body, text in texts.items():
         line = shown(body).strip()
@@ -144,34 +146,68 @@ def test_what_goes_wrong_is_said_in_a_line() -> None:
     assert "(fallback: no answer)" in shown(decided(1, kind="fallback", reason="no answer"))
 
 
-def test_json_has_a_line_for_the_episode_each_turn_and_the_end() -> None:
-    out, recorder = io.StringIO(), Recorder()
-    recorder.add(JsonLines(out))
-    record = ToolCallRecord(
-        call_id=CALL,
-        name="mind.think",
-        arguments="{}",
-        iteration=1,
-        settlement="returned",
-        result=ToolCallResult("x"),
-    )
-    end = EpisodeEnded(reason="won", detail="the game is won", turns=1, score=5, max_score=100)
-    turn = TurnCompleted(turn=1, kind="answered", tool_calls=(record,))
-    for body in (started(), seen(1, "A hall."), turn, decided(1), seen(1, "Won.", score=5), end):
-        recorder.record(body, sender="host")
-    episode, turn_line, end_line = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (episode["type"], episode["game"]) == ("episode", "The House")
-    assert turn_line == {
-        "type": "turn",
-        "turn": 1,
-        "location": "Hall",
-        "score": 0,
-        "tool_calls": [{"name": "mind.think", "arguments": "{}", "settlement": "returned"}],
-        "action": "north",
-        "reasoning": "why not",
-        "kind": "answered",
-        "reason": "",
-        "reply": "Won.",
-        "score_after": 5,
-    }
-    assert end_line["reason"] == "won"
+def returned(text: str = "fine", *, is_error: bool = False, duration_s: float = 2.34) -> ToolReturned:
+    result = ToolCallResult(text, is_error=is_error, error_message=text if is_error else None)
+    return ToolReturned(batch=BATCH, call_id=CALL, result=result, duration_s=duration_s)
+
+
+def test_beside_a_status_line_a_call_is_told_when_it_is_done_and_how_long_it_took() -> None:
+    call = called(thought="A door.")
+    assert shown(call, beside_status=True) == ""
+    assert shown(call, returned(), beside_status=True) == "  mind.think (2.34 s): A door.\n"
+    failed = shown(call, returned("no such file", is_error=True), beside_status=True)
+    assert failed.splitlines() == ["  mind.think (2.34 s): A door.", "  ! no such file"]
+    late = ToolTimedOut(batch=BATCH, call_id=CALL, timeout_s=30, duration_s=30.1)
+    assert shown(call, late, beside_status=True).splitlines() == [
+        "  mind.think (30.10 s): A door.",
+        "  ! no answer within 30 s",
+    ]
+    dead = ServerDied(server=SERVER, batch=BATCH, call_id=CALL, failure=BROKEN, duration_s=0.5)
+    assert "mind.think (500 ms)" in shown(call, dead, beside_status=True)
+
+
+def test_beside_a_status_line_a_call_without_an_end_is_told_when_its_turn_is_over() -> None:
+    over = TurnFailed(turn=1, failure=Interrupted(reason="Ctrl-C"))
+    text = shown(called(thought="A door."), over, over, beside_status=True)
+    assert text == "  mind.think (given up): A door.\n"
+
+
+def test_beside_a_status_line_progress_is_left_to_it() -> None:
+    progress = ServerNoted(server=SERVER, kind="progress", text="3/10 reading")
+    assert shown(progress, beside_status=True) == ""
+
+
+def test_a_tool_that_drifted_is_told_of_once() -> None:
+    drift = ToolDrifted(server=SERVER, tool="think", change="removed")
+    assert shown(drift, drift).count("no longer listed") == 1
+
+
+def test_an_episode_that_goes_on_says_so() -> None:
+    assert shown(EpisodeResumed(episode_id="e", turns=12)) == "Going on with e after 12 turns.\n"
+    assert shown(EpisodeResumed(episode_id="e", turns=1)) == "Going on with e after 1 turn.\n"
+
+
+def test_in_colours_only_the_name_of_a_tool_stands_out() -> None:
+    first, second = shown(called(thought="thought " * 20), colour=True).splitlines()[:2]
+    assert first.startswith("\x1b[36m  mind.think\x1b[0m\x1b[2m: thought")
+    assert second.startswith("\x1b[2m    thought")
+
+
+def test_colours_change_no_word() -> None:
+    bodies = (started(), seen(1, "A hall. " * 20), called(thought="a " * 90), decided(1, reasoning="b " * 90))
+    for width in (20, 40, 80):
+        plain = shown(*bodies, width=width)
+        assert re.sub("\x1b\\[[0-9]*m", "", shown(*bodies, width=width, colour=True)) == plain
+
+
+def test_wide_characters_keep_to_the_width_too() -> None:
+    rows = shown(called(thought="我看见一扇门,门后面是一个花园。" * 9), width=41).splitlines()
+    assert max(map(cells, rows)) <= 41
+    assert "".join(row.strip() for row in rows).endswith("门,门后面是一个花园。")
+    assert not any("\0" in row for row in rows)
+
+
+def test_a_name_that_is_longer_than_a_row_is_broken() -> None:
+    long = ToolCalled(server=ServerName("s" * 30), batch=BATCH, call_id=CALL, tool="t" * 30, arguments={})
+    assert max(map(len, shown(long, width=20).splitlines())) <= 20
+    assert shown(long, width=20, colour=True).count("\x1b[0m") == len(shown(long, width=20).splitlines())

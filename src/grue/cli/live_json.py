@@ -1,0 +1,59 @@
+"""What `grue play --json` prints: the episode as JSON, one object a line."""
+
+import json
+from typing import Any, TextIO
+
+from msgspec import structs
+
+from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.messages import TurnCompleted
+from grue.runtime.trace import Envelope
+
+
+class JsonLines:
+    """Print the episode as JSON, one object a line: `episode`, then each `turn` with its `reply`, then `end`.
+
+    Args:
+        out: Where to print.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._turn: dict[str, object] = {}
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Print what is complete with this envelope."""
+        del line
+        match envelope.body:
+            case EpisodeStarted() as started:
+                self._print({"type": "episode", **structs.asdict(started)})
+            case Observed() as seen:
+                self._finish_turn(seen)
+                self._turn = {
+                    "type": "turn",
+                    "turn": seen.turn,
+                    "location": seen.location,
+                    "score": seen.score,
+                }
+            case TurnCompleted() as end:
+                self._turn["tool_calls"] = [
+                    {"name": call.name, "arguments": call.arguments, "settlement": call.settlement}
+                    for call in end.tool_calls
+                ]
+            case Decided() as decided:
+                self._turn |= {
+                    "action": decided.action,
+                    "reasoning": decided.reasoning,
+                    "kind": decided.kind,
+                    "reason": decided.reason,
+                }
+            case EpisodeEnded() as ended:
+                self._print({"type": "end", **structs.asdict(ended)})
+
+    def _finish_turn(self, after: Observed) -> None:
+        if "action" in self._turn:
+            self._print({**self._turn, "reply": after.text, "score_after": after.score})
+
+    def _print(self, entry: dict[str, object]) -> None:
+        self._out.write(f"{json.dumps(entry)}\n")
+        self._out.flush()

@@ -1,0 +1,248 @@
+"""The story of an episode in lines: what happened in a turn, in the order in which a person reads it.
+
+What the game, the model and the tools say is untrusted and is made printable before it is shown.
+"""
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from grue.facts import Decided, EpisodeResumed, EpisodeStarted, McpInitialized, Observed
+from grue.messages import (
+    CallId,
+    CompletionRetried,
+    ConnectFailed,
+    FinalForced,
+    McpDisabled,
+    RepairRequested,
+    ReplyCut,
+    ServerDied,
+    ServerNoted,
+    ToolCalled,
+    ToolDrifted,
+    ToolRejected,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.protocol.safe_text import cells, printable
+from grue.protocol.tool_lock import drift_text
+from grue.tracing.stats_table import duration
+
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+
+_SAID_CHARS = 300
+_NAME_CHARS = 60
+_SECOND_COLUMN = "\0"
+"""Not printable, so that no text has it."""
+
+
+class Line(Struct, frozen=True):
+    """A paragraph of the story.
+
+    Attributes:
+        text: Printable.
+        style: ANSI attributes of all of it.
+        hanging: Begins its second and further rows.
+        lead: Stands before the text.
+        lead_style: ANSI attributes of `lead`.
+    """
+
+    text: str
+    style: str = ""
+    hanging: str = ""
+    lead: str = ""
+    lead_style: str = ""
+
+    def rows(self, width: int, *, colour: bool) -> Iterator[str]:
+        """Return the paragraph in rows of at most `width` columns, with colours or without."""
+        for number, row in enumerate(_wrapped(self.lead + self.text, width, self.hanging)):
+            if not colour:
+                yield row
+            elif self.lead and number == 0 and row.startswith(self.lead):
+                yield painted(self.lead, self.lead_style) + painted(row[len(self.lead) :], self.style)
+            else:
+                yield painted(row, self.style)
+
+
+def _wrapped(text: str, width: int, hanging: str) -> list[str]:
+    if cells(text) <= len(text):
+        return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
+    # A stand-in follows each wide character, so that what counts characters counts columns; a break between
+    # the two costs a column.
+    spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
+    rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
+    return [row.replace(_SECOND_COLUMN, "") for row in rows]
+
+
+def painted(text: str, style: str) -> str:
+    """Return `text` with ANSI attributes around it, unless there is nothing to paint."""
+    return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
+
+
+def said(call: ToolCalled) -> str:
+    """Return what a call says, in one printable line: its thought, or its arguments as JSON."""
+    thought = call.arguments.get("thought")
+    text = thought if isinstance(thought, str) else json.dumps(call.arguments, ensure_ascii=False)
+    return printable(text, _SAID_CHARS)
+
+
+def tool_name(call: ToolCalled) -> str:
+    """Return the call's canonical name, printable."""
+    return printable(f"{call.server}.{call.tool}", _NAME_CHARS)
+
+
+class Story:
+    """Tell each message of an episode that a person who watches wants to know of.
+
+    Args:
+        beside_status: A status line shows what is under way. A tool call is told when it is done, with its
+            time, and a server's progress not at all; otherwise both are told when they come.
+    """
+
+    def __init__(self, *, beside_status: bool = False) -> None:
+        self._beside_status = beside_status
+        self._under_way: dict[CallId, ToolCalled] = {}
+        self._turn = 0
+        self._score: int | None = None
+        self._drifted: set[ToolDrifted] = set()
+        self._tellers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
+            EpisodeStarted: self._started,
+            EpisodeResumed: self._resumed,
+            Observed: self._observed,
+            Decided: self._decided,
+            ToolCalled: self._called,
+            ToolReturned: self._returned,
+            ToolTimedOut: self._settled,
+            ServerDied: self._settled,
+            ServerNoted: self._noted,
+            ToolDrifted: self._drift,
+            TurnCompleted: self._turn_over,
+            TurnFailed: self._turn_over,
+        }
+
+    def tell(self, body: Struct) -> Iterator[Line]:
+        """Return the lines that this message adds; for most there are none."""
+        teller = self._tellers.get(type(body))
+        return teller(body) if teller else _trouble(body)
+
+    def _started(self, body: EpisodeStarted) -> Iterator[Line]:
+        yield Line(printable(body.game), BOLD)
+        tools = f"tools from {', '.join(body.servers)}" if body.servers else "no tools"
+        yield Line(printable(f"model {body.model} · {tools} · seed {body.seed}"), DIM)
+        if body.scripted:
+            yield Line("The model is a script that comes with grue; no LLM is asked.", DIM)
+
+    def _resumed(self, body: EpisodeResumed) -> Iterator[Line]:
+        turns = "1 turn" if body.turns == 1 else f"{body.turns} turns"
+        yield Line(printable(f"Going on with {body.episode_id} after {turns}."), DIM)
+
+    def _observed(self, body: Observed) -> Iterator[Line]:
+        for paragraph in body.text.strip().split("\n"):
+            yield Line(printable(paragraph), "" if self._turn else DIM)
+        if self._turn and body.score is not None and self._score is not None:
+            gained = body.score - self._score
+            if gained:
+                yield Line(f"{gained:+d} points", GREEN if gained > 0 else RED)
+        if body.turn != self._turn:
+            self._turn, self._score = body.turn, body.score
+            place = f" · {body.location}" if body.location is not None else ""
+            most = f"/{body.max_score}" if body.max_score is not None else ""
+            score = f" · {body.score}{most} points" if body.score is not None else ""
+            yield Line("")
+            yield Line(printable(f"Turn {body.turn}{place}{score}"), BOLD)
+
+    def _called(self, body: ToolCalled) -> Iterator[Line]:
+        if self._beside_status:
+            self._under_way[body.call_id] = body
+        else:
+            yield _tool_line(body, "")
+
+    def _returned(self, body: ToolReturned) -> Iterator[Line]:
+        yield from self._done(body.call_id, body.duration_s)
+        if body.result.is_error:
+            yield _complaint(body.result.error_message or "")
+
+    def _settled(self, body: ToolTimedOut | ServerDied) -> Iterator[Line]:
+        yield from self._done(body.call_id, body.duration_s)
+        yield from _trouble(body)
+
+    def _done(self, call_id: CallId, duration_s: float) -> Iterator[Line]:
+        call = self._under_way.pop(call_id, None)
+        if call is not None:
+            yield _tool_line(call, f" ({duration(duration_s)})")
+
+    def _turn_over(self, body: TurnCompleted | TurnFailed) -> Iterator[Line]:
+        """Tell of the calls that an interruption left without an end."""
+        del body
+        for call in self._under_way.values():
+            yield _tool_line(call, " (given up)")
+        self._under_way.clear()
+
+    def _noted(self, body: ServerNoted) -> Iterator[Line]:
+        if body.kind == "progress" and not self._beside_status:
+            yield Line(f"    … {printable(body.text, _SAID_CHARS)}", DIM, "      ")
+
+    def _drift(self, body: ToolDrifted) -> Iterator[Line]:
+        # Each turn's session finds it again.
+        if body not in self._drifted:
+            self._drifted.add(body)
+            yield _complaint(drift_text(body))
+
+    def _decided(self, body: Decided) -> Iterator[Line]:
+        if body.reasoning:
+            yield Line(f"  {printable(body.reasoning, _SAID_CHARS)}", DIM, "  ")
+        if body.kind != "answered":
+            yield Line(f"  ({body.kind}: {printable(body.reason, _SAID_CHARS)})", YELLOW, "  ")
+        yield Line(f"> {printable(body.action)}", GREEN)
+
+
+def _tool_line(call: ToolCalled, lasted: str) -> Line:
+    return Line(f"{lasted}: {said(call)}", DIM, "    ", f"  {tool_name(call)}", CYAN)
+
+
+def _complaint(text: str) -> Line:
+    return Line(f"  ! {printable(text, _SAID_CHARS)}", YELLOW, "    ")
+
+
+def _trouble(body: Struct) -> Iterator[Line]:
+    text = _what_went_wrong(body)
+    if text:
+        yield _complaint(text)
+
+
+def _what_went_wrong(body: Struct) -> str:
+    """Return what went wrong, for the messages that say so; empty for all others. Untrusted text."""
+    match body:
+        case McpInitialized(server=server, ignored=ignored, warnings=warnings):
+            only = [f"only {server} is used; ignored: {', '.join(ignored)}"] if ignored else []
+            return " ".join([*only, *warnings])
+        case ConnectFailed(server=server, attempt=attempt, failure=failure, then="retry"):
+            return f"{server} did not connect (attempt {attempt}: {failure.cause}); trying once more"
+        case McpDisabled(server=server, reason=reason, newly=True):
+            return f"{server} is disabled for the rest of the episode: {reason}"
+        case ToolTimedOut(timeout_s=timeout_s):
+            return f"no answer within {timeout_s:g} s"
+        case ServerDied(server=server, failure=failure):
+            return f"{server} died: {failure.cause}"
+        case ToolSkipped(reason=reason):
+            return reason
+        case ToolRejected(error=error):
+            return error
+        case FinalForced(reason=reason):
+            return f"asked for the final answer ({reason.replace('_', ' ')})"
+        case RepairRequested(reason=reason):
+            return f"asked once more, because {reason}"
+        case CompletionRetried(attempt=attempt, delay_s=delay_s, failure=failure):
+            return f"the model did not answer ({failure.message}); attempt {attempt + 1} in {delay_s:.1f} s"
+        case ReplyCut(retried_with=None):
+            return "the model's reply was cut short at its limit"
+        case ReplyCut(retried_with=larger):
+            return f"the model's reply was cut short; asked again with a limit of {larger} tokens"
+        case _:
+            return ""

@@ -1,0 +1,132 @@
+"""A program at a terminal: a real pty, whose bytes an emulation (pyte) turns into what a user sees."""
+
+import contextlib
+import fcntl
+import os
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyte
+from commands import command, environment
+
+DEADLINE_S = 30.0
+_BEFORE = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+
+
+class GrueAtTerminal:
+    """`grue ARGS` with a terminal as its standard input, output and error; a context manager.
+
+    Attributes:
+        screen: What the terminal shows, with what has scrolled away in `screen.history.top`.
+        sent: Every byte that the program printed.
+    """
+
+    def __init__(self, *args: str, cwd: Path, columns: int = 80, lines: int = 24, **extra: str) -> None:
+        self.screen = pyte.HistoryScreen(columns, lines, history=10_000, ratio=0.01)
+        self.sent = b""
+        self._stream = pyte.ByteStream(self.screen)
+        self._master, slave = os.openpty()
+        self._resize(columns, lines)
+        env = {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment(), **extra}
+        for name in ("COLUMNS", "NO_COLOR"):
+            if name not in extra:
+                env.pop(name, None)
+        self.program = subprocess.Popen(
+            command(*args, before=_BEFORE),
+            cwd=cwd,
+            env=env,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        if self.program.poll() is None:
+            self.program.kill()
+        self.program.wait(DEADLINE_S)
+        os.close(self._master)
+
+    @property
+    def rows(self) -> list[str]:
+        """What the screen shows, without the blanks at the end of each row and below the last."""
+        rows = [row.rstrip() for row in self.screen.display]
+        while rows and not rows[-1]:
+            rows.pop()
+        return rows
+
+    @property
+    def scrolled(self) -> list[str]:
+        """Everything that was ever on the screen and stayed, from the first row on."""
+        columns = range(self.screen.columns)
+        above = ["".join(row[x].data for x in columns).rstrip() for row in self.screen.history.top]
+        return [*above, *self.rows]
+
+    def type(self, keys: str) -> None:
+        r"""Type, as a user does: `\x03` is Ctrl-C."""
+        os.write(self._master, keys.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Make the window another size; what no longer fits is cut, as xterm does it."""
+        self.screen.resize(lines, columns)
+        self._resize(columns, lines)
+
+    def until(self, seen: Callable[[list[str]], object]) -> list[str]:
+        """Read until the screen is as wanted, and return its rows."""
+        for _ in self._reading():
+            if seen(self.rows):
+                return self.rows
+        raise AssertionError(f"never seen; the screen shows:\n{chr(10).join(self.rows)}")
+
+    def until_shown(self, *words: str) -> list[str]:
+        """Read until one row of the screen has all these words."""
+        return self.until(lambda rows: any(all(word in row for word in words) for row in rows))
+
+    def ended(self) -> int:
+        """Read to the end and return the program's status."""
+        for _ in self._reading():
+            pass
+        return self.program.wait(DEADLINE_S)
+
+    def frames(self) -> Iterator[Sequence[str]]:
+        """Return the rows after each piece that the program printed, to its end."""
+        for _ in self._reading():
+            yield self.rows
+
+    def _resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def _reading(self) -> Iterator[None]:
+        yield
+        deadline = time.monotonic() + DEADLINE_S
+        while (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._master], [], [], left)
+            piece = b""
+            if ready:
+                # Linux says EIO once the last program at the terminal has gone.
+                with contextlib.suppress(OSError):
+                    piece = os.read(self._master, 65536)
+                if not piece:
+                    return
+            self.sent += piece
+            self._stream.feed(piece)
+            yield
+        raise AssertionError(
+            f"nothing more within {DEADLINE_S} s; the screen shows:\n{chr(10).join(self.rows)}"
+        )

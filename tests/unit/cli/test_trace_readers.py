@@ -1,0 +1,105 @@
+"""`grue trace replay`, `diff` and `diagram`: what they print, and what they say of it."""
+
+from pathlib import Path
+
+import pytest
+from episode_scenes import SCENES
+
+from grue.cli.trace_diagram import diagram
+from grue.cli.trace_diff import diff
+from grue.cli.trace_replay import changes_from, replay
+from grue.errors import MCPConfigError
+from grue.protocol.safe_text import cells
+from grue.tracing.changes import Changes
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    SCENES["timeout"](path)
+    return path
+
+
+def test_an_identical_replay_says_so(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay(trace.parent, Changes())
+    assert capsys.readouterr().out.startswith("identical: 2 turns, ")
+    assert replay(trace, Changes(), turn=2)
+    assert capsys.readouterr().out.startswith("identical: 1 turn, ")
+
+
+def test_a_replay_that_differs_says_where(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not replay(trace, changes_from(after_timeout="continue"))
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("Turn 1 goes another way")
+    assert told[-1].startswith("different in 1 of 2 turns")
+
+
+def test_a_turn_that_is_not_there_is_an_error(trace: Path) -> None:
+    with pytest.raises(MCPConfigError, match="has no turn 9 that an agent ran"):
+        replay(trace, Changes(), turn=9)
+    with pytest.raises(MCPConfigError, match="has no turn 9"):
+        diagram(trace, turn=9)
+
+
+def test_changes_are_read_from_words(tmp_path: Path) -> None:
+    system = tmp_path / "system.txt"
+    system.write_text("You win.")
+    settings = ["first_connect=disable", "connect_retries = 2", "budget.tokens=5", "turn_timeout_s=null"]
+    assert changes_from(settings, max_iterations=3, after_timeout="force", system=system) == Changes(
+        policy={"first_connect": "disable", "connect_retries": 2, "after_timeout": "force"},
+        limits={"budget": {"tokens": 5}, "turn_timeout_s": None, "max_tool_iterations": 3},
+        system="You win.",
+    )
+    assert not changes_from()
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("after_timeout=sulk", "Invalid enum value 'sulk'"),
+        ("nonsense=1", "nonsense is none of"),
+        ("max_tool_iterations", "Expected `int`"),
+        ("max_tool_iterations.x=1", "Expected `int`"),
+    ],
+)
+def test_a_change_that_cannot_be_is_an_error(setting: str, says: str) -> None:
+    with pytest.raises(MCPConfigError, match=says):
+        changes_from([setting])
+
+
+def test_instructions_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(MCPConfigError, match=r"Cannot read the instructions in .*: No such file"):
+        changes_from(system=tmp_path / "absent.txt")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(MCPConfigError, match="it is not UTF-8"):
+        changes_from(system=tmp_path / "binary")
+
+
+def test_two_traces_are_held_against_each_other(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same, other, cut = (tmp_path / f"{name}.jsonl" for name in ("same", "other", "cut"))
+    SCENES["timeout"](same)
+    assert diff(trace, same)
+    assert capsys.readouterr().out == "The traces are identical, but for numbers, times and ids.\n"
+    SCENES["timeout-force"](other)
+    assert not diff(trace, other)
+    assert "more difference" in capsys.readouterr().out
+    assert not diff(trace, other, every=True)
+    assert "And in turn 1:" in capsys.readouterr().out
+    cut.write_bytes(trace.read_bytes()[:-20])
+    assert not diff(trace, cut)
+    assert capsys.readouterr().out.endswith(
+        "The last line of B was cut short: its writer was killed while it wrote.\n"
+    )
+
+
+def test_a_diagram_is_text_or_mermaid(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diagram(trace, turn=1)
+    text = capsys.readouterr().out.splitlines()
+    assert text[0] == "── Turn 1 ──"
+    assert max(map(cells, text)) <= 80
+    assert diagram(trace, as_mermaid=True)
+    drawn = capsys.readouterr().out
+    assert drawn.startswith("sequenceDiagram\n")
+    assert "Turn 2" in drawn
