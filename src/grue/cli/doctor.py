@@ -2,21 +2,18 @@
 
 import importlib
 import importlib.metadata
-import os
 import platform
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Literal
 
 import anyio
-import httpx
 import typer
-from msgspec import Struct
 
 from grue import __version__
+from grue.cli.doctor_llm import look_at_llm
+from grue.cli.finding import Finding
 from grue.cli.project import (
     BUNDLED,
     PROJECT_FILE,
@@ -27,7 +24,6 @@ from grue.cli.project import (
     zorkgpt_tables,
 )
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
-from grue.config.secrets import api_key, key_names, needs_key
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
@@ -45,17 +41,6 @@ from grue.tool_client import ToolClient
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")
 _ASK_S = 5.0
-_NO_SUCH_METHOD = 501
-"""From servers that can chat and nothing else."""
-
-Verdict = Literal["ok", "note", "WRONG"]
-
-
-class Finding(Struct, frozen=True):
-    """One thing that was looked at; the text's further lines say what to do."""
-
-    verdict: Verdict
-    text: str
 
 
 def examine(mcp_config: Path | None, *, network: bool) -> bool:
@@ -102,7 +87,7 @@ def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
     yield from _server_file(known, mcp_config)
     yield from _node(known)
     yield from _servers(known, config, network=network)
-    yield from _llm(config, network=network)
+    yield from look_at_llm(config, network=network)
     yield _dfrotz()
 
 
@@ -203,48 +188,6 @@ def _node(known: KnownServers) -> Iterator[Finding]:
         advice = anyio.run(node_too_old, server, ProcessRegistry())
         if advice is not None:
             yield Finding("WRONG", advice)
-
-
-def _llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding]:
-    url = config.client_base_url
-    try:
-        key = api_key(url, os.environ)
-    except MCPConfigError as error:
-        yield Finding("WRONG", str(error))
-        return
-    if key is None and not (zorkgpt_tables().get("llm") or _names_an_endpoint(config)):
-        yield Finding("note", "No LLM is configured: grue play --offline needs none.")
-        return
-    if key is None and needs_key(url):
-        names = " or ".join(key_names(url))
-        yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
-        return
-    if not network:
-        yield Finding("ok", f"{config.agent_model} at {url}; not asked, as told")
-        return
-    yield _asked(url, key, config.agent_model)
-
-
-def _names_an_endpoint(config: GameConfiguration) -> bool:
-    """Say whether the settings name an endpoint other than the one that holds without any."""
-    return config.client_base_url != GameConfiguration().client_base_url
-
-
-def _asked(url: str, key: str | None, model: str) -> Finding:
-    """Ask for the list of models, which costs nothing anywhere."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    started = time.monotonic()
-    try:
-        status = httpx.get(f"{url.rstrip('/')}/models", headers=headers, timeout=_ASK_S).status_code
-    except httpx.TransportError as error:
-        advice = "Check client_base_url, the network and the proxy; --no-network leaves this out."
-        return Finding("WRONG", f"{url} cannot be reached: {error or type(error).__name__}.\n{advice}")
-    elapsed_s = time.monotonic() - started
-    if status in (401, 403):
-        return Finding("WRONG", f"{url} refuses the key (HTTP {status}).\nSet {key_names(url)[0]} again.")
-    if status >= 500 and status != _NO_SUCH_METHOD:
-        return Finding("WRONG", f"{url} is out of order (HTTP {status}).\nTry again later.")
-    return Finding("ok", f"{model} at {url}; it answers in {elapsed_s:.2f} s")
 
 
 def _dfrotz() -> Finding:

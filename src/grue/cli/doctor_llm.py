@@ -1,0 +1,178 @@
+"""What `grue doctor` says of the configured LLM endpoint.
+
+It looks at the list of models, which costs nothing anywhere, and then runs three small turns as any host
+would: a short reply, one with a tool on offer, one that has to have a shape. They cost a few dozen tokens.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+from msgspec import structs
+
+from grue.actors.function_tools import FunctionTools
+from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
+from grue.actors.llm_exchange import Answered
+from grue.answers import AnswerSpec
+from grue.cli.finding import Finding
+from grue.cli.project import zorkgpt_tables
+from grue.config.secrets import key_names, needs_key
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import llm_settings
+from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
+from grue.messages import CompletionReceived, JsonObject, ToolSupportChecked, TurnLimits
+from grue.protocol.chat_wire.failures import Fault, fault_of_status
+from grue.protocol.chat_wire.model_list import find_model, read_models
+from grue.protocol.model_support import rule_for
+from grue.runner import Runner, TurnRequest
+from grue.runtime.trace import Envelope, Recorder
+
+_SHORT, _ROOM = 16, 400
+"""Tokens of a short reply, the least that every endpoint takes; and enough for a call or a small object."""
+
+_PATIENCE_S = 30.0
+_SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
+_COLOUR: JsonObject = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+_SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at all"}
+
+
+def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding]:
+    """Yield what is found of the endpoint that the settings name.
+
+    Args:
+        config: The settings.
+        network: Ask it, too.
+    """
+    url = config.client_base_url
+    try:
+        settings = llm_settings(config)
+        endpoint = LlmEndpoint(_patient(settings))
+    except MCPConfigError as error:
+        yield Finding("WRONG", str(error))
+        return
+    if not settings.api_key and not (zorkgpt_tables().get("llm") or _names_an_endpoint(config)):
+        yield Finding("note", "No LLM is configured: grue play --offline needs none.")
+    elif not settings.api_key and needs_key(url):
+        names = " or ".join(key_names(url))
+        yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
+    elif not network:
+        yield Finding("ok", f"{settings.model} at {url}; not asked, as told")
+    else:
+        yield from _asked(endpoint)
+
+
+def _names_an_endpoint(config: GameConfiguration) -> bool:
+    """Say whether the settings name an endpoint other than the one that holds without any."""
+    return config.client_base_url != GameConfiguration().client_base_url
+
+
+def _patient(settings: LlmSettings) -> LlmSettings:
+    """Return the settings with which trying ends soon: no second try, no reply that goes on."""
+    limit = min(settings.retry.timeout_s, _PATIENCE_S)
+    retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
+    return structs.replace(settings, retry=retry, max_tokens=_ROOM)
+
+
+def _asked(endpoint: LlmEndpoint) -> Iterator[Finding]:
+    answer = anyio.run(_models, endpoint)
+    known = _model_list(endpoint, answer)
+    if known.verdict == "WRONG":
+        yield known
+        return
+    spoken = _short_reply(endpoint)
+    yield spoken
+    if spoken.verdict == "WRONG":
+        return
+    yield known
+    yield _tools(endpoint)
+    yield _shape(endpoint)
+
+
+async def _models(endpoint: LlmEndpoint) -> Answered | Fault:
+    async with endpoint:
+        return await endpoint.models()
+
+
+def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
+    model = endpoint.settings.model
+    if isinstance(answer, Answered) and answer.status in (401, 403):
+        answer = fault_of_status(answer.status, answer.body, answer.location)
+    if isinstance(answer, Fault) and answer.kind in ("unreachable", "refused"):
+        failure = endpoint.describe(answer)
+        what = "refuses the key" if answer.kind == "refused" else "cannot be reached"
+        advice = f"{failure.remedy}\n--no-network leaves this out."
+        return Finding("WRONG", f"{failure.endpoint} {what}: {failure.message}\n{advice}")
+    models = read_models(answer.body) if isinstance(answer, Answered) else None
+    if not models:
+        return Finding("note", "It has no list of models.")
+    if find_model(models, model):
+        return Finding("ok", f"{model} is one of its {len(models)} models")
+    near = ", ".join(difflib.get_close_matches(model, models, n=3, cutoff=0.4))
+    advice = f"\nThe nearest are: {near}" if near else ""
+    return Finding("note", f"{model} is not in its list of {len(models)} models.{advice}")
+
+
+def _short_reply(endpoint: LlmEndpoint) -> Finding:
+    settings = structs.replace(endpoint.settings, max_tokens=_SHORT)
+    tried = _Tried(LlmEndpoint(settings))
+    where = f"{settings.model} at {settings.base_url} ({endpoint.profile.wire.replace('_', ' ')})"
+    if tried.failure is not None:
+        return Finding("WRONG", f"{where} does not answer.\n{tried.failure}")
+    return Finding("ok", f"{where}; a short reply takes {tried.replies[0].elapsed_s:.2f} s")
+
+
+def _tools(endpoint: LlmEndpoint) -> Finding:
+    tried = _Tried(endpoint, tool=True)
+    if tried.support is not None and not tried.support.supported:
+        return Finding("note", f"Tools: no, {tried.support.reason}.\nTurns of this model go without tools.")
+    if tried.failure is not None:
+        return Finding("note", f"Tools: refused.\n{tried.failure}")
+    called = "it called one" if tried.replies[0].tool_calls else "they were accepted, and it called none"
+    rule = rule_for(endpoint.settings.model)
+    doubt = f"\nIts name says otherwise: {rule.reason}." if rule is not None and not rule.supported else ""
+    return Finding("note" if doubt else "ok", f"Tools: {called}{doubt}")
+
+
+def _shape(endpoint: LlmEndpoint) -> Finding:
+    tried = _Tried(endpoint, answer=AnswerSpec(str, schema=_COLOUR))
+    taken = _SHAPES.get(endpoint.profile.response_format)
+    if tried.failure is not None and not tried.replies:
+        return Finding("note", f"Structured output: refused.\n{tried.failure}")
+    if taken is not None:
+        return Finding("note", f"Structured output: {taken}; the model is told of the schema in words.")
+    return Finding("ok", "Structured output: held to a JSON schema")
+
+
+class _Tried:
+    """A small turn: the replies to it, and why it failed."""
+
+    def __init__(self, endpoint: LlmEndpoint, *, tool: bool = False, answer: Any = None) -> None:
+        self.replies: list[CompletionReceived] = []
+        self.support: ToolSupportChecked | None = None
+        self.failure: MCPError | None = None
+        recorder = Recorder()
+        recorder.add(self._keep)
+        servers = {"doctor": FunctionTools({"thermometer": _thermometer})} if tool else {}
+        user = "Call the thermometer." if tool else "Name a colour." if answer else "Say: ok."
+        limits = TurnLimits(max_tool_iterations=1, turn_timeout_s=2 * _PATIENCE_S)
+        with Runner(llm=endpoint, servers=servers, limits=limits, recorder=recorder) as runner:
+            try:
+                runner.run_turn(TurnRequest(system=_SYSTEM, user=user, answer=answer))
+            except (AnswerError, LLMError) as error:
+                # A reply without a usable answer is a reply.
+                self.failure = None if isinstance(error, AnswerError) else error
+            except MCPError as error:
+                self.failure = error
+
+    def _keep(self, envelope: Envelope[Any], line: bytes) -> None:
+        del line
+        if isinstance(envelope.body, CompletionReceived):
+            self.replies.append(envelope.body)
+        elif isinstance(envelope.body, ToolSupportChecked):
+            self.support = envelope.body
+
+
+def _thermometer() -> str:
+    """Return the temperature in the room."""
+    return "21 degrees"

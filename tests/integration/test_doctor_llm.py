@@ -1,0 +1,117 @@
+"""`grue doctor` and the configured LLM endpoint, as a user runs it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import grue
+
+from grue.testing.llm_server import (
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    error_reply,
+    text_reply,
+    tool_calls_reply,
+)
+
+KEY = "sk-of-the-doctor-0123456789"
+
+
+def able(request: LlmRequest) -> LlmReply:
+    """An endpoint that can do everything."""
+    if request.tool_names:
+        return tool_calls_reply((request.tool_names[0], "{}"))
+    return text_reply('{"colour": "green"}')
+
+
+def without_tools(request: LlmRequest) -> LlmReply:
+    return (
+        error_reply(404, "No endpoints found that support tool use.") if request.tool_names else able(request)
+    )
+
+
+def without_schemas(request: LlmRequest) -> LlmReply:
+    if "response_format" in request.body:
+        return error_reply(400, "This response_format type is unavailable now")
+    return able(request)
+
+
+def strict_about_keys(request: LlmRequest) -> LlmReply:
+    return error_reply(401, f"Incorrect API key provided: {KEY}")
+
+
+def examine(folder: Path, url: str, *options: str, wire: str = "") -> tuple[int, str]:
+    llm = f"client_base_url = '{url}'\nagent_model = 'scripted'\n"
+    llm += f"wire_format = '{wire}'\n" if wire else ""
+    (folder / "pyproject.toml").write_text(f"[tool.zorkgpt.llm]\n{llm}")
+    found = grue("doctor", *options, cwd=folder, GRUE_API_KEY=KEY)
+    assert KEY not in found.stdout + found.stderr
+    assert "Traceback" not in found.stderr
+    return found.returncode, found.stdout
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+def test_doctor_says_what_an_endpoint_can_do(tmp_path: Path, wire: str) -> None:
+    with ScriptedLlmServer(able) as llm:
+        status, told = examine(tmp_path, llm.base_url, wire=wire)
+        assert [request.refused for request in llm.requests if request.refused] == []
+    assert status == 0, told
+    for words in (
+        f"ok     scripted at {llm.base_url} ({wire.replace('_', ' ')}); a short reply takes 0.",
+        "ok     scripted is one of its 1 models",
+        "ok     Tools: it called one",
+        "ok     Structured output: held to a JSON schema",
+    ):
+        assert words in told, told
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (without_tools, "note   Tools: refused."),
+        (
+            without_schemas,
+            "note   Structured output: no shape at all; the model is told of the schema in words.",
+        ),
+    ],
+)
+def test_doctor_says_what_an_endpoint_cannot_do(
+    tmp_path: Path, script: Callable[[LlmRequest], LlmReply], words: str
+) -> None:
+    with ScriptedLlmServer(script) as llm:
+        status, told = examine(tmp_path, llm.base_url)
+    assert status == 0, told
+    assert words in told
+
+
+def test_doctor_says_that_a_model_is_not_listed_and_names_the_nearest(tmp_path: Path) -> None:
+    with ScriptedLlmServer(able, models=[{"id": "scripted-2"}, {"id": "else"}]) as llm:
+        _, told = examine(tmp_path, llm.base_url)
+    assert "note   scripted is not in its list of 2 models." in told
+    assert "The nearest are: scripted-2" in told
+
+
+def test_doctor_says_that_the_key_is_refused_and_which_variable_to_set(tmp_path: Path) -> None:
+    with ScriptedLlmServer(strict_about_keys) as llm:
+        status, told = examine(tmp_path, llm.base_url)
+    assert status == 1
+    assert "does not answer" in told
+    assert "Set GRUE_API_KEY to a key that this endpoint accepts" in told
+
+
+def test_doctor_says_that_nobody_is_there(tmp_path: Path) -> None:
+    with ScriptedLlmServer(able) as llm:
+        url = llm.base_url
+    status, told = examine(tmp_path, url)
+    assert status == 1
+    assert f"WRONG  {url} cannot be reached" in told
+    assert "--no-network leaves this out" in told
+
+
+def test_doctor_asks_nobody_where_it_is_told_not_to(tmp_path: Path) -> None:
+    with ScriptedLlmServer(able) as llm:
+        status, told = examine(tmp_path, llm.base_url, "--no-network")
+        assert llm.requests == []
+    assert status == 0
+    assert "not asked, as told" in told
