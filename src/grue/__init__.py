@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from grue.errors import (
         ActorCrashed,
         AnswerError,
+        BudgetSpent,
         LLMError,
         MCPConfigError,
         MCPError,
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
     from grue.mcp_transport.http import HttpServer
     from grue.mcp_transport.server_options import ServerOptions
     from grue.mcp_transport.stdio import ProcessLimits, StdioServer
-    from grue.messages import FailurePolicy, ToolCallResult, TurnLimits, Usage
+    from grue.messages import Budget, FailurePolicy, TextDelta, ToolCallResult, TurnLimits, Usage
+    from grue.protocol.retry import RetryPolicy
     from grue.runner import Runner, TurnOutcome, TurnRequest
-    from grue.runtime.trace import Recorder, TraceWriter
+    from grue.runtime.trace import Recorder
+    from grue.runtime.trace_file import TraceWriter
     from grue.tool_client import ToolClient
 
 _HOMES = {
@@ -48,6 +51,7 @@ _HOMES = {
     "AnswerSpec": "grue.answers",
     "ActorCrashed": "grue.errors",
     "AnswerError": "grue.errors",
+    "BudgetSpent": "grue.errors",
     "LLMError": "grue.errors",
     "MCPConfigError": "grue.errors",
     "MCPError": "grue.errors",
@@ -58,15 +62,18 @@ _HOMES = {
     "ServerOptions": "grue.mcp_transport.server_options",
     "ProcessLimits": "grue.mcp_transport.stdio",
     "StdioServer": "grue.mcp_transport.stdio",
+    "Budget": "grue.messages",
     "FailurePolicy": "grue.messages",
+    "TextDelta": "grue.messages",
     "ToolCallResult": "grue.messages",
     "TurnLimits": "grue.messages",
     "Usage": "grue.messages",
+    "RetryPolicy": "grue.protocol.retry",
     "Runner": "grue.runner",
     "TurnOutcome": "grue.runner",
     "TurnRequest": "grue.runner",
     "Recorder": "grue.runtime.trace",
-    "TraceWriter": "grue.runtime.trace",
+    "TraceWriter": "grue.runtime.trace_file",
     "ToolClient": "grue.tool_client",
 }
 
@@ -83,9 +90,12 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "FunctionTools",
     "ToolClient",
     "TurnLimits",
+    "Budget",
     "FailurePolicy",
+    "RetryPolicy",
     "ToolCallResult",
     "Usage",
+    "TextDelta",
     "Recorder",
     "TraceWriter",
     "MCPError",
@@ -95,6 +105,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "LLMError",
     "AnswerError",
     "TurnTimedOut",
+    "BudgetSpent",
     "ActorCrashed",
     "__version__",
 ]

@@ -16,7 +16,8 @@ from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.manager import MCPManager
 from grue.messages import AnyMessage, OnToolDrift, ServerNoted, SessionOpened, ToolDefinition, ToolDrifted
-from grue.observers.events import Event, EventFeed
+from grue.observers.event import Event
+from grue.observers.events import EventFeed
 from grue.protocol.tool_lock import ToolLock, lock_of
 from grue.runtime.trace import Envelope
 from grue.testing.leftovers import assert_nothing_left
