@@ -113,11 +113,13 @@ class EpisodeResumed(Message, frozen=True, kw_only=True):
 
     Attributes:
         turns: Finished turns, none of which is played or paid for again.
+        max_turns: Turns after which the host now stops; 0: as it was started.
         version: Of the program that goes on.
     """
 
     episode_id: str
     turns: int
+    max_turns: int = 0
     version: str = ""
 
 

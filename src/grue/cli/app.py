@@ -53,7 +53,10 @@ def play(
     ] = None,
     turn_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds a turn may take.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with an episode that was cut off: its folder.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="Go on with an episode that was cut off: its folder. --turns may be larger."
+        ),
     ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Have the model's words come as it finds them.")

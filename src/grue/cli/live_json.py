@@ -5,13 +5,13 @@ from typing import Any, TextIO
 
 from msgspec import structs
 
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, Observed
 from grue.messages import TurnCompleted
 from grue.runtime.trace import Envelope
 
 
 class JsonLines:
-    """Print the episode as JSON, one object a line: `episode`, then each `turn` with its `reply`, then `end`.
+    """Print the episode as JSON, one object a line: `episode` or `resumed`, each `turn`, then `end`.
 
     Args:
         out: Where to print.
@@ -26,7 +26,10 @@ class JsonLines:
         del line
         match envelope.body:
             case EpisodeStarted() as started:
-                self._print({"type": "episode", **structs.asdict(started)})
+                told = {key: value for key, value in structs.asdict(started).items() if key != "settings"}
+                self._print({"type": "episode", **told})
+            case EpisodeResumed() as resumed:
+                self._print({"type": "resumed", **structs.asdict(resumed)})
             case Observed() as seen:
                 self._finish_turn(seen)
                 self._turn = {

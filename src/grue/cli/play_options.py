@@ -77,7 +77,7 @@ def as_started(options: PlayOptions, past: Past) -> PlayOptions:
         stream=options.stream,
         langfuse=options.langfuse,
         otel=options.otel,
-        turns=options.turns or started.turns,
+        turns=options.turns or past.max_turns or started.turns,
         turn_timeout_s=options.turn_timeout_s or started.turn_timeout_s,
     )
 

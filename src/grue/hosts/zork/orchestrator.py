@@ -307,7 +307,12 @@ class ZorkOrchestratorV2:
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s
-        resumed = EpisodeResumed(episode_id=state.episode_id, turns=past.turns, version=grue.__version__)
+        resumed = EpisodeResumed(
+            episode_id=state.episode_id,
+            turns=past.turns,
+            max_turns=self.setup.max_turns,
+            version=grue.__version__,
+        )
         self._note(resumed, turn=0)
         for memory in unrecorded:
             self._note(memory, turn=memory.turn)

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct, field
 
 from grue.errors import TraceError
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
+from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, Observed, Remembered
 from grue.messages import (
     CompletionReceived,
     DeadlineMissed,
@@ -51,6 +52,7 @@ class Past(Struct, kw_only=True):
         connections: What it knows of its tool servers.
         ended: How it ended last, if it did.
         forgiven: The turn after which fallbacks in a row had ended it; they are not held against it again.
+        max_turns: Turns that a resume has allowed; 0: as it was started.
         lasted_s: How long it was played, in seconds.
     """
 
@@ -64,6 +66,7 @@ class Past(Struct, kw_only=True):
     connections: dict[ServerName, Settled] = field(default_factory=dict)
     ended: EpisodeEnded | None = None
     forgiven: int = 0
+    max_turns: int = 0
     lasted_s: float = 0.0
 
     @property
@@ -99,6 +102,8 @@ class Past(Struct, kw_only=True):
                 self.connections[server] = Proven()
             case McpDisabled(server=server, reason=reason):
                 self.connections[server] = Disabled(reason)
+            case EpisodeResumed(max_turns=most):
+                self.max_turns = most or self.max_turns
             case EpisodeEnded(reason=reason) as ended:
                 self.ended = ended
                 self.forgiven = self.turns if reason == "fallbacks" else self.forgiven
@@ -133,7 +138,7 @@ def read_past(path: Path) -> Past:
             unended = past.take(envelope, unended)
     if past is None:
         raise TraceError(f"{path} cannot be resumed: its episode had not begun. Play a new one.")
-    if past.ended is not None and past.ended.reason in _FOR_GOOD and _has_result(path):
+    if past.ended is not None and past.ended.reason in _FOR_GOOD and _has_result(path, past.ended):
         raise TraceError(f"{path} cannot be resumed: the episode is over ({past.ended.detail}).")
     if past.end is not None and last_end is not None and past.end is last_end.body:
         _check_whole(path, last_end)
@@ -151,8 +156,17 @@ def _decides(end: TurnEnd) -> bool:
     return isinstance(end.failure, DeadlineMissed)
 
 
-def _has_result(path: Path) -> bool:
-    return (path if path.is_dir() else path.parent).joinpath(RESULT_FILE).exists()
+class _Result(Struct):
+    reason: str = ""
+
+
+def _has_result(path: Path, ended: EpisodeEnded) -> bool:
+    """Say whether the result of this end is written; there may be one of an earlier end."""
+    file = (path if path.is_dir() else path.parent) / RESULT_FILE
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_Result).reason == ended.reason
+    except (OSError, msgspec.DecodeError):
+        return False
 
 
 def _check_whole(path: Path, envelope: EpisodeEnvelope) -> None:

@@ -188,7 +188,9 @@ def test_a_decision_without_the_games_answer_is_played_and_not_bought_again(tmp_
         Observed,
         EpisodeEnded,
     ]
-    assert resumed.bodies[0] == EpisodeResumed(episode_id="e-1", turns=2, version=resumed.bodies[0].version)
+    assert resumed.bodies[0] == EpisodeResumed(
+        episode_id="e-1", turns=2, max_turns=2, version=resumed.bodies[0].version
+    )
 
 
 def test_a_turn_without_its_decision_is_recalled(tmp_path: Path) -> None:
@@ -269,16 +271,21 @@ def test_an_episode_that_ctrl_c_ended_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reason", ["won", "died", "quit"])
 def test_an_episode_that_is_over_for_good_is_not_resumed(tmp_path: Path, reason: str) -> None:
     write(tmp_path, STARTED, *plays("north"), ends(reason, 1))
-    (tmp_path / "result.json").write_text("{}")
+    (tmp_path / "result.json").write_text(json.dumps({"reason": reason}))
     for path in (tmp_path, tmp_path / "trace.jsonl"):
         with pytest.raises(TraceError, match=rf"the episode is over \(because of {reason}\)"):
             read_past(path)
 
 
-def test_an_episode_that_was_killed_before_its_result_was_written_ends_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("result", [None, '{"reason": "interrupted"}', "cut sho"])
+def test_an_episode_that_was_killed_before_its_result_was_written_ends_again(
+    tmp_path: Path, result: str | None
+) -> None:
+    if result is not None:
+        (tmp_path / "result.json").write_text(result)
     resumed = Resumed(write(tmp_path, STARTED, *plays(*["north"] * 9), ends("won", 9)), turns=20)
-    result = resumed.play()
-    assert (result.reason, result.score, resumed.asked) == ("won", 9, [])
+    ended = resumed.play()
+    assert (ended.reason, ended.score, resumed.asked) == ("won", 9, [])
 
 
 def test_with_more_turns_an_episode_goes_on_after_its_limit(tmp_path: Path) -> None:
