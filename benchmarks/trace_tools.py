@@ -59,8 +59,14 @@ COMMANDS: dict[str, Sequence[str]] = {
     "show-json": ("show", "--json", TRACE),
     "show-text": ("show", "--text", "a word that is nowhere", TRACE),
     "stats": ("stats", TRACE),
+    "diff-itself": ("diff", TRACE, TRACE),
+    "diff": ("diff", TRACE, OTHER),
+    "html": ("html", TRACE),
 }
 """What is measured, by its name for `--only`; a further command is a further line."""
+
+DIFFERS = 1
+"""Status of a diff that found something."""
 
 MIND = ServerName("mind")
 PROMPT = "You stand in a kitchen. A table seems to have been used recently for the preparation of food. " * 15
@@ -182,7 +188,7 @@ def cost(arguments: Sequence[str]) -> Cost:
     )
     seconds = time.perf_counter() - begun
     said, mark, peak = done.stderr.rpartition(PEAK)
-    if done.returncode or not mark:
+    if done.returncode not in (0, DIFFERS) or not mark:
         raise SystemExit(f"grue trace {' '.join(arguments)} ended with {done.returncode}: {said or peak}")
     return Cost(seconds, float(peak))
 

@@ -41,10 +41,6 @@ class Memories:
             else None
         )
 
-    def keep(self, location: str, note: str) -> None:
-        """Put back a note that an earlier part of the episode made."""
-        self._notes.setdefault(location, []).append(note)
-
     @staticmethod
     def _note(move: Move, after: Observation) -> str | None:
         if after.died:

@@ -41,9 +41,3 @@ def test_a_memory_is_kept_once_and_the_oldest_goes_first() -> None:
     kept = memories.of("Hall")
     assert len(kept) == MOST_PER_PLACE
     assert kept[-1] == f"'go {MOST_PER_PLACE + 1}' leads to Room {MOST_PER_PLACE + 1}"
-
-
-def test_an_earlier_part_of_an_episode_can_be_put_back() -> None:
-    memories = Memories()
-    memories.keep("Hall", "'north' leads to Attic")
-    assert memories.of("Hall") == ("'north' leads to Attic",)
