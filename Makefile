@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TURNS ?= 60
 SEED ?= 7
 
-.PHONY: play test check bench clean
+.PHONY: play test check bench bench-peers clean
 .DEFAULT_GOAL := play
 
 $(VENV)/bin/python:
@@ -41,5 +41,8 @@ check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rule
 bench: $(VENV)/.dev ## measure, side by side in one run
 	$(BIN)/python benchmarks/run.py
 
+bench-peers: $(VENV)/.dev ## the same turn in other frameworks, each in an environment of its own
+	$(BIN)/python benchmarks/peers/run.py --install
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* dist build
+	rm -rf $(VENV) benchmarks/peers/.venvs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* dist build

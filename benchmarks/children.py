@@ -55,9 +55,16 @@ class ChatServer:
 
     def received(self) -> Mapping[str, int]:
         """Return the `requests` and their `bytes` since this was asked last."""
-        with self._opener.open(f"{self._root}/sent") as reply:
-            counted: dict[str, int] = json.load(reply)
+        counted: dict[str, int] = self._get("sent")
         return counted
+
+    def last(self) -> object:
+        """Return the last message of the last request."""
+        return self._get("last")["message"]
+
+    def _get(self, path: str) -> Any:
+        with self._opener.open(f"{self._root}/{path}") as reply:
+            return json.load(reply)
 
 
 @contextmanager

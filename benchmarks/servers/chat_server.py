@@ -1,11 +1,13 @@
 """A chat completions endpoint on loopback that plays a script: so many tool calls, then a text.
 
 The model's name is the script: `calls-3` asks for the first tool on offer in three replies, one call each,
-and answers `done` after that. It runs as a process of its own, so that none of its work counts with the
-caller's, prints its port, and ends when its input ends. Each reply is one write without Nagle's delay; in two
-packets, or with the delay, every request would take 40 ms longer.
+and answers `done` after that; where the caller wants its answer by a tool `final_answer`, by a call of it. It
+runs as a process of its own, so that none of its work counts with the caller's, prints its port, and ends
+when its input ends. Each reply, streamed or not, is one write without Nagle's delay; in two packets, or with
+the delay, every request would take 40 ms longer.
 
-`GET /sent` returns the requests and bytes that came in since it was asked last.
+`GET /sent` returns the requests and bytes that came in since it was asked last, `GET /last` the last message
+of the last request.
 """
 
 import asyncio
@@ -14,39 +16,73 @@ import json
 import sys
 from typing import Any, ClassVar
 
-ARGUMENTS = json.dumps({"text": "a brass lantern"})
+FINAL = "final_answer"
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+EXAMPLES = {"string": "a brass lantern", "integer": 1, "number": 1.0, "boolean": False}
 _numbers = itertools.count(1)
 
 
 def message_for(request: dict[str, Any]) -> dict[str, Any]:
     """Return the assistant's next message."""
     wanted = int(request["model"].partition("-")[2])
-    asked = sum(1 for message in request["messages"] if message.get("tool_calls"))
-    if asked >= wanted:
-        return {"role": "assistant", "content": "done"}
-    function = {"name": request["tools"][0]["function"]["name"], "arguments": ARGUMENTS}
+    # Not by `tool_calls`: smolagents tells the calls of the past as text.
+    asked = sum(1 for message in request["messages"] if message["role"] == "assistant")
+    functions = {tool["function"]["name"]: tool["function"] for tool in request.get("tools", ())}
+    final = functions.pop(FINAL, None)
+    if asked < wanted:
+        (name, function), *_ = functions.items()
+        return _calling(name, _arguments_for(function["parameters"]))
+    return _calling(FINAL, {"answer": "done"}) if final else {"role": "assistant", "content": "done"}
+
+
+def _calling(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
     call = {"id": f"call_{next(_numbers)}", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _arguments_for(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = {name: schema["properties"][name]["type"] for name in schema.get("required", ())}
+    # A property may be of one kind out of a list.
+    return {name: EXAMPLES[kind if isinstance(kind, str) else kind[0]] for name, kind in kinds.items()}
 
 
 def completion(request: dict[str, Any]) -> dict[str, Any]:
     """Return the reply to a chat completions request."""
     message = message_for(request)
-    finish = "tool_calls" if message.get("tool_calls") else "stop"
-    return {
-        "id": "chatcmpl-benchmark",
-        "object": "chat.completion",
-        "created": 0,
-        "model": request["model"],
-        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-    }
+    choice = {"index": 0, "message": message, "finish_reason": _finish(message)}
+    return {**_head(request, "chat.completion"), "choices": [choice], "usage": USAGE}
+
+
+def stream(request: dict[str, Any]) -> bytes:
+    """Return the reply as server-sent events: the whole message, why it ends, and what it cost."""
+    message = message_for(request)
+    head = _head(request, "chat.completion.chunk")
+    if message.get("tool_calls"):
+        message["tool_calls"][0]["index"] = 0
+    chunks: list[dict[str, Any]] = [
+        {**head, "choices": [{"index": 0, "delta": message, "finish_reason": None}]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": _finish(message)}]},
+    ]
+    if (request.get("stream_options") or {}).get("include_usage"):
+        chunks.append({**head, "choices": [], "usage": USAGE})
+    events = [*map(json.dumps, chunks), "[DONE]"]
+    return "".join(f"data: {event}\n\n" for event in events).encode()
+
+
+def _head(request: dict[str, Any], kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-benchmark", "object": kind, "created": 0, "model": request["model"]}
+
+
+def _finish(message: dict[str, Any]) -> str:
+    return "tool_calls" if message.get("tool_calls") else "stop"
 
 
 class Connection(asyncio.Protocol):
     """One connection, kept alive; asyncio turns Nagle's delay off."""
 
     received: ClassVar = {"requests": 0, "bytes": 0}
+    last: ClassVar[dict[str, Any]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -63,20 +99,28 @@ class Connection(asyncio.Protocol):
                 return
             body = bytes(self._unread[end + 4 : whole])
             del self._unread[:whole]
-            self._reply(self._answer(head[0], body))
+            self._reply(*self._answer(head[0].split()[1], body))
 
-    def _answer(self, request_line: str, body: bytes) -> dict[str, Any]:
-        if request_line.startswith("GET"):
-            counted = dict(self.received)
-            self.received.update(requests=0, bytes=0)
-            return counted
+    def _answer(self, path: str, body: bytes) -> tuple[str, bytes]:
+        if not body:
+            return "application/json", json.dumps(self._told(path)).encode()
+        request = json.loads(body)
         self.received["requests"] += 1
         self.received["bytes"] += len(body)
-        return completion(json.loads(body))
+        self.last.update(message=request["messages"][-1])
+        if request.get("stream"):
+            return "text/event-stream", stream(request)
+        return "application/json", json.dumps(completion(request)).encode()
 
-    def _reply(self, value: dict[str, Any]) -> None:
-        body = json.dumps(value).encode()
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    def _told(self, path: str) -> dict[str, Any]:
+        if path == "/last":
+            return self.last
+        counted = dict(self.received)
+        self.received.update(requests=0, bytes=0)
+        return counted
+
+    def _reply(self, kind: str, body: bytes) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         self._transport.write(head.encode() + body)
 
 

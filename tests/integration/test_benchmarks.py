@@ -47,6 +47,21 @@ def test_every_part_runs_and_is_stored(tmp_path: Path) -> None:
     assert str(BENCHMARKS.parent) not in stored, "results name no machine's folders"
 
 
+def test_peers_are_compared_without_any_peer(tmp_path: Path) -> None:
+    out, page = tmp_path / "results.json", tmp_path / "page.md"
+    sides = ("--only", "grue,sdk-script", "--parts", "plain,ask", "--quick")
+    printed = python(BENCHMARKS / "peers" / "run.py", *sides, "--out", out, "--markdown", page)
+
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    turns, asks = json.loads(out.read_text())["tables"]
+    assert sorted(row["name"] for row in turns["rows"]) == ["grue", "sdk-script"]
+    assert all(row["took"]["median"] > 0 and row["left"] == 0 for row in turns["rows"])
+    assert [row["name"] for row in asks["rows"]] == ["grue", "grue, no trace"]
+    assert turns["failed"] == asks["failed"] == {}
+    assert "| sdk-script |" in page.read_text()
+    assert str(BENCHMARKS.parent) not in out.read_text() + page.read_text() + printed
+
+
 def test_an_unknown_part_is_refused() -> None:
     command = (sys.executable, BENCHMARKS / "run.py", "--only", "nonsense")
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,187 @@
+"""Who takes part, where each lives, how its worker is started, and what to know before comparing it."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+BENCHMARKS = HERE.parent
+VENVS = HERE / ".venvs"
+NPM_PACKAGE = "@modelcontextprotocol/server-sequential-thinking"
+
+
+def requirements(venv: str) -> Path:
+    return HERE / "requirements" / f"{venv}.txt"
+
+
+def stamp(venv: str) -> Path:
+    """Return where it stands which requirements have been installed."""
+    return VENVS / venv / "installed.txt"
+
+
+def is_installed(venv: str) -> bool:
+    return stamp(venv).exists() and stamp(venv).read_text() == requirements(venv).read_text()
+
+
+class Side(NamedTuple):
+    """One side of the comparison.
+
+    Attributes:
+        worker: Below `benchmarks/`.
+        role: What the worker is told to be; for those of this project.
+        venv: The virtual environment it needs and its requirements file; empty: this interpreter.
+        note: What it does that the others do not, or the reverse.
+    """
+
+    name: str
+    worker: str
+    role: str = ""
+    venv: str = ""
+    note: str = ""
+
+    @property
+    def python(self) -> Path:
+        return VENVS / self.venv / "bin" / "python" if self.venv else Path(sys.executable)
+
+    @property
+    def installed(self) -> bool:
+        """Whether what it needs is there, as pinned."""
+        return not self.venv or is_installed(self.venv)
+
+    @property
+    def version(self) -> str:
+        """Its name and version as pinned, and the MCP SDK's; empty for this project's own."""
+        if not self.venv:
+            return ""
+        pins = requirements(self.venv).read_text().splitlines()
+        shown = [pin for pin in pins if pin == pins[0] or pin.startswith("mcp==")]
+        return ", ".join(re.sub(r"\[.*\]", "", pin).replace("==", " ") for pin in shown)
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.python), str(BENCHMARKS / self.worker), *filter(None, [self.role])]
+
+
+def _peer(name: str, worker: str, note: str) -> Side:
+    return Side(name, f"peers/workers/{worker}.py", venv=name, note=note)
+
+
+TURNS = [
+    Side(
+        "grue",
+        "turn_worker.py",
+        "grue",
+        note="Default settings: one event loop and new HTTP connections a turn. Its trace goes into a file, "
+        "which no other side has.",
+    ),
+    Side(
+        "sdk-script",
+        "turn_worker.py",
+        "script",
+        note="By hand: the MCP SDK and httpx; one event loop a turn; no trace, no limits.",
+    ),
+    Side(
+        "floor",
+        "turn_worker.py",
+        "floor",
+        note="By hand: blocking pipes and one socket; nothing is checked. The limit of what a turn can cost.",
+    ),
+    _peer(
+        "pydantic-ai",
+        "pydantic_ai_turn",
+        "One agent and one event loop for all turns. Its toolset is entered each turn, so that HTTP "
+        "connections stay open; entering the agent, the simpler way, takes about 35 ms more.",
+    ),
+    _peer(
+        "openai-agents",
+        "openai_agents_turn",
+        "One event loop for all turns; HTTP connections stay open. Its tracing, on by default and sent to "
+        "OpenAI, is off.",
+    ),
+    _peer(
+        "langgraph",
+        "langgraph_turn",
+        "One event loop for all turns; HTTP connections stay open. An explicit session a turn: without it, "
+        "one server process lists the tools and another one serves each call.",
+    ),
+    _peer(
+        "smolagents",
+        "smolagents_turn",
+        "Sends a long prompt of its own and takes the answer as a tool call. Blocking calls, MCP in a "
+        "thread. Two pins that plain pip does not choose: it does not work with a newer MCP SDK, and needs "
+        "websockets.",
+    ),
+    _peer(
+        "fastmcp",
+        "fastmcp_turn",
+        "A client without an agent: the loop over httpx is by hand; no trace, no limits. One event loop for "
+        "all turns; HTTP connections stay open.",
+    ),
+    _peer(
+        "strands-agents",
+        "strands_agents_turn",
+        "Streams every reply; MCP in a thread. One event loop for all turns and one HTTP client, whose "
+        "connections stay open; configured by arguments, the simpler way, it makes a client for each "
+        "completion and takes about 50 ms more.",
+    ),
+]
+
+GRUE_ASK = Side("grue", "peers/workers/grue_ask.py", note="Two tasks of one event loop; trace in a file.")
+ASKS = [
+    GRUE_ASK,
+    Side("grue, no trace", "peers/workers/grue_ask.py", note="The same without a file."),
+    _peer(
+        "autogen-core",
+        "autogen_core_ask",
+        "`send_message` to a routed agent, one event loop; no trace in a file.",
+    ),
+    _peer(
+        "pykka",
+        "pykka_ask",
+        "`ask` of an actor in a thread of its own; no event loop, no trace, no bound on its mailbox.",
+    ),
+]
+
+
+class Server(NamedTuple):
+    """An MCP server that every side starts afresh for each turn.
+
+    Attributes:
+        command: Its last item is a path by which its processes are known.
+        result: What a tool call's result contains, wherever it went well.
+        absent: Why it cannot be had here; empty if it can.
+    """
+
+    name: str
+    title: str
+    command: Sequence[str]
+    result: str
+    absent: str = ""
+
+
+def servers() -> list[Server]:
+    """Return the three servers."""
+    plain = (sys.executable, "-I", "-S", str(BENCHMARKS / "servers" / "plain_server.py"))
+    slow = (sys.executable, "-I", "-S", str(HERE / "servers" / "slow_server.py"))
+    return [
+        Server("plain", "a server that boots in about 30 ms", plain, "a brass lantern"),
+        Server("slow", "a server that takes 0.6 s to boot", slow, "a brass lantern"),
+        _sequential_thinking(),
+    ]
+
+
+def _sequential_thinking() -> Server:
+    title = "npm's sequential-thinking, in node"
+    folder, node = os.environ.get("GRUE_NPM_SERVERS"), shutil.which("node")
+    entry = Path(folder or ".").resolve() / "node_modules" / NPM_PACKAGE / "dist" / "index.js"
+    absent = ""
+    if not folder:
+        absent = f"set GRUE_NPM_SERVERS to a folder in which npm has installed {NPM_PACKAGE}"
+    elif not node or not entry.is_file():
+        absent = f"no {'node' if not node else NPM_PACKAGE + ' in GRUE_NPM_SERVERS'}"
+    # The length of its memory: one thought means that the process is fresh.
+    return Server("node", title, (node or "node", str(entry)), "thoughtHistoryLength", absent)
