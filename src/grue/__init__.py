@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from grue.actors.function_tools import FunctionTools
     from grue.actors.llm_endpoint import LlmSettings
     from grue.answers import AnswerSpec
+    from grue.batch import BatchItem
     from grue.errors import (
         ActorCrashed,
         AnswerError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         MCPError,
         MCPServerStartupError,
         MCPToolCallError,
+        TurnCancelled,
         TurnTimedOut,
     )
     from grue.mcp_transport.http import HttpServer
@@ -40,15 +42,18 @@ if TYPE_CHECKING:
     from grue.mcp_transport.stdio import ProcessLimits, StdioServer
     from grue.messages import Budget, FailurePolicy, TextDelta, ToolCallResult, TurnLimits, Usage
     from grue.protocol.retry import RetryPolicy
+    from grue.protocol.turn_states import TurnProgress
     from grue.runner import Runner, TurnOutcome, TurnRequest
     from grue.runtime.trace import Recorder
     from grue.runtime.trace_file import TraceWriter
     from grue.tool_client import ToolClient
+    from grue.turn_handle import TurnHandle
 
 _HOMES = {
     "FunctionTools": "grue.actors.function_tools",
     "LlmSettings": "grue.actors.llm_endpoint",
     "AnswerSpec": "grue.answers",
+    "BatchItem": "grue.batch",
     "ActorCrashed": "grue.errors",
     "AnswerError": "grue.errors",
     "BudgetSpent": "grue.errors",
@@ -57,6 +62,7 @@ _HOMES = {
     "MCPError": "grue.errors",
     "MCPServerStartupError": "grue.errors",
     "MCPToolCallError": "grue.errors",
+    "TurnCancelled": "grue.errors",
     "TurnTimedOut": "grue.errors",
     "HttpServer": "grue.mcp_transport.http",
     "ServerOptions": "grue.mcp_transport.server_options",
@@ -69,18 +75,23 @@ _HOMES = {
     "TurnLimits": "grue.messages",
     "Usage": "grue.messages",
     "RetryPolicy": "grue.protocol.retry",
+    "TurnProgress": "grue.protocol.turn_states",
     "Runner": "grue.runner",
     "TurnOutcome": "grue.runner",
     "TurnRequest": "grue.runner",
     "Recorder": "grue.runtime.trace",
     "TraceWriter": "grue.runtime.trace_file",
     "ToolClient": "grue.tool_client",
+    "TurnHandle": "grue.turn_handle",
 }
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
     "Runner",
     "TurnRequest",
     "TurnOutcome",
+    "TurnHandle",
+    "TurnProgress",
+    "BatchItem",
     "AnswerSpec",
     "LlmSettings",
     "StdioServer",
@@ -105,6 +116,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "LLMError",
     "AnswerError",
     "TurnTimedOut",
+    "TurnCancelled",
     "BudgetSpent",
     "ActorCrashed",
     "__version__",

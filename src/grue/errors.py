@@ -100,6 +100,10 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
         self.tool_calls = tool_calls
 
 
+class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, like the messages
+    """The turn was ended before its time: its handle was cancelled, or its runner closed."""
+
+
 class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like the messages
     """The episode's budget for the model is used up: no further turn is begun; the text says which limit."""
 

@@ -534,12 +534,13 @@ class SessionClosed(Message, frozen=True, kw_only=True):
 
     Attributes:
         ending: How the process went: by itself when its input ended, on request (SIGTERM), by force
-            (SIGKILL), before it was asked to (`died`); `none`: there was no process.
+            (SIGKILL), before it was asked to (`died`); `none`: there was no process; `handed_over`: it goes
+            behind the turn, and is gone before the next turn's first tool call (`ServerEnded`).
         stderr_tail: The last lines that it wrote to stderr; untrusted, control characters removed.
     """
 
     server: ServerName
-    ending: Literal["polite", "terminated", "killed", "died", "none"] = "none"
+    ending: Literal["polite", "terminated", "killed", "died", "none", "handed_over"] = "none"
     exit_status: int | None = None
     stderr_tail: str = ""
     elapsed_s: float = 0.0
@@ -747,6 +748,32 @@ class ToolDrifted(Message, frozen=True, kw_only=True):
     refused: bool = False
 
 
+class SpareReady(Message, frozen=True, kw_only=True):
+    """session: a connection is open that no turn has asked for yet."""
+
+    server: ServerName
+    pid: int | None = None
+    elapsed_s: float = 0.0
+
+
+class SpareLost(Message, frozen=True, kw_only=True):
+    """session: a connection that was prepared cannot be used; the turn opens another one."""
+
+    server: ServerName
+    cause: str
+
+
+class ServerEnded(Message, frozen=True, kw_only=True):
+    """session: a server that was left behind by its turn has ended; no process of its group is alive (P9)."""
+
+    server: ServerName
+    pid: int | None = None
+    ending: Literal["polite", "terminated", "killed", "died", "none"] = "none"
+    exit_status: int | None = None
+    stderr_tail: str = ""
+    elapsed_s: float = 0.0
+
+
 class CompletionRetried(Message, frozen=True, kw_only=True):
     """llm: a request failed and is sent again after `delay_s`."""
 
@@ -826,7 +853,9 @@ TurnNote: TypeAlias = (
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | CheckToolSupport
 LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta
-SessionNote: TypeAlias = ConnectFailed | ToolCalled | ServerNoted | ToolDrifted
+SessionNote: TypeAlias = (
+    ConnectFailed | ToolCalled | ServerNoted | ToolDrifted | SpareReady | SpareLost | ServerEnded
+)
 
 AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote
 """Every message above; the trace reader decodes into it."""

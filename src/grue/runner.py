@@ -5,110 +5,61 @@ each tool server whether it has ever been connected or is given up. `run_turn` i
 `run_turn_async` its twin; both run the same coroutine.
 """
 
+import importlib
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, assert_never
 
-import anyio
-from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.actors.agent import AgentActor
-from grue.actors.mcp_session import Connect, SessionActor
-from grue.actors.sampling import Sampler
+from grue.actors.sampling import CurrentSampler
+from grue.actors.spares import Sessions
 from grue.answers import AnswerCheck, AnswerSpec, as_json
-from grue.mcp_transport.client import ClientOptions
+from grue.batch import Batch, BatchItem, run_batch
+from grue.batch_bar import with_bar
+from grue.episode import Episode
+from grue.errors import MCPConfigError
+from grue.mcp_transport.client import McpServer
+from grue.mcp_transport.guard import guard
+from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.server_requests import Abilities, Elicit
-from grue.mcp_transport.stdio import ProcessLimits
+from grue.mcp_transport.server_requests import Elicit
+from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import (
     Budget,
-    DeadlineMissed,
     FailurePolicy,
     LlmCommand,
-    OutcomeKind,
     RunTurn,
     ServerName,
-    TextDelta,
-    ToolCallRecord,
     TurnCompleted,
     TurnEvent,
     TurnFailed,
     TurnLimits,
-    Usage,
 )
 from grue.protocol.budget import Spent
-from grue.protocol.connection import ConnectionState, Disabled, Settled, Untried
+from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_lock import ToolLock
+from grue.recall import Recall
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
-from grue.runtime.supervisor import Supervisor
 from grue.runtime.sync_edge import run_blocking
-from grue.runtime.trace import Envelope, Recorder
-from grue.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
+from grue.runtime.trace import Recorder
+from grue.tool_servers import ToolServer, hide_secrets, usable_servers
+from grue.turn_actors import LlmFactory, Place, TurnActors, Wiring
 from grue.turn_errors import error_for
+from grue.turn_handle import Stage, TurnHandle
+from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
 
 if TYPE_CHECKING:
     from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
 
+__all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
+
 T = TypeVar("T")
-
-LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
-"""Makes the actor that takes `RequestCompletion`: its mailbox, the agent's, and where its notes go."""
-
-OnDelta: TypeAlias = Callable[[TextDelta], None]
-
-
-class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
-    """What a host asks of one turn.
-
-    Attributes:
-        system: Instructions.
-        user: What there is to decide upon.
-        answer: What a valid answer is; `None`: any text.
-        turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
-        turn: Its number in the episode; `None`: one more than the last.
-        tools: Offer the runner's tools; `False`: none this turn.
-        on_delta: Takes the model's words as they come, in the thread or task of the turn; what it raises
-            ends the turn. `None`: replies are not streamed.
-    """
-
-    system: str
-    user: str
-    answer: AnswerSpec[T] | None = None
-    turn_timeout_s: float | None = None
-    turn: int | None = None
-    tools: bool = True
-    on_delta: Callable[[TextDelta], None] | None = None
-
-
-class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
-    """What came of a turn that has an answer.
-
-    Attributes:
-        kind: `answered`; `forced` (the model was told to finish); `degraded` (without tools that were
-            wanted); `fallback` (the host's own value, because the model gave no acceptable answer).
-        response: The answer.
-        reason: Why the kind is not `answered`; empty otherwise.
-        raw_response: The text that the answer was read from, or the last one that was refused.
-        tool_calls: Every tool call, in order, with what became of it.
-        iterations: Replies with tool calls.
-        requests: Completions that were asked for.
-        duration_s: Of the whole turn.
-    """
-
-    turn: int
-    kind: OutcomeKind
-    response: T
-    reason: str
-    raw_response: str | None
-    tool_calls: tuple[ToolCallRecord, ...]
-    iterations: int
-    requests: int
-    usage: Usage
-    duration_s: float
 
 
 class Runner:
@@ -127,6 +78,12 @@ class Runner:
         tool_lock: The definitions that the user has approved of the MCP servers' tools; what becomes of
             others is in `policy.on_tool_drift`. `None`: whatever they list.
         budget: For the model, for all turns together; a single turn's is in `limits.budget`.
+        lifetime: `turn`: one `anyio.run` a turn, and nothing of it alive afterwards. `episode`: one event
+            loop in a thread of its own, from the first turn to `close`; connections to the model stay open.
+        spawn_ahead: With `lifetime="episode"`: the next turn's sessions are opened while the host does
+            something else, used by that turn only, and end behind it; no older process is alive at a turn's
+            first tool call.
+        keep_sessions: With `lifetime="episode"`: one session a server serves all turns.
 
     Raises:
         MCPConfigError: A server name cannot be used.
@@ -145,6 +102,9 @@ class Runner:
         elicit: Elicit | None = None,
         tool_lock: ToolLock | None = None,
         budget: Budget | None = None,
+        lifetime: Literal["turn", "episode"] = "turn",
+        spawn_ahead: bool = False,
+        keep_sessions: bool = False,
     ) -> None:
         self.recorder = recorder or Recorder()
         self.limits = limits or TurnLimits()
@@ -154,16 +114,26 @@ class Runner:
         self.turn = 0
         self._endpoint: LlmEndpoint | None = None
         if callable(llm):
-            self._llm = llm
+            llm_actor = llm
         else:
             self._endpoint = _endpoint(llm)
-            self._llm = _llm_actor(self._endpoint)
+            llm_actor = _llm_actor(self._endpoint)
         self._servers = usable_servers(servers or {})
-        self._process_limits = process_limits or ProcessLimits()
-        self._elicit = elicit
-        self._tool_lock = tool_lock
+        self._wiring = Wiring(
+            llm=llm_actor,
+            servers=self._servers,
+            recorder=self.recorder,
+            process_limits=process_limits or ProcessLimits(),
+            elicit=elicit,
+            tool_lock=tool_lock,
+        )
         self._hide_secrets(llm)
         self._connections: dict[ServerName, Settled] = {}
+        self._per_episode = lifetime == "episode"
+        self._sessions = _sessions(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
+        self._episode: Episode | None = None
+        self._beginning = threading.Lock()
+        self._batches: weakref.WeakSet[Episode] = weakref.WeakSet()
 
     @classmethod
     def from_toml(
@@ -198,7 +168,17 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """End the episode. With a session each turn nothing is left to end; a second call does nothing."""
+        """End the episode: its loop, its sessions, within seconds. A second call does nothing.
+
+        Turns that were started, and batches, are cancelled. A turn after it begins a new loop.
+        """
+        for batch in list(self._batches):
+            batch.close()
+        with self._beginning:
+            episode, self._episode = self._episode, None
+        if episode is not None:
+            episode.close()
+            self._lost.detach()
 
     @property
     def servers(self) -> Sequence[str]:
@@ -239,33 +219,152 @@ class Runner:
             TurnTimedOut: The turn's limit passed.
             AnswerError: No acceptable answer, and no fallback.
             ActorCrashed: Something unforeseen, the exception as its cause.
+            TurnCancelled: Another thread closed the runner.
             KeyboardInterrupt: Ctrl-C, within seconds, whatever the turn was doing.
         """
+        if self._per_episode or self._episode is not None:
+            episode = self._enter()
+            try:
+                return episode.call(lambda: self._run_turn(request, episode.place))
+            finally:
+                self._leave(episode)
         registry = ProcessRegistry()
+        place = Place(registry=registry, sampling=CurrentSampler())
         return run_blocking(
-            lambda: self._run_turn(request, registry),
+            lambda: self._run_turn(request, place),
             last_word=registry.kill_leftovers,
             hurry=registry.kill_now,
             twin="Runner.run_turn_async",
         )
 
     async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
-        """Think and answer, as `run_turn` does, in the caller's event loop. Cancelling ends the turn."""
+        """Think and answer, as `run_turn` does, in the caller's event loop. Cancelling ends the turn.
+
+        With `lifetime="episode"` the turn runs in the episode's loop, and the caller's waits for it.
+        """
+        if self._per_episode:
+            episode = self._loop()
+            return await episode.call_async(lambda: self._run_turn(request, episode.place))
         registry = ProcessRegistry()
         try:
-            return await self._run_turn(request, registry)
+            return await self._run_turn(request, Place(registry=registry, sampling=CurrentSampler()))
         finally:
             registry.kill_leftovers()
 
-    async def _run_turn(self, request: TurnRequest[T], registry: ProcessRegistry) -> TurnOutcome[T]:
+    def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
+        """Begin a turn and return at once; for loops that must not block (a game's, a window's).
+
+        Turns of one runner run one after the other. With `lifetime="turn"` they run in a thread with an event
+        loop, which end with the last of them. Call `warm_up` first, or the first turn's imports hold up
+        everything.
+
+        Raises:
+            MCPError: The runner is being closed, or belongs to the parent process.
+        """
+        stage, episode = Stage(), self._enter()
+        try:
+            call = episode.submit(lambda: self._run_turn(request, episode.place, stage))
+        except BaseException:
+            self._leave(episode)
+            raise
+        call.add_done_callback(lambda _: self._leave(episode))
+        return TurnHandle(call, stage)
+
+    def map(
+        self,
+        requests: Iterable[TurnRequest[T]],
+        *,
+        concurrency: int = 8,
+        recall: str | PathLike[str] | None = None,
+        progress: bool = False,
+    ) -> Iterator[BatchItem[TurnOutcome[T]]]:
+        """Run many turns, so many at a time, and yield what comes of each, in their order.
+
+        Each turn is an episode of its own, with sessions of its own, and has its place, from 1, as its
+        number; they share the model's endpoint, the recorder and the runner's budget, which the turns that
+        are under way when it is spent may exceed. One that fails is an item with its error. No more requests
+        are taken ahead, and no more results kept, than twice `concurrency`; what `requests` raises ends the
+        batch. Closing the iterator cancels what still runs.
+
+        Args:
+            requests: Any number; taken as they are needed. The iterator takes them from the thread that
+                asks it for its next item.
+            concurrency: Turns at a time, and with it server processes; at least 1.
+            recall: The trace of an earlier run of the same batch, or of several: what was completed in it is
+                not run again, unless its words, its servers or the shape of its answer are other ones.
+            progress: Show a bar on standard error, if that is a terminal.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, while the next item is waited for; within seconds.
+            TraceError: `recall` cannot be read.
+            ValueError: `concurrency` is less than 1.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency is at least 1, not {concurrency}")
+        earlier = None if recall is None else Recall(recall)
+
+        def open_episode() -> Episode:
+            episode = Episode(self._endpoint, self.recorder, at_once=concurrency)
+            self._batches.add(episode)
+            return episode
+
+        async def run(place: Place, index: int, request: TurnRequest[T]) -> TurnOutcome[T]:
+            own = replace(place, sampling=CurrentSampler())
+            return await self._one(replace(request, turn=index + 1), own, {}, Stage())
+
+        def recalled(index: int, request: TurnRequest[T]) -> TurnOutcome[T] | None:
+            if earlier is None:
+                return None
+            answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
+            return earlier.outcome(
+                self._command(replace(request, turn=index + 1), answer, self.limits), answer
+            )
+
+        batch = Batch(open=open_episode, run=run, recall=recalled, concurrency=concurrency)
+        items = run_batch(requests, batch)
+        return with_bar(items, requests) if progress else items
+
+    def warm_up(self) -> None:
+        """Do now what the first turn would do first: import what talks to the model and to servers.
+
+        It blocks, for a second or so in a new process. No server is started, and nothing is sent.
+        """
+        servers = self._servers.values()
+        if any(isinstance(server, McpServer) for server in servers):
+            importlib.import_module("grue.mcp_transport.sdk")
+        if any(isinstance(server, HttpServer) for server in servers):
+            importlib.import_module("grue.mcp_transport.sdk_http")
+        if any(isinstance(server, StdioServer) for server in servers):
+            guard.start()
+        episode = self._enter()
+        try:
+            if self._endpoint is not None:
+                episode.submit(self._endpoint.prepare).wait()
+        finally:
+            self._leave(episode)
+
+    async def _run_turn(
+        self, request: TurnRequest[T], place: Place, stage: Stage | None = None
+    ) -> TurnOutcome[T]:
         self.turn = self.turn + 1 if request.turn is None else request.turn
+        numbered = replace(request, turn=self.turn)
+        return await self._one(numbered, place, self._connections, stage or Stage())
+
+    async def _one(
+        self, request: TurnRequest[T], place: Place, known: dict[ServerName, Settled], stage: Stage
+    ) -> TurnOutcome[T]:
+        """Run a turn that has its number; what it learns of the servers is added to what is known."""
         answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
         limits = _turn_limits(self.limits, request.turn_timeout_s)
         limits = replace(limits, budget=self.spent.left(self.budget, limits.budget))
         started = time.monotonic()
         check = AnswerCheck(answer)
         command = self._command(request, answer, limits)
-        end = await self._supervised(command, check, registry, request.on_delta)
+        stage.actors = turn = TurnActors(self._wiring, place, command, check, request.on_delta)
+        try:
+            end = await turn.run(known)
+        finally:
+            known |= turn.connections
         self.spent = self.spent.plus(end.requests, end.usage)
         match end:
             case TurnCompleted():
@@ -278,7 +377,7 @@ class Runner:
 
     def _command(self, request: TurnRequest[T], answer: AnswerSpec[Any], limits: TurnLimits) -> RunTurn:
         return RunTurn(
-            turn=self.turn,
+            turn=request.turn or 0,
             system=request.system,
             user=request.user,
             servers=tuple(self._servers) if request.tools else (),
@@ -290,60 +389,6 @@ class Runner:
             stream=request.on_delta is not None,
         )
 
-    async def _supervised(
-        self, command: RunTurn, check: AnswerCheck[Any], registry: ProcessRegistry, on_delta: OnDelta | None
-    ) -> TurnCompleted | TurnFailed:
-        """Run the turn's actors; whatever they do, it is over when its limit has passed."""
-        limit_s = command.limits.turn_timeout_s
-        end_at = float("inf") if limit_s is None else anyio.current_time() + limit_s
-        deadline = end_at - command.limits.teardown_s
-        with anyio.CancelScope(deadline=end_at):
-            return await self._with_actors(command, check, registry, deadline, on_delta)
-        assert limit_s is not None, "only a limit ends the scope"
-        failure = DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
-        return TurnFailed(turn=command.turn, failure=failure)
-
-    async def _with_actors(
-        self,
-        command: RunTurn,
-        check: AnswerCheck[Any],
-        registry: ProcessRegistry,
-        deadline: float,
-        on_delta: OnDelta | None,
-    ) -> TurnCompleted | TurnFailed:
-        sessions: dict[ServerName, SessionActor] = {}
-        try:
-            async with Supervisor(self.recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
-                agent = supervisor.mailbox("agent")
-                llm = supervisor.mailbox("llm")
-                supervisor.start(self._llm(llm, agent, _shown(supervisor.note, on_delta)))
-                sampler = self._sampler(command, supervisor, agent)
-                for name in command.servers:
-                    sessions[name] = SessionActor(
-                        supervisor.mailbox(name),
-                        agent=agent,
-                        connect=self._connect(name, registry, command.limits, sampler),
-                        note=supervisor.note,
-                        connection=self._connections.get(name),
-                        deadline=deadline,
-                    )
-                    supervisor.start(sessions[name])
-                supervisor.start(
-                    AgentActor(
-                        agent,
-                        llm=llm,
-                        sessions={name: session.mailbox for name, session in sessions.items()},
-                        check=check,
-                        note=supervisor.note,
-                        deadline=deadline,
-                    )
-                )
-                end: TurnCompleted | TurnFailed = await agent.ask(command, sender="host")
-                return end
-        finally:
-            for name, session in sessions.items():
-                self._remember(name, session.connection)
-
     def _hide_secrets(self, llm: "LlmSettings | LlmEndpoint | LlmFactory") -> None:
         """Keep what must not be shown out of everything that is recorded."""
         hide_secrets(self.recorder, self._servers.values())
@@ -352,58 +397,39 @@ class Runner:
         if key and len(key) >= _SHORTEST_KEY:
             self.recorder.hide("api_key", key)
 
-    def _remember(self, name: ServerName, connection: ConnectionState) -> None:
-        # A turn that was cancelled while it connected leaves what was known before.
-        if isinstance(connection, Settled):
-            self._connections[name] = connection
+    def _loop(self, users: int = 0) -> Episode:
+        """Return the episode's loop, which begins with its first turn, whichever thread is the first."""
+        with self._beginning:
+            if self._episode is None:
+                endpoint = self._endpoint if self._per_episode else None
+                self._episode = Episode(endpoint, self.recorder, self._sessions)
+                self._lost = weakref.finalize(self, self._episode.abandon)
+            self._episode.users += users
+            return self._episode
 
-    def _connect(
-        self, name: ServerName, registry: ProcessRegistry, limits: TurnLimits, sampler: Sampler | None
-    ) -> Connect:
-        abilities = Abilities(
-            sample=None if sampler is None else sampler.on_behalf_of(name), elicit=self._elicit
-        )
-        options = ClientOptions(
-            limits=_process_limits(self._process_limits, limits),
-            abilities=abilities,
-            pinning=pinning(self._tool_lock, name, self.policy.on_tool_drift),
-        )
-        return connect_to(name, self._servers[name], registry, options)
+    def _enter(self) -> Episode:
+        """Return the loop for one more turn; when that is over, `_leave`."""
+        return self._loop(users=1)
 
-    def _sampler(self, command: RunTurn, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:
-        """Return what answers sampling, if the turn allows any, through an LLM actor of its own."""
-        if not command.servers or not command.limits.max_samplings:
-            return None
-        llm = supervisor.mailbox("llm-sampling")
-        supervisor.start(self._llm(llm, agent, supervisor.note))
-        return Sampler(llm, command.limits.max_samplings)
+    def _leave(self, episode: Episode) -> None:
+        """Take note that a turn is over. With `lifetime="turn"` the loop ends with the last one."""
+        with self._beginning:
+            episode.users -= 1
+            if episode.users or self._per_episode or self._episode is not episode:
+                return
+            self._episode = None
+            self._lost.detach()
+        episode.close()
 
 
 _SHORTEST_KEY = 8
 """Shorter ones are words such as `none` or `ollama`, which are no secrets and stand in other texts."""
-
-_STOP_GRACE_S = 0.05
-"""What an actor gets to end by itself after the turn: by then only a completion nobody waits for runs."""
 
 
 def _endpoint(llm: "LlmSettings | LlmEndpoint") -> "LlmEndpoint":
     from grue.actors.llm_endpoint import LlmEndpoint
 
     return llm if isinstance(llm, LlmEndpoint) else LlmEndpoint(llm)
-
-
-def _shown(note: Note, on_delta: OnDelta | None) -> Note:
-    """Return a note-taker that shows the host the model's words after they are recorded."""
-    if on_delta is None:
-        return note
-
-    def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        envelope = note(body, sender=sender, cause=cause)
-        if isinstance(body, TextDelta):
-            on_delta(body)
-        return envelope
-
-    return note_and_show
 
 
 def _llm_actor(endpoint: "LlmEndpoint") -> LlmFactory:
@@ -423,27 +449,10 @@ def _turn_limits(limits: TurnLimits, turn_timeout_s: float | None) -> TurnLimits
     return replace(limits, turn_timeout_s=limit, teardown_s=min(limits.teardown_s, limit / 2))
 
 
-def _process_limits(process: ProcessLimits, limits: TurnLimits) -> ProcessLimits:
-    """Return graces that fit into the turn's teardown, with a fifth of it to spare for the kill."""
-    share = limits.teardown_s * 0.4
-    return replace(
-        process,
-        exit_grace_s=min(process.exit_grace_s, share),
-        term_grace_s=min(process.term_grace_s, share),
-    )
-
-
-def outcome_of(end: TurnCompleted, response: Any, duration_s: float) -> TurnOutcome[Any]:
-    """Return what a host gets to see of a turn that is completed."""
-    return TurnOutcome(
-        turn=end.turn,
-        kind=end.kind,
-        response=response,
-        reason=end.reason,
-        raw_response=end.raw_response,
-        tool_calls=end.tool_calls,
-        iterations=end.iterations,
-        requests=end.requests,
-        usage=end.usage,
-        duration_s=duration_s,
-    )
+def _sessions(lifetime: str, *, spawn_ahead: bool, keep_sessions: bool) -> Sessions:
+    if spawn_ahead and keep_sessions:
+        raise MCPConfigError("Sessions are kept or spawned ahead: choose spawn_ahead or keep_sessions.")
+    if (spawn_ahead or keep_sessions) and lifetime != "episode":
+        option = "spawn_ahead" if spawn_ahead else "keep_sessions"
+        raise MCPConfigError(f'{option} needs lifetime="episode": with "turn" nothing outlives a turn.')
+    return "ahead" if spawn_ahead else "kept" if keep_sessions else "fresh"

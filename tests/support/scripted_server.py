@@ -20,7 +20,7 @@ class ScriptedServer:
     """Makes connections; `log` says what was done to all of them, in order.
 
     Args:
-        connects: What each connection does: `ok`, `fail on entering`, `fail`, `hang`, `slow to enter`,
+        connects: What each connection does: `ok`, `fail on entering`, `fail`, `hang`, `bug`, `slow to enter`,
             `fail on leaving`.
         tools: What a call of each tool does: `refuse`, `time out`, `die`, `bug`, `hang`, or else its result.
     """
@@ -42,12 +42,18 @@ class ScriptedServer:
 
 
 class ScriptedConnection:
-    """One connection; a `ToolConnection`."""
+    """One connection; a `ToolConnection`. A test may say that its process `died`."""
 
     def __init__(self, server: ScriptedServer, way: str) -> None:
         self._server = server
         self._way = way
         self._left = False
+        self.entered = False
+        self.died = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._left and not self.died
 
     @property
     def pid(self) -> int:
@@ -71,6 +77,7 @@ class ScriptedConnection:
             raise ServerFailed(failure())
         if self._way == "slow to enter":
             await anyio.sleep(0.02)
+        self.entered = True
         return self
 
     async def __aexit__(
@@ -88,6 +95,8 @@ class ScriptedConnection:
         self._server.log.append("open")
         if self._way == "fail":
             raise ServerFailed(failure(phase="list"))
+        if self._way == "bug":
+            raise LookupError("while opening")
         if self._way == "hang":
             with anyio.move_on_after(timeout_s):
                 await anyio.sleep_forever()

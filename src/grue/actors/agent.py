@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import anyio
+from msgspec.structs import replace
 
 from grue.messages import (
     AnswerAccepted,
@@ -34,7 +35,7 @@ from grue.messages import (
     TurnNote,
 )
 from grue.protocol.tool_loop import step
-from grue.protocol.turn_states import AwaitingClose, Finished, Idle, TurnState
+from grue.protocol.turn_states import AwaitingClose, Finished, Idle, TurnProgress, TurnState, progress_of
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox, MailboxClosed
 from grue.runtime.trace import Envelope
@@ -72,7 +73,16 @@ class AgentActor(Actor[TurnEvent]):
         self._note = note
         self._deadline = deadline
         self._state: TurnState = Idle()
+        self._before: TurnState = self._state
         self._asked: Envelope[TurnEvent] | None = None
+
+    @property
+    def progress(self) -> TurnProgress:
+        """Where the turn stands; safe to ask from any thread, since states never change."""
+        seen, before = self._state, self._before
+        if not isinstance(seen, Finished):
+            return progress_of(seen)
+        return replace(progress_of(before), doing=progress_of(seen).doing)
 
     async def run(self) -> None:
         """Run the turn. Cancelled, close its sessions, bounded, before the cancellation goes on."""
@@ -90,7 +100,8 @@ class AgentActor(Actor[TurnEvent]):
         """Step with one event and perform what comes of it."""
         if isinstance(envelope.body, RunTurn):
             self._asked = envelope
-        self._state, commands = step(self._state, envelope.body)
+        following, commands = step(self._state, envelope.body)
+        self._before, self._state = self._state, following
         for command in commands:
             await self._perform(command, envelope.seq)
 

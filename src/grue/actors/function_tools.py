@@ -59,6 +59,7 @@ class FunctionTools:
 class FunctionConnection:
     """One session with a dictionary of functions; a `ToolConnection`."""
 
+    alive = True
     pid = None
     exit = None
     ending = None

@@ -167,6 +167,12 @@ class LlmEndpoint:
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await connections.close()
 
+    async def prepare(self) -> None:
+        """Do what comes before the first request and needs no network: a client, and all that it imports."""
+        async with self:
+            with self._open().client():
+                pass
+
     async def post(self, body: bytes, streamed: Streamed | None = None) -> Answered | Fault:
         """Send one request and return what came of it. Cancelled, it drops the connection.
 

@@ -98,6 +98,11 @@ class ToolConnection(Protocol):
         ...
 
     @property
+    def alive(self) -> bool:
+        """Its process has not ended, as far as can be seen without asking it."""
+        ...
+
+    @property
     def pid(self) -> int | None:
         """The server's process."""
         ...

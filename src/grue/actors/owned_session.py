@@ -83,6 +83,11 @@ class CancellableConnection:
         return await self._connection.relisted(timeout_s)
 
     @property
+    def alive(self) -> bool:
+        """Its process has not ended."""
+        return self._connection.alive
+
+    @property
     def pid(self) -> int | None:
         """The server's process."""
         return self._connection.pid

@@ -20,6 +20,27 @@ from grue.messages import (
 from grue.runtime.channel import Mailbox
 
 
+class CurrentSampler:
+    """Answers for whichever turn is running: a session may have been opened before it, and outlive it.
+
+    Attributes:
+        sampler: The running turn's; `None`: it allows none, or there is no turn.
+    """
+
+    def __init__(self) -> None:
+        self.sampler: Sampler | None = None
+
+    def on_behalf_of(self, server: ServerName) -> Sample:
+        """Return what answers the requests of one server."""
+
+        async def sample(request: SamplingRequest) -> Sampled | Declined:
+            if self.sampler is None:
+                return Declined("no turn is running that allows it")
+            return await self.sampler.on_behalf_of(server)(request)
+
+        return sample
+
+
 class Sampler:
     """Puts the servers' requests of one turn before a model.
 

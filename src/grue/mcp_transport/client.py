@@ -145,6 +145,11 @@ class McpClient:
             await self._wire.__aexit__(exc_type, exc, tb)
 
     @property
+    def alive(self) -> bool:
+        """Neither its process nor the connection has ended, as far as can be seen without asking it."""
+        return self._wire.alive and (self._link is None or self._link.stream.broken is None)
+
+    @property
     def pid(self) -> int | None:
         """The process id of the server, which is its group's too; `None` if it is no process of ours."""
         return self._wire.pid

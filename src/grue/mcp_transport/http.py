@@ -151,6 +151,11 @@ class HttpWire:
         return self._server.address
 
     @property
+    def alive(self) -> bool:
+        """Only asking tells."""
+        return True
+
+    @property
     def pid(self) -> int | None:
         """`None`: it is no process of ours."""
         return None

@@ -33,8 +33,8 @@ __all__ = [
     "StdioServer",
 ]
 
-Ending = Literal["polite", "terminated", "killed", "died"]
-"""By itself at the end of its input, on SIGTERM, on SIGKILL; or before it was asked to go."""
+Ending = Literal["polite", "terminated", "killed", "died", "handed_over"]
+"""By itself at the end of its input, on SIGTERM, on SIGKILL; before it was asked to; or behind its turn."""
 
 _CHUNK_BYTES = 65_536
 _KILL_GRACE_S = 5.0
@@ -186,6 +186,11 @@ class ServerProcess:
     def pid(self) -> int:
         """The process id, which is its group's and its session's too."""
         return self._group.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, reaped or not."""
+        return self._group.exit is not None or self._group.watch.exited_within(0)
 
     @property
     def exited(self) -> ServerExit | None:

@@ -60,6 +60,11 @@ class Wire(Protocol):
         ...
 
     @property
+    def alive(self) -> bool:
+        """Nothing that can be seen without asking the server says that it has ended."""
+        ...
+
+    @property
     def pid(self) -> int | None:
         """The server's process, if it is one of ours."""
         ...
@@ -126,6 +131,11 @@ class ProcessWire:
     def address(self) -> str:
         """The command line as one would type it."""
         return self.redactor.command_line(self._server.command, self._server.args)
+
+    @property
+    def alive(self) -> bool:
+        """The process has not ended."""
+        return self._spawned and not self._process.has_ended
 
     @property
     def pid(self) -> int | None:

@@ -222,3 +222,46 @@ def waiting_for(state: LiveState) -> str:
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
     """Return the items but this one."""
     return tuple(other for other in items if other != item)
+
+
+class TurnProgress(Struct, frozen=True, kw_only=True):
+    """Where a turn stands.
+
+    Attributes:
+        doing: What it waits for, in words: `waiting for the model (request 2)`.
+        iterations: Replies with tool calls so far.
+        requests: Completions that were asked for so far.
+        tool_calls: Tool calls that are settled.
+        usage: What the finished completions took.
+        elapsed_s: Since the turn was asked for.
+    """
+
+    doing: str
+    iterations: int = 0
+    requests: int = 0
+    tool_calls: int = 0
+    usage: Usage = Usage()
+    elapsed_s: float = 0.0
+
+
+def progress_of(state: TurnState) -> TurnProgress:
+    """Return where a turn stands."""
+    settled = 0
+    match state:
+        case Idle():
+            return TurnProgress(doing="starting")
+        case Finished():
+            return TurnProgress(doing="ending")
+        case AwaitingTools(turn=turn):
+            doing, settled = waiting_for(state), len(state.settled)
+        case AwaitingClose(turn=turn):
+            doing = "closing its sessions"
+        case _:
+            turn, doing = state.turn, waiting_for(state)
+    return TurnProgress(
+        doing=doing,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=len(turn.records) + settled,
+        usage=turn.usage,
+    )

@@ -149,7 +149,7 @@ class Supervisor:
         self._group.cancel_scope.cancel()
         # A trace that cannot be written may be what the actor crashed of.
         with contextlib.suppress(Exception):
-            self.note(_describe(actor, error), sender=actor)
+            self.note(describe_crash(actor, error), sender=actor)
 
     def _tap(
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
@@ -159,7 +159,8 @@ class Supervisor:
         )
 
 
-def _describe(actor: str, error: Exception) -> ActorFailed:
+def describe_crash(actor: str, error: Exception) -> ActorFailed:
+    """Return the note of an exception that nobody foresaw."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
     return ActorFailed(actor=actor, error=f"{type(error).__name__}: {error}", where=where)

@@ -14,6 +14,7 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
@@ -21,8 +22,6 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 
 T = TypeVar("T")
 
@@ -57,8 +56,7 @@ def run_blocking(
         KeyboardInterrupt: Ctrl-C; by then the loop has been given the time to clean up.
     """
     try:
-        if _loop_is_running():
-            _warn_once(twin)
+        if warn_if_blocking(twin):
             return _run_in_thread(function)
         if _may_handle_sigint():
             return _run_here(function, hurry)
@@ -85,7 +83,10 @@ def unmasked_interrupt() -> Iterator[None]:
 _warned: set[str] = set()
 
 
-def _warn_once(twin: str) -> None:
+def warn_if_blocking(twin: str) -> bool:
+    """Say whether an event loop runs in this thread; if so, warn once, in the name of the caller's caller."""
+    if not _loop_is_running():
+        return False
     if twin not in _warned:
         _warned.add(twin)
         warnings.warn(
@@ -93,6 +94,7 @@ def _warn_once(twin: str) -> None:
             BlockingInsideEventLoopWarning,
             stacklevel=4,
         )
+    return True
 
 
 def _loop_is_running() -> bool:
@@ -110,10 +112,64 @@ def _may_handle_sigint() -> bool:
     return in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+class _Presses:
+    """A handler of SIGINT that counts, and raises at the third one only."""
+
+    def __init__(self) -> None:
+        self.unseen = 0
+        self._times = 0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self._times += 1
+        self.unseen += 1
+        if self._times > 2:
+            signal.default_int_handler(signum, frame)
+
+
+@contextlib.contextmanager
+def counted_interrupts() -> Iterator[None]:
+    """Have a Ctrl-C counted, so that `wait_for` raises it, not any line that happens to run; can be nested.
+
+    Struck anywhere else, it could leave a lock taken for good that the other thread needs. Where somebody
+    else takes SIGINT, nothing changes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, which nothing has raised by the end of the block.
+    """
+    if not _may_handle_sigint():
+        yield
+        return
+    presses = _Presses()
+    before = signal.signal(signal.SIGINT, presses)
+    try:
+        yield
+    except Exception as error:
+        if presses.unseen:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if presses.unseen:
+        raise KeyboardInterrupt
+
+
+def _counted_interrupt() -> bool:
+    """Take one Ctrl-C that was counted in this thread, if there is any."""
+    handler = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not (in_main_thread and isinstance(handler, _Presses) and handler.unseen):
+        return False
+    handler.unseen -= 1
+    return True
+
+
 def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object]) -> T:
     pressed = 0
+    result: T | None = None
 
-    async def interruptible() -> T | None:
+    async def interruptible() -> None:
+        # It returns nothing: asyncio writes out its main task, result and all, when it gives SIGINT back.
+        nonlocal result
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
 
@@ -129,13 +185,12 @@ def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object])
 
             before = signal.signal(signal.SIGINT, press)
             try:
-                return await function()
+                result = await function()
             finally:
                 signal.signal(signal.SIGINT, before)
-        return None
 
     try:
-        result = anyio.run(interruptible)
+        anyio.run(interruptible)
     except Exception as error:
         if pressed:
             raise KeyboardInterrupt from error
@@ -145,19 +200,20 @@ def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object])
     return cast("T", result)
 
 
-class _Interruptible:
+class Interruptible:
     """A cancel scope around the coroutine that another thread can cancel, before or after it is entered."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cancel: Callable[[], None] | None = None
+        self._lock = threading.RLock()  # the garbage collector may interrupt while this thread holds it
+        self._cancel: Callable[[], object] | None = None
         self._interrupted = False
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run `function`; raises KeyboardInterrupt where it was interrupted."""
+        loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
-            token = anyio.lowlevel.current_token()
             with self._lock:
-                self._cancel = lambda: anyio.from_thread.run_sync(scope.cancel, token=token)
+                self._cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
                 if self._interrupted:
                     scope.cancel()
             try:
@@ -168,17 +224,18 @@ class _Interruptible:
         raise KeyboardInterrupt
 
     def interrupt(self) -> None:
+        """Cancel it, from any thread, its own included, now or when it begins; wait for nothing."""
         with self._lock:
             self._interrupted = True
             cancel = self._cancel
         if cancel is not None:
             # The loop may end by itself between the two lines: then there is nothing left to cancel.
-            with contextlib.suppress(anyio.RunFinishedError):
+            with contextlib.suppress(RuntimeError):
                 cancel()
 
 
 def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
-    work = _Interruptible()
+    work = Interruptible()
     finished: Future[T] = Future()
 
     def target() -> None:
@@ -191,7 +248,7 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     thread.start()
     try:
         with unmasked_interrupt():
-            _wait(finished)
+            wait_for(finished)
     except KeyboardInterrupt:
         work.interrupt()
         thread.join(INTERRUPT_GRACE_S)
@@ -200,16 +257,17 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     return finished.result()
 
 
-def _wait(finished: Future[Any]) -> None:
-    """Wait, and notice a Ctrl-C.
+def wait_for(finished: Future[Any], within_s: float | None = None) -> None:
+    """Wait until it is done, or `within_s` has passed, and notice a Ctrl-C.
 
     A loop that `asyncio.run` started takes the first Ctrl-C for itself and only marks its main task as
     cancelled, which nobody would see while this call blocks the loop.
     """
     task = _current_task()
     cancelled_before = task.cancelling() if task else 0
-    while not wait([finished], _NOTICE_S).done:
-        if task is not None and task.cancelling() > cancelled_before:
+    deadline = float("inf") if within_s is None else time.monotonic() + within_s
+    while not wait([finished], _NOTICE_S).done and time.monotonic() < deadline:
+        if _counted_interrupt() or (task is not None and task.cancelling() > cancelled_before):
             raise KeyboardInterrupt
 
 

@@ -46,6 +46,8 @@ class ZorkAgent:
         recorder: Where every message is recorded; `None`: a new one.
         policy: What failures lead to; what becomes of a tool that drifts is the configuration's word.
         turn_timeout_s: Limit for a turn; `None`: none.
+        spawn_ahead: One event loop for the episode, and each turn's server started while the host plays the
+            move before; `close` ends it. `False`: one `anyio.run` an action (R10.1).
 
     Attributes:
         stream: The model's words are in the trace as they come. A host may set it.
@@ -70,6 +72,7 @@ class ZorkAgent:
         recorder: Recorder | None = None,
         policy: FailurePolicy | None = None,
         turn_timeout_s: float | None = None,
+        spawn_ahead: bool = False,
     ) -> None:
         self.config = config
         self.model = model or config.agent_model
@@ -105,6 +108,8 @@ class ZorkAgent:
             recorder=recorder,
             tool_lock=mcp_manager.tool_lock if isinstance(mcp_manager, MCPManager) else None,
             budget=episode_budget(config),
+            lifetime="episode" if spawn_ahead else "turn",
+            spawn_ahead=spawn_ahead,
         )
 
     @property
@@ -143,6 +148,10 @@ class ZorkAgent:
         finally:
             self._after_turn()
         return self._result(outcome)
+
+    def close(self) -> None:
+        """End what lives from turn to turn, if anything does. A second call does nothing."""
+        self._runner.close()
 
     def recall(self, end: TurnCompleted | TurnFailed) -> dict[str, str | None]:
         """Return what a turn decided that ended before this program was started; nothing is asked again.

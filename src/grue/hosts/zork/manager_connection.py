@@ -61,6 +61,7 @@ class ManagerConnection:
         note: Records what cannot be used.
     """
 
+    alive = True
     pid = None
     exit = None
     ending = None

@@ -116,6 +116,7 @@ class EpisodeSetup(Struct, kw_only=True):
         policy: What failures lead to.
         turn_timeout_s: Limit for each turn; `None`: none.
         scripted: The model is the offline script; said wherever results are shown.
+        spawn_ahead: Start each turn's server while the move before is played.
         stream: The model's words are in the trace as they come.
         settings: Recorded with the episode's start, for whoever resumes it.
         past: The episode so far, to go on with it; `None`: a new one.
@@ -132,6 +133,7 @@ class EpisodeSetup(Struct, kw_only=True):
     policy: FailurePolicy = FailurePolicy()
     turn_timeout_s: float | None = None
     scripted: bool = False
+    spawn_ahead: bool = False
     stream: bool = False
     settings: JsonObject = {}
     past: Past | None = None
@@ -188,6 +190,7 @@ class ZorkOrchestratorV2:
             recorder=self.recorder,
             policy=self.setup.policy,
             turn_timeout_s=self.setup.turn_timeout_s,
+            spawn_ahead=self.setup.spawn_ahead,
         )
         self.agent.stream = self.setup.stream
         if past is not None:
@@ -237,6 +240,7 @@ class ZorkOrchestratorV2:
 
     def close(self) -> None:
         """Release the game, and send what Langfuse has not been sent yet, within seconds."""
+        self.agent.close()
         self.game.close()
         if self._langfuse is not None:
             self._langfuse.close()

@@ -1,0 +1,277 @@
+"""One event loop for a whole episode, in a thread of its own, used from plain code.
+
+`run_blocking` begins and ends a loop with each call; this one stays: connections live on in it, and what one
+call leaves to be done is done while the caller does something else. The thread is a daemon. The loop ends
+with `close`, which the owner calls, or the interpreter when it exits, or with `end`, which waits for nothing,
+where the garbage collector finds the owner lost; whatever still runs in it then is cancelled and cleans up,
+bounded in time.
+
+Nothing that other threads ask of the loop waits for its answer: it may be busy, or about to end, or the
+asker may be its own thread.
+
+Ctrl-C strikes the thread that waits for a call: the call is cancelled, its clean-up waited for, at most
+`INTERRUPT_GRACE_S`, and the interrupt raised; the loop goes on. A forked child has no loop: the episode is
+its parent's.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from grue.errors import MCPError, TurnCancelled
+from grue.runtime.sync_edge import (
+    INTERRUPT_GRACE_S,
+    Interruptible,
+    counted_interrupts,
+    unmasked_interrupt,
+    wait_for,
+)
+
+T = TypeVar("T")
+
+Held: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
+"""Makes what is open for as long as the loop runs, given the group that its tasks live in."""
+
+CLOSE_GRACE_S = 1.5
+"""What the end of the loop leaves to its clean-up; a cancelled session takes at most one second of it."""
+
+CLOSE_WITHIN_S = 10.0
+"""How long it waits after that, when all processes are killed."""
+
+
+class Call(Future[T]):
+    """A call that is under way in the loop. `interrupt` cancels it; its result then is an interrupt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()  # only the loop may settle it
+        self._work = Interruptible()
+
+    def interrupt(self) -> None:
+        """Cancel the call, from any thread, and return at once; it ends when it has cleaned up."""
+        self._work.interrupt()
+
+    def wait(self, hurry: Callable[[], object] = lambda: None) -> T:
+        """Return the result when it is there. A Ctrl-C cancels the call, and waits for its clean-up.
+
+        Args:
+            hurry: Called at the second Ctrl-C; makes the clean-up under way end at once.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C. The third one is not waited for.
+        """
+        with counted_interrupts():
+            try:
+                with unmasked_interrupt():
+                    wait_for(self)
+            except KeyboardInterrupt:
+                self._give_up(hurry)
+                raise
+            return self.result()
+
+    def _give_up(self, hurry: Callable[[], object]) -> None:
+        try:
+            give_up([self])
+        except KeyboardInterrupt:
+            hurry()
+            give_up([self])
+
+    async def run(self, function: Callable[[], Awaitable[T]]) -> None:
+        """Run `function` in the loop, and keep what comes of it."""
+        try:
+            result = await self._work.run(function)
+        except anyio.get_cancelled_exc_class():
+            self.fail(None)  # and nothing else is left to do here, so that it may be kept
+        except BaseException as error:  # noqa: BLE001 - it is for whoever waits for the call
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+    def fail(self, cause: BaseException | None) -> None:
+        """Say that the loop ended before the call did."""
+        error = TurnCancelled("The episode was closed before its turn was over.")
+        error.__cause__ = cause
+        self.set_exception(error)
+
+
+class EpisodeLoop:
+    """An event loop in a thread of its own. Safe to use from several threads.
+
+    Args:
+        hold: Entered when the loop begins, left when it ends.
+        last_word: Called in the loop's thread when the loop is gone, however it went; plain and quick.
+        hurry: Called where the loop takes long to end; kills what it waits for. Waits for nothing.
+
+    Raises:
+        Exception: What `hold` raised: the loop could not be begun.
+        KeyboardInterrupt: Ctrl-C; the loop then ends by itself.
+    """
+
+    def __init__(
+        self,
+        hold: Held,
+        *,
+        last_word: Callable[[], object],
+        hurry: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._hold = hold
+        self._last_word = last_word
+        self._hurry = hurry
+        self._process = os.getpid()
+        self._lock = threading.RLock()  # the garbage collector may come in while this thread holds it
+        self._calls: set[Call[Any]] = set()
+        self._asks: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
+        self._work = Interruptible()
+        self._ending = False
+        self._failure: BaseException | None = None
+        self._begun: Future[None] = Future()
+        self._gone: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
+        _alive.add(self)
+        # Moved to the end: what was registered last is called first, before all processes are killed.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        self._thread.start()
+        try:
+            with unmasked_interrupt():
+                wait_for(self._begun)
+        except KeyboardInterrupt:
+            self.end()
+            raise
+        self._begun.result()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is in the loop's own thread, where waiting for it would never end."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
+        """Have `function` run in the loop, in a copy of the caller's context, and return at once.
+
+        Raises:
+            MCPError: The loop is closed, or belongs to another process.
+        """
+        if self._process != os.getpid():
+            raise MCPError("The episode is its parent process's: make a new runner after a fork.")
+        call: Call[T] = Call()
+        with self._lock:
+            if self._ending:
+                raise MCPError("The episode is closed: it takes no further turn.") from self._failure
+            self._calls.add(call)
+            self._asks.append((contextvars.copy_context(), call, function))
+            self._loop.call_soon_threadsafe(self._asked.set)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    def end(self) -> None:
+        """Cancel what still runs, and return at once; its clean-up goes on, and then the loop is gone."""
+        if self._process == os.getpid():
+            with self._lock:
+                self._ending = True
+            self._work.interrupt()
+
+    def close(self) -> None:
+        """Cancel what still runs, wait for its clean-up, and end. A second call does nothing.
+
+        Called in the loop's own thread, it does not wait. A Ctrl-C makes the clean-up end at once.
+        """
+        if self._process != os.getpid() or self.is_here:
+            self.end()
+            return
+        with counted_interrupts():
+            self.end()
+            try:
+                wait_for(self._gone, CLOSE_GRACE_S)
+            finally:
+                if not self._gone.done():
+                    self._hurry()
+                    wait_for(self._gone, CLOSE_WITHIN_S)
+        # Only now: interrupted, it would take the thread for dead (seen in CPython 3.11).
+        if self._gone.done():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._work.run, self._serve)
+        except KeyboardInterrupt:
+            pass  # it was asked to end
+        except BaseException as error:  # noqa: BLE001 - told to whoever began it, or wants something of it
+            self._failure = _only(error)
+        finally:
+            self._last_word()
+            with self._lock:
+                self._ending = True
+                calls = list(self._calls)
+            for call in calls:
+                call.fail(self._failure)
+            if not self._begun.done():
+                self._begun.set_exception(self._failure or KeyboardInterrupt())
+            _alive.discard(self)
+            self._gone.set_result(None)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+        async with anyio.create_task_group() as group, self._hold(group):
+            self._begun.set_result(None)
+            try:
+                while True:
+                    await self._asked.wait()
+                    self._asked.clear()
+                    self._start_asked(group)
+            finally:
+                self._ending = True  # what is asked by now is failed by `_run`
+                # What was being left in its own time, before the end, has no more of it now.
+                self._loop.call_later(CLOSE_GRACE_S, self._hurry)
+
+    def _start_asked(self, group: TaskGroup) -> None:
+        # By itself, so that the loop holds nothing of the last call while it waits for the next one.
+        while self._asks:
+            context, call, function = self._asks.popleft()
+            context.run(group.start_soon, call.run, function)
+
+
+_alive: set[EpisodeLoop] = set()
+"""The loops of this process and, in a forked child, of its parent."""
+
+
+def _close_all() -> None:
+    loops = list(_alive)
+    for loop in loops:
+        loop.end()
+    for loop in loops:
+        # The interpreter is exiting: there is nothing left to interrupt.
+        with contextlib.suppress(KeyboardInterrupt):
+            loop.close()
+
+
+def _only(error: BaseException) -> BaseException:
+    """Return what a task group raised, where it is a single thing."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def give_up(calls: Sequence[Call[Any]]) -> None:
+    """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C once more.
+    """
+    for call in calls:
+        call.interrupt()
+    deadline = time.monotonic() + INTERRUPT_GRACE_S
+    for call in calls:
+        with unmasked_interrupt():
+            wait_for(call, max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,230 @@
+"""The actors of one turn: made, wired, started, and waited for."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import anyio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.actors.agent import AgentActor
+from grue.actors.mcp_session import Connect, SessionActor
+from grue.actors.sampling import CurrentSampler, Sampler
+from grue.actors.spares import SessionPool
+from grue.answers import AnswerCheck
+from grue.mcp_transport.client import ClientOptions, McpServer
+from grue.mcp_transport.process_group import ProcessRegistry
+from grue.mcp_transport.server_requests import Abilities, Elicit
+from grue.mcp_transport.stdio import ProcessLimits
+from grue.messages import (
+    DeadlineMissed,
+    LlmCommand,
+    RunTurn,
+    ServerName,
+    TextDelta,
+    TurnCompleted,
+    TurnEvent,
+    TurnFailed,
+    TurnLimits,
+)
+from grue.protocol.connection import Proven, Settled
+from grue.protocol.tool_lock import ToolLock
+from grue.protocol.turn_states import TurnProgress
+from grue.runtime.actor import Actor, Note
+from grue.runtime.channel import Mailbox
+from grue.runtime.supervisor import Supervisor
+from grue.runtime.trace import Envelope, Recorder
+from grue.tool_servers import ToolServer, connect_to, pinning
+
+LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
+"""Makes the actor that takes `RequestCompletion`: its mailbox, the agent's, and where its notes go."""
+
+OnDelta: TypeAlias = Callable[[TextDelta], None]
+
+TurnEnd: TypeAlias = TurnCompleted | TurnFailed
+
+_STOP_GRACE_S = 0.05
+"""What an actor gets to end by itself after the turn: by then only a completion nobody waits for runs."""
+
+
+class Wiring(Struct, frozen=True, kw_only=True):
+    """What an episode makes each of its turns from."""
+
+    llm: LlmFactory
+    servers: Mapping[ServerName, ToolServer]
+    recorder: Recorder
+    process_limits: ProcessLimits
+    elicit: Elicit | None
+    tool_lock: ToolLock | None
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where a turn's processes and sessions are kept.
+
+    Attributes:
+        registry: Knows every process.
+        pool: Lends sessions; `None`: the turn opens and closes its own.
+        sampling: Answers what servers ask of the model, for the turn that is running.
+    """
+
+    registry: ProcessRegistry
+    pool: SessionPool | None = None
+    sampling: CurrentSampler
+
+
+class TurnActors:
+    """Run one turn.
+
+    Args:
+        wiring: What its actors are made from.
+        place: Where its sessions are kept.
+        command: The turn.
+        check: The host's check of a final text.
+        on_delta: Takes the model's words as they come.
+
+    Attributes:
+        connections: What is known of each server afterwards, as far as the turn has settled it.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        place: Place,
+        command: RunTurn,
+        check: AnswerCheck[Any],
+        on_delta: OnDelta | None = None,
+    ) -> None:
+        self._wiring = wiring
+        self._place = place
+        self._command = command
+        self._check = check
+        self._on_delta = on_delta
+        self._agent: AgentActor | None = None
+        self._sessions: dict[ServerName, SessionActor] = {}
+        # Sessions that no other turn sees ask for themselves: turns may run at the same time.
+        self._sampling = CurrentSampler() if place.pool is None else place.sampling
+
+    @property
+    def connections(self) -> dict[ServerName, Settled]:
+        """What is known of each server; one whose connect was cancelled is left out."""
+        known = {name: session.connection for name, session in self._sessions.items()}
+        return {name: state for name, state in known.items() if isinstance(state, Settled)}
+
+    @property
+    def progress(self) -> TurnProgress:
+        """Where the turn stands."""
+        return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
+
+    async def run(self, connections: Mapping[ServerName, Settled]) -> TurnEnd:
+        """Run the actors; whatever they do, it is over when the turn's limit has passed.
+
+        Args:
+            connections: What the episode knows of each server.
+        """
+        limit_s = self._command.limits.turn_timeout_s
+        end_at = float("inf") if limit_s is None else anyio.current_time() + limit_s
+        deadline = end_at - self._command.limits.teardown_s
+        with anyio.CancelScope(deadline=end_at):
+            try:
+                end = await self._supervised(connections, deadline)
+            finally:
+                self._sampling.sampler = None
+            if isinstance(end, TurnCompleted):
+                self._prepare_next()
+            return end
+        assert limit_s is not None, "only a limit ends the scope"
+        failure = DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
+        return TurnFailed(turn=self._command.turn, failure=failure)
+
+    async def _supervised(self, connections: Mapping[ServerName, Settled], deadline: float) -> TurnEnd:
+        command, recorder = self._command, self._wiring.recorder
+        async with Supervisor(recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
+            agent = supervisor.mailbox("agent")
+            llm = supervisor.mailbox("llm")
+            supervisor.start(self._wiring.llm(llm, agent, _shown(supervisor.note, self._on_delta)))
+            self._sampling.sampler = self._sampler(supervisor, agent)
+            for name in command.servers:
+                session = SessionActor(
+                    supervisor.mailbox(name),
+                    agent=agent,
+                    connect=self._connect(name, deadline),
+                    note=supervisor.note,
+                    connection=connections.get(name),
+                    deadline=deadline,
+                )
+                self._sessions[name] = session
+                supervisor.start(session)
+            self._agent = AgentActor(
+                agent,
+                llm=llm,
+                sessions={name: session.mailbox for name, session in self._sessions.items()},
+                check=self._check,
+                note=supervisor.note,
+                deadline=deadline,
+            )
+            supervisor.start(self._agent)
+            end: TurnEnd = await agent.ask(command, sender="host")
+            return end
+
+    def _connect(self, name: ServerName, deadline: float) -> Connect:
+        """Return what gives the turn a session: the server itself, or the pool."""
+        connect = self._fresh(name)
+        pool = self._place.pool
+        if pool is None or not isinstance(self._wiring.servers[name], McpServer):
+            return connect
+        return lambda _: pool.lend(name, connect, self._command.turn, deadline)
+
+    def _fresh(self, name: ServerName) -> Connect:
+        sampled = self._command.limits.max_samplings > 0
+        abilities = Abilities(
+            sample=self._sampling.on_behalf_of(name) if sampled else None, elicit=self._wiring.elicit
+        )
+        options = ClientOptions(
+            limits=_process_limits(self._wiring.process_limits, self._command.limits),
+            abilities=abilities,
+            pinning=pinning(self._wiring.tool_lock, name, self._command.policy.on_tool_drift),
+        )
+        return connect_to(name, self._wiring.servers[name], self._place.registry, options)
+
+    def _prepare_next(self) -> None:
+        """Have the next turn's sessions opened, where they are to be ready when it begins."""
+        pool = self._place.pool
+        if pool is None or pool.sessions != "ahead":
+            return
+        for name, state in self.connections.items():
+            if isinstance(state, Proven) and isinstance(self._wiring.servers[name], McpServer):
+                limit_s = self._command.limits.server_startup_timeout_s
+                pool.prepare(name, self._fresh(name), limit_s)
+
+    def _sampler(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:
+        """Return what answers sampling, if the turn allows any, through an LLM actor of its own."""
+        limits = self._command.limits
+        if not self._command.servers or not limits.max_samplings:
+            return None
+        llm = supervisor.mailbox("llm-sampling")
+        supervisor.start(self._wiring.llm(llm, agent, supervisor.note))
+        return Sampler(llm, limits.max_samplings)
+
+
+def _shown(note: Note, on_delta: OnDelta | None) -> Note:
+    """Return a note-taker that shows the host the model's words after they are recorded."""
+    if on_delta is None:
+        return note
+
+    def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
+        envelope = note(body, sender=sender, cause=cause)
+        if isinstance(body, TextDelta):
+            on_delta(body)
+        return envelope
+
+    return note_and_show
+
+
+def _process_limits(process: ProcessLimits, limits: TurnLimits) -> ProcessLimits:
+    """Return graces that fit into the turn's teardown, with a fifth of it to spare for the kill."""
+    share = limits.teardown_s * 0.4
+    return replace(
+        process,
+        exit_grace_s=min(process.exit_grace_s, share),
+        term_grace_s=min(process.term_grace_s, share),
+    )

@@ -1,0 +1,253 @@
+"""A program that plays turns in an episode, with a real server, and abandons it in the way it is told to.
+
+    python abandoned_episode.py BASE_URL MODE WAY FLAG...
+
+It says `now` when it may be signalled. With `serve` instead of all that it loads everything, and then forks a
+child for each episode that it is asked for, which plays until it is killed: see `Stage`.
+"""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from killable_episodes import MARK
+from msgspec.structs import replace
+
+from grue import LlmSettings, ProcessLimits, Runner, StdioServer, TurnRequest
+from grue.messages import SpareReady, ToolCalled
+from grue.testing import faulty_server
+
+MODES: dict[str, dict[str, Any]] = {
+    "episode": {},
+    "ahead": {"spawn_ahead": True},
+    "kept": {"keep_sessions": True},
+}
+GRACES = ProcessLimits(exit_grace_s=0.3, term_grace_s=0.3)
+ASK = TurnRequest[str](system="Answer.", user="What is the plan?")
+
+Make: TypeAlias = Callable[[], Runner]
+
+
+def say(text: object) -> None:
+    """Tell the test, at once."""
+    print(text, flush=True)
+
+
+def runner(base_url: str, mode: str, *flags: str) -> Runner:
+    """Return a runner of that mode, with one server, which has these flags."""
+    command, *args = faulty_server.argv(*flags)
+    return Runner(
+        llm=LlmSettings(base_url=base_url, model="m"),
+        servers={"faulty": StdioServer(name="faulty", command=command, args=tuple(args))},
+        process_limits=GRACES,
+        lifetime="episode",
+        **MODES[mode],
+    )
+
+
+def play(one: Runner) -> None:
+    """Play a turn; where spares are prepared, wait until the next one is ready."""
+    prepared = threading.Event()
+    one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SpareReady) else None)
+    assert one.run_turn(ASK).response == "done"
+    if one._sessions == "ahead":
+        assert prepared.wait(20)
+
+
+def wait() -> None:
+    """Wait for a signal, as a host does that is busy with something else."""
+    say("now")
+    threading.Event().wait(60)
+
+
+def tell_calls(one: Runner) -> Runner:
+    """Have it said when a tool is called."""
+    one.recorder.add(lambda sent, _: say("now") if isinstance(sent.body, ToolCalled) else None)
+    return one
+
+
+def _close(make: Make) -> None:
+    one = make()
+    play(one)
+    one.close()
+    say("over")
+    wait()
+
+
+def _exception_in_with(make: Make) -> None:
+    with contextlib.suppress(LookupError), make() as one:
+        play(one)
+        raise LookupError
+    say("over")
+    wait()
+
+
+def _forgotten(make: Make) -> None:
+    one = make()
+    # The defaults: a server that is left behind has more time than anybody waits for it here.
+    one._wiring = replace(one._wiring, process_limits=ProcessLimits())
+    play(one)
+    one.itself = one  # type: ignore[attr-defined]
+    del one
+    gc.collect()
+    wait()
+
+
+kept_to_the_end: list[Runner] = []
+
+
+def _end_of_script(make: Make) -> None:
+    kept_to_the_end.append(make())
+    play(kept_to_the_end[0])
+
+
+def _unhandled(make: Make) -> None:
+    _end_of_script(make)
+    raise LookupError("the user's own")
+
+
+def _sys_exit(make: Make) -> None:
+    _end_of_script(make)
+    sys.exit(3)
+
+
+def _os_exit(make: Make) -> None:
+    _end_of_script(make)
+    os._exit(4)
+
+
+def _between_turns(make: Make) -> None:
+    with make() as one:
+        play(one)
+        wait()
+
+
+def _opening(make: Make) -> None:
+    with make() as one:
+        one.run_turn(ASK)
+        wait()
+
+
+def _in_a_call(make: Make) -> None:
+    with make() as one:
+        tell_calls(one).run_turn(ASK)
+
+
+def _in_an_async_call(make: Make) -> None:
+    with make() as one:
+        asyncio.run(tell_calls(one).run_turn_async(ASK))
+
+
+def _in_a_notebook(make: Make) -> None:
+    async def cell() -> None:
+        tell_calls(one).run_turn(ASK)
+
+    with make() as one:
+        asyncio.run(cell())
+
+
+def _closing(make: Make) -> None:
+    one = make()
+    play(one)
+    one._episode._loop._work.interrupt = _told(one._episode._loop._work.interrupt)  # type: ignore[method-assign, union-attr]
+    one.close()
+
+
+def _told(function: Callable[[], None]) -> Callable[[], None]:
+    def told() -> None:
+        function()
+        say("now")
+
+    return told
+
+
+WAYS: dict[str, Callable[[Make], None]] = {
+    "close": _close,
+    "exception in with": _exception_in_with,
+    "forgotten": _forgotten,
+    "end of script": _end_of_script,
+    "unhandled": _unhandled,
+    "sys.exit": _sys_exit,
+    "os._exit": _os_exit,
+    "between turns": _between_turns,
+    "opening": _opening,
+    "call": _in_a_call,
+    "async call": _in_an_async_call,
+    "notebook": _in_a_notebook,
+    "closing": _closing,
+}
+
+
+class Stage:
+    """A warm program that plays episodes which are killed, one after the other; a context manager."""
+
+    def __enter__(self) -> Self:
+        self._program = subprocess.Popen(
+            [sys.executable, __file__, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self._program.communicate(timeout=20)
+
+    def kill(self, mark: str, after_s: float, *asked: str) -> bool:
+        """Have an episode played (`BASE_URL MODE FLAG...`) and killed; say whether it was."""
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        self._program.stdin.write(f"{json.dumps([mark, after_s, *asked])}\n")
+        self._program.stdin.flush()
+        killed: bool = json.loads(self._program.stdout.readline())
+        return killed
+
+
+def _serve() -> None:
+    import grue.mcp_transport.sdk  # noqa: F401 - what each child would have to import
+
+    for line in sys.stdin:
+        mark, after_s, *asked = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            _play_on(mark, *asked)
+        over = os.pidfd_open(pid)
+        select.select([over], [], [], after_s)
+        os.kill(pid, signal.SIGKILL)
+        os.close(over)
+        _, status = os.waitpid(pid, 0)
+        say(json.dumps(os.WIFSIGNALED(status)))
+
+
+def _play_on(mark: str, *asked: str) -> None:
+    os.environ[MARK] = mark
+    try:
+        with runner(*asked) as one:
+            while True:
+                one.run_turn(ASK)
+    finally:
+        os._exit(0)
+
+
+def _main() -> None:
+    if sys.argv[1:] == ["serve"]:
+        _serve()
+        return
+    base_url, mode, way, *flags = sys.argv[1:]
+    WAYS[way](lambda: runner(base_url, mode, *flags))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,102 @@
+"""A program that waits for a call in an episode's loop and is interrupted; says what it got to do.
+
+python interrupted_episode.py plain | loop | bare loop | resisting | caught | between | closing | exiting
+"""
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from grue.runtime.episode_loop import EpisodeLoop
+
+hurried = threading.Event()
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextlib.asynccontextmanager
+async def nothing(_group: TaskGroup) -> AsyncIterator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def slow_to_leave(_group: TaskGroup) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        say("leaving")
+        await resist()
+
+
+async def work() -> None:
+    say("working")
+    try:
+        await anyio.sleep(60)
+    finally:
+        say("cleaned up")
+
+
+async def resisting_work() -> None:
+    say("working")
+    try:
+        await anyio.sleep(60)
+    finally:
+        say("resisting")
+        await resist()
+        say("cleaned up")
+
+
+async def resist() -> None:
+    with anyio.CancelScope(shield=True):
+        while not hurried.is_set():  # noqa: ASYNC110 - set by another thread
+            await anyio.sleep(0.01)
+
+
+def hurry() -> None:
+    hurried.set()
+
+
+async def inside(loop: EpisodeLoop) -> None:
+    loop.submit(work).wait()
+
+
+def main(where: str) -> None:
+    hold: Any = slow_to_leave if where in ("closing", "exiting") else nothing
+    loop = EpisodeLoop(hold, last_word=lambda: say("last word"), hurry=hurry)
+    if where == "exiting":
+        return
+    with contextlib.closing(loop):
+        if where == "loop":
+            asyncio.run(inside(loop))
+        elif where == "bare loop":
+            with contextlib.closing(asyncio.new_event_loop()) as bare:
+                bare.run_until_complete(inside(loop))
+        elif where == "caught":
+            with contextlib.suppress(KeyboardInterrupt):
+                loop.submit(work).wait()
+            say(f"next: {loop.submit(answer).wait()}")
+        elif where == "between":
+            say("working")
+            threading.Event().wait(60)
+        elif where != "closing":
+            loop.submit(resisting_work if where == "resisting" else work).wait(hurry=hurry)
+
+
+async def answer() -> int:
+    return 42
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except KeyboardInterrupt:
+        say("KeyboardInterrupt")
+        sys.exit(130)

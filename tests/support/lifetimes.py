@@ -1,0 +1,94 @@
+"""Episodes in each of a runner's four lifetimes: a scripted model, real servers, and a trace of it all."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from transport_servers import faulty
+
+from grue import LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnOutcome, TurnRequest
+from grue.messages import SessionOpened
+from grue.runtime.trace import Envelope
+from grue.testing.fault_turns import LIFETIMES, Mode
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+Step: TypeAlias = str | Sequence[tuple[str, dict[str, Any]]]
+"""What the model says: a text, or calls, each a tool's full name and its arguments."""
+
+ECHO: Step = [("faulty.echo", {"text": "hi"})]
+DONE: Step = "done"
+SAMPLED = "The model says hello."
+
+
+def answering(*steps: Step) -> Callable[[LlmRequest], LlmReply]:
+    """Return a script: these steps for the turns, `SAMPLED` for a server that asks by itself."""
+    left = deque(steps)
+
+    def answer(request: LlmRequest) -> LlmReply:
+        if not any(message["role"] == "system" for message in request.messages):
+            return text_reply(SAMPLED)
+        step = left.popleft()
+        return text_reply(step) if isinstance(step, str) else tool_calls_reply(*step)
+
+    return answer
+
+
+def living(folder: Path, lives: str, *flags: str) -> StdioServer:
+    """Return a server with these faults in these lives only."""
+    return faulty("--only-in", lives, str(folder / "lives"), *flags)
+
+
+class Episode:
+    """A runner, what it recorded, and what its model was asked."""
+
+    def __init__(self, runner: Runner, llm: ScriptedLlmServer, mode: Mode) -> None:
+        self.runner = runner
+        self.mode = mode
+        self.envelopes: list[Envelope[Any]] = []
+        self._llm = llm
+        runner.recorder.add(lambda envelope, _line: self.envelopes.append(envelope))
+
+    def turn(self, **request: Any) -> TurnOutcome[Any]:
+        return self.runner.run_turn(TurnRequest(**{"system": "s", "user": "u", **request}))
+
+    def said(self, *kinds: type) -> list[Any]:
+        return [item.body for item in self.envelopes if isinstance(item.body, kinds)]
+
+    def named(self, *kinds: type) -> list[str]:
+        return [type(body).__name__ for body in self.said(*kinds)]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the sessions that turns used, in order."""
+        return [body.pid for body in self.said(SessionOpened)]
+
+    @property
+    def asked(self) -> list[LlmRequest]:
+        return list(self._llm.requests)
+
+    def offered(self) -> list[list[str]]:
+        return [[tool["function"]["name"] for tool in ask.body.get("tools", ())] for ask in self.asked]
+
+
+@contextmanager
+def episode(
+    mode: Mode,
+    folder: Path,
+    *steps: Step,
+    servers: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[Episode]:
+    """Yield an episode; it is closed, and nothing of it is left. Its trace is in `folder`."""
+    writer = TraceWriter(folder / f"{mode}.jsonl", episode="lifetimes")
+    recorder = Recorder()
+    recorder.add(writer)
+    with assert_nothing_left(), ScriptedLlmServer(answering(*steps)) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        servers = {"faulty": faulty()} if servers is None else servers
+        options = {**LIFETIMES[mode], "recorder": recorder, **options}
+        with Runner(llm=settings, servers=servers, **options) as runner:
+            yield Episode(runner, llm, mode)
+        writer.close()

@@ -1,0 +1,62 @@
+"""Turns that stay in a phase until they are let go: for tests that look at them meanwhile."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from grue import LlmSettings, ProcessLimits, RetryPolicy, Runner, StdioServer, TurnLimits, TurnRequest
+from grue.testing import faulty_server
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+Lifetime = Literal["turn", "episode"]
+
+ASK = TurnRequest[str](system="Answer.", user="What is the plan?")
+DEADLINE_S = 20.0
+
+
+class PatientModel:
+    """A scripted model: one call of `faulty.echo`, then `done`. Hold `gate` to keep it from answering."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.server = ScriptedLlmServer(self._say)
+
+    def _say(self, request: LlmRequest) -> LlmReply:
+        self.gate.wait(DEADLINE_S)
+        if request.messages[-1]["role"] == "tool" or not request.tool_names:
+            return text_reply(f"done: {request.messages[1]['content']}")
+        return tool_calls_reply(("faulty.echo", {"text": "hello"}))
+
+    def runner(self, lifetime: Lifetime, *flags: str, servers: bool = True, **more: Any) -> Runner:
+        command, *args = faulty_server.argv(*flags)
+        faulty = StdioServer(name="faulty", command=command, args=tuple(args))
+        return Runner(
+            llm=LlmSettings(base_url=self.server.base_url, model="m", retry=RetryPolicy(max_retries=0)),
+            servers={"faulty": faulty} if servers else {},
+            limits=TurnLimits(teardown_s=1.0),
+            process_limits=ProcessLimits(exit_grace_s=0.2, term_grace_s=0.2),
+            lifetime=lifetime,
+            **more,
+        )
+
+
+@contextlib.contextmanager
+def patient_model() -> Iterator[PatientModel]:
+    """Run one; the gate is open when it is closed."""
+    model = PatientModel()
+    with model.server:
+        try:
+            yield model
+        finally:
+            model.gate.set()
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    """Wait until it is true, with a deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.002)
