@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from grue.protocol.retry import RetryPolicy
 from grue.testing import faults
-from grue.testing.fault_turns import Fault, Seen, a_turn
+from grue.testing.fault_turns import MODES, Fault, Mode, Seen, a_turn
 from grue.testing.faults import ENDS, FAULTS, SOUND, run_matrix, try_fault
 
 
@@ -18,9 +18,12 @@ def _libraries() -> None:
     a_turn(SOUND[0])
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
-def test_p9_the_fault_is_borne(fault: Fault) -> None:
-    result = try_fault(fault)
+ROWS = [(fault, mode) for mode in MODES for fault in FAULTS if mode in fault.modes]
+
+
+@pytest.mark.parametrize(("fault", "mode"), ROWS, ids=[f"{mode}-{fault.name}" for fault, mode in ROWS])
+def test_p9_the_fault_is_borne(fault: Fault, mode: Mode) -> None:
+    result = try_fault(fault, mode)
     assert not result.wrong, result.line()
 
 
@@ -51,6 +54,19 @@ def test_what_is_not_as_it_has_to_be_is_told(fault: Fault, verdict: str) -> None
     assert verdict in result.wrong[0]
     assert verdict[:40] in result.line()
     assert len(result.line().splitlines()) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_ending_is_judged_in_every_mode(mode: Mode) -> None:
+    (result,) = run_matrix([replace(WELL, ending="killed")], modes=(mode,))
+    assert result.wrong == ("the server should be killed, not polite",)
+    assert result.fault.mode == mode
+
+
+def test_a_row_is_tried_in_its_modes_only() -> None:
+    assert list(run_matrix([row("spare-dies-before-use")])) == []
+    (result,) = run_matrix([row("spare-dies-before-use")], modes=MODES)
+    assert "(ahead)" in result.line()
 
 
 def test_what_is_left_behind_is_told() -> None:

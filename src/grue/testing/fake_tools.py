@@ -150,6 +150,7 @@ class FakeToolServer:
 class FakeConnection:
     """One session with a fake server; a `ToolConnection`."""
 
+    alive = True
     pid = None
     exit = None
     ending = None

@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
 
@@ -17,7 +17,15 @@ from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import MCPError
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import ProcessLimits, StdioServer
-from grue.messages import FailurePolicy, JsonObject, ServerNoted, SessionClosed, TurnLimits
+from grue.messages import (
+    FailurePolicy,
+    JsonObject,
+    ServerEnded,
+    ServerNoted,
+    SessionClosed,
+    SessionOpened,
+    TurnLimits,
+)
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing import faulty_server
@@ -26,6 +34,18 @@ from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tex
 SERVER = "faulty"
 GRACE_S = 0.2
 """What a server gets for each step of its end, so that a stubborn one costs a row 0.4 s."""
+
+Mode: TypeAlias = Literal["turn", "episode", "ahead", "kept"]
+"""How long what serves a turn lives: its event loop, and its servers."""
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+LIFETIMES: Mapping[Mode, Mapping[str, Any]] = {
+    "turn": {},
+    "episode": {"lifetime": "episode"},
+    "ahead": {"lifetime": "episode", "spawn_ahead": True},
+    "kept": {"lifetime": "episode", "keep_sessions": True},
+}
+"""What each mode is to a `Runner`."""
 
 _PROBE = "GRUE_FAULT_PROBE"
 _STAYS_ALIVE_S = 0.1
@@ -38,8 +58,8 @@ class Seen(Struct, frozen=True, kw_only=True):
         outcome: The kind of the turn's outcome, the name of its error, or a word of the way it was driven.
         settlements: What became of each tool call, in order.
         text: The error's text, or the results of the calls, one a line.
-        ending: What it took to end the server.
-        notes: Kinds of what the server did beside the protocol.
+        ending: What it took to end the server that the turn used.
+        notes: Kinds of what the server did beside the protocol; in rows of a spare what else was noted.
     """
 
     outcome: str
@@ -74,6 +94,8 @@ class Fault(Struct, frozen=True, kw_only=True):
         settings: More of its `LlmSettings`, such as another wire format.
         request: More of the `TurnRequest`.
         drive: Does it.
+        modes: Those that it can be tried in.
+        mode: The one that it is tried in.
     """
 
     name: str
@@ -97,6 +119,8 @@ class Fault(Struct, frozen=True, kw_only=True):
     settings: Mapping[str, Any] = {}
     request: Mapping[str, Any] = {}
     drive: Callable[["Fault"], Seen] | None = None
+    modes: tuple[Mode, ...] = MODES
+    mode: Mode = "turn"
 
     def server(self) -> StdioServer:
         """Return the server that has the fault."""
@@ -105,8 +129,24 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 def a_turn(fault: Fault) -> Seen:
-    """Run a turn whose model calls the tool as often as the fault says, then answers."""
+    """Run a turn whose model calls the tool as often as the fault says, then answers; close the runner."""
     trace: list[Any] = []
+    with (
+        ScriptedLlmServer(lambda asked: scripted(fault, asked)) as llm,
+        a_runner(fault, llm, trace) as runner,
+    ):
+        outcome, settlements, text = an_outcome(fault, runner)
+    return Seen(
+        outcome=outcome,
+        settlements=settlements,
+        text=text,
+        ending=ending_in(trace),
+        notes=frozenset(body.kind for body in trace if isinstance(body, ServerNoted)),
+    )
+
+
+def a_runner(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner:
+    """Return a runner in the fault's mode; what it records is added to `trace`."""
 
     def keep(envelope: Envelope[Any], line: bytes) -> None:
         del line
@@ -114,38 +154,42 @@ def a_turn(fault: Fault) -> Seen:
 
     recorder = Recorder()
     recorder.add(keep)
-    request = TurnRequest[str](system="Use the tool.", user="Go on.", turn_timeout_s=fault.turn_s)
-    with ScriptedLlmServer(lambda asked: _reply(fault, asked)) as llm:
-        runner = Runner(
-            llm=LlmSettings(base_url=llm.base_url, model="scripted"),
-            servers={SERVER: fault.server()},
-            limits=TurnLimits(server_startup_timeout_s=fault.startup_s, tool_call_timeout_s=fault.call_s),
-            policy=fault.policy,
-            recorder=recorder,
-            process_limits=ProcessLimits(
-                exit_grace_s=GRACE_S, term_grace_s=GRACE_S, max_line_bytes=fault.max_line_bytes
-            ),
-        )
-        outcome, settlements, text = _ended(runner, request)
-    return Seen(
-        outcome=outcome,
-        settlements=settlements,
-        text=text,
-        ending=next((body.ending for body in trace if isinstance(body, SessionClosed)), "none"),
-        notes=frozenset(body.kind for body in trace if isinstance(body, ServerNoted)),
+    return Runner(
+        llm=LlmSettings(base_url=llm.base_url, model="scripted"),
+        servers={SERVER: fault.server()},
+        limits=TurnLimits(server_startup_timeout_s=fault.startup_s, tool_call_timeout_s=fault.call_s),
+        policy=fault.policy,
+        recorder=recorder,
+        process_limits=ProcessLimits(
+            exit_grace_s=GRACE_S, term_grace_s=GRACE_S, max_line_bytes=fault.max_line_bytes
+        ),
+        **LIFETIMES[fault.mode],
     )
 
 
-def _ended(runner: Runner, request: TurnRequest[str]) -> tuple[str, tuple[str, ...], str]:
+def ending_in(trace: Sequence[Any]) -> str:
+    """Return what it took to end the server of the last turn, which may have ended behind it."""
+    closed = [body.ending for body in trace if isinstance(body, SessionClosed)]
+    if closed[-1:] != ["handed_over"]:
+        return closed[-1] if closed else "none"
+    used = [body.pid for body in trace if isinstance(body, SessionOpened)]
+    return next((e.ending for e in trace if isinstance(e, ServerEnded) and e.pid in used[-1:]), "none")
+
+
+def an_outcome(fault: Fault, runner: Runner) -> tuple[str, tuple[str, ...], str]:
+    """Run a turn; return the outcome's kind or the error's name, what became of the calls, and the text."""
     try:
-        outcome = runner.run_turn(request)
+        outcome = runner.run_turn(
+            TurnRequest[str](system="Use the tool.", user="Go on.", turn_timeout_s=fault.turn_s)
+        )
     except MCPError as error:
         return type(error).__name__, (), str(error)
     results = [call.result.error_message or str(call.result.content) for call in outcome.tool_calls]
     return outcome.kind, tuple(call.settlement for call in outcome.tool_calls), "\n".join(results)
 
 
-def _reply(fault: Fault, request: LlmRequest) -> LlmReply:
+def scripted(fault: Fault, request: LlmRequest) -> LlmReply:
+    """Return what the model says next: another call of the fault's tool, or its answer."""
     answered = sum(message["role"] == "tool" for message in request.messages)
     named = next((name for name in request.tool_names if name.endswith(fault.tool)), None)
     if named is None or answered >= fault.calls:

@@ -9,7 +9,8 @@ for result in run_matrix():
 
 `grue doctor --faults` prints the same. Every row is a whole turn, with a real process or over real HTTP. It
 is judged by its outcome, by what became of the calls, by its time, and by what it leaves behind: nothing.
-The rows of the model's endpoint are in `llm_fault_rows.py`.
+The rows of the model's endpoint are in `llm_fault_rows.py`, those of sessions that are opened ahead in
+`spare_fault_rows.py`.
 """
 
 import signal
@@ -19,11 +20,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.protocol.safe_text import printable
 from grue.testing.fault_turns import (
     PROBE,
     Fault,
+    Mode,
     Seen,
     a_killed_host,
     a_thread_that_ends,
@@ -33,6 +36,7 @@ from grue.testing.fault_turns import (
 )
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_fault_rows import LLM_FAULTS
+from grue.testing.spare_fault_rows import SPARE_FAULTS
 
 STARTUP = "MCPServerStartupError"
 STUBBORN = ("--ignore-eof", "--ignore-term")
@@ -109,6 +113,7 @@ STARTS: Sequence[Fault] = (
         says="no answer to tools/list",
         startup_s=2.0,
         within_s=5.0,
+        modes=("turn", "ahead"),
     ),
     _starts("silent-and-stubborn", "--silent-at", "start", *STUBBORN, says="no answer", startup_s=0.5),
     _starts("null-at-initialize", "--null-at", "initialize", says="not usable"),
@@ -161,6 +166,7 @@ CALLS: Sequence[Fault] = (
         became="died",
         outcome="forced",
         within_s=1.5,
+        modes=("turn", "ahead"),
     ),
     _calls("closes-stdout-at-call", "--close-stdout-at", "call", became="died", outcome="forced"),
     _calls(
@@ -189,18 +195,19 @@ ENDS: Sequence[Fault] = (
         turn_s=1.5,
         within_s=2.5,
     ),
-    Fault(name="spawning-thread-ends", outcome="alive", drive=a_thread_that_ends),
+    Fault(name="spawning-thread-ends", outcome="alive", drive=a_thread_that_ends, modes=("turn",)),
     Fault(
         name="host-killed",
         flags=("--silent-at", "call", *STUBBORN, "--grandchild"),
         outcome=f"killed by {int(signal.SIGKILL)}",
         within_s=10.0,
         drive=a_killed_host,
+        modes=("turn",),
     ),
 )
 """Rows about the end: whatever it takes, nothing is left."""
 
-FAULTS: Sequence[Fault] = (*SOUND, *STARTS, *CALLS, *ENDS, *LLM_FAULTS)
+FAULTS: Sequence[Fault] = (*SOUND, *STARTS, *CALLS, *ENDS, *LLM_FAULTS, *SPARE_FAULTS)
 
 
 class FaultResult(Struct, frozen=True, kw_only=True):
@@ -223,22 +230,28 @@ class FaultResult(Struct, frozen=True, kw_only=True):
         seen = self.seen or Seen(outcome="hung")
         outcome = " ".join((seen.outcome, *seen.settlements))
         verdict = printable("; ".join(self.wrong), 200) if self.wrong else "ok"
-        return f"{self.fault.name:<36} {outcome:<28} {self.elapsed_s:6.2f} s  {verdict}"
+        mode = "" if self.fault.mode == "turn" else f" ({self.fault.mode})"
+        return f"{self.fault.name + mode:<36} {outcome:<28} {self.elapsed_s:6.2f} s  {verdict}"
 
 
-def run_matrix(faults: Sequence[Fault] = FAULTS) -> Iterator[FaultResult]:
-    """Try each fault, one after the other, and yield what came of it; one that hangs is given up.
+def run_matrix(
+    faults: Sequence[Fault] = FAULTS, *, modes: Sequence[Mode] = ("turn",)
+) -> Iterator[FaultResult]:
+    """Try each fault in each of the modes that it knows, and yield what came of it; a hung one is given up.
 
     The first row is tried once before, unjudged: what libraries load and keep is no fault's doing.
     """
     if faults:
         a_turn(SOUND[0])
-    for fault in faults:
-        yield try_fault(fault)
+    for mode in modes:
+        for fault in faults:
+            if mode in fault.modes:
+                yield try_fault(fault, mode)
 
 
-def try_fault(fault: Fault) -> FaultResult:
-    """Try one fault, in a thread of its own, and judge it."""
+def try_fault(fault: Fault, mode: Mode = "turn") -> FaultResult:
+    """Try one fault in a mode, in a thread of its own, and judge it."""
+    fault = replace(fault, mode=mode)
     seen: list[Seen] = []
     crashes: list[BaseException] = []
 

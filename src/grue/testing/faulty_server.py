@@ -45,6 +45,9 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """What `--ask` can ask of the client."""
 
+DEEDS = ("exit", "kill", "close-stdout", "noise", "change-tools")
+"""What `--after-listing` can do while nobody asks for anything; of the last two a log message tells."""
+
 GARBAGE = (
     b"Server listening...",
     b'{"half": ',
@@ -101,8 +104,15 @@ def _flags() -> argparse.ArgumentParser:
     add("--fork", action="store_true", help="fork: the copy holds all pipes, ignores SIGTERM and stays")
     add("--change-tools", action="store_true", help="after the first call list other tools, and say so")
     add("--ask", metavar="WHAT", choices=tuple(REQUESTS), help="during calls, ask this of the client first")
+    add("--after-listing", choices=DEEDS, help="do this by itself, right after it has listed its tools")
     add("--protocol-version", metavar="V", help="answer initialize with this version")
-    add("--record", metavar="FILE", help="append every line it reads to FILE")
+    add("--record", metavar="FILE", help="append every line it reads to FILE; {pid} in it is the process's")
+    add(
+        "--only-in",
+        nargs=2,
+        metavar=("LIVES", "FILE"),
+        help="have the faults in these lives only, such as 2 or 2,3; FILE counts them",
+    )
     return parser
 
 
@@ -112,6 +122,7 @@ class FaultyServer:
     def __init__(self, flags: argparse.Namespace) -> None:
         self._flags = flags
         self._calls = 0
+        self._changed = False
         self._asked = 0
         self._unread: list[dict[str, Any]] = []
         self._lines = self._read_lines()
@@ -129,14 +140,30 @@ class FaultyServer:
     def _serve(self, message: dict[str, Any], phase: str) -> None:
         if self._fails(phase):
             return
-        self._make_noise()
+        self._make_noise(self._flags.noise)
         answer = {"jsonrpc": "2.0", "id": message["id"], **self._answer(message, phase)}
         if phase == "call":
             self._answer_call(answer)
         else:
             self._send_answer(answer)
+        if phase == "list" and self._flags.after_listing:
+            self._act(self._flags.after_listing)
         if self._flags.stop_reading_after == phase:
             _sleep_for_ever()
+
+    def _act(self, deed: str) -> None:
+        if deed == "exit":
+            os._exit(self._flags.exit_status)
+        if deed == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if deed == "close-stdout":
+            os.close(1)
+            return
+        if deed == "noise":
+            self._make_noise(len(GARBAGE))
+        elif not self._changed:
+            self._change_tools()
+        self._notify("notifications/message", {"level": "info", "logger": "faulty", "data": f"done: {deed}"})
 
     def _answer_call(self, answer: dict[str, Any]) -> None:
         self._calls += 1
@@ -149,7 +176,11 @@ class FaultyServer:
             return
         self._send_answer(answer)
         if self._flags.change_tools and self._calls == 1:
-            self._notify("notifications/tools/list_changed", {})
+            self._change_tools()
+
+    def _change_tools(self) -> None:
+        self._changed = True
+        self._notify("notifications/tools/list_changed", {})
 
     def _send_answer(self, answer: dict[str, Any]) -> None:
         for _ in range(1 + self._flags.duplicate):
@@ -186,7 +217,8 @@ class FaultyServer:
     def _read_lines(self) -> Iterator[bytes]:
         for line in sys.stdin.buffer:
             if self._flags.record:
-                with open(self._flags.record, "ab") as record:  # noqa: PTH123 - one import less to boot with
+                named = self._flags.record.replace("{pid}", str(os.getpid()))
+                with open(named, "ab") as record:  # noqa: PTH123 - one import less to boot with
                     record.write(line)
             yield line
 
@@ -222,16 +254,20 @@ class FaultyServer:
     def _welcome(self, params: dict[str, Any]) -> dict[str, Any]:
         return {
             "protocolVersion": self._flags.protocol_version or params.get("protocolVersion"),
-            "capabilities": {"tools": {"listChanged": self._flags.change_tools}, "logging": {}},
+            "capabilities": {"tools": {"listChanged": self._changes}, "logging": {}},
             "serverInfo": {"name": "faulty", "version": "1.0"},
         }
+
+    @property
+    def _changes(self) -> bool:
+        return bool(self._flags.change_tools or self._flags.after_listing == "change-tools")
 
     def _listing(self, cursor: str | None) -> dict[str, Any]:
         page = int(cursor or 1)
         tools: list[Any] = [_tool(f"page_{page}")]
         if page == 1:
             tools = [_tool("echo", "text"), _tool("fail"), _tool("environ", "name")]
-            if self._flags.change_tools and self._calls:
+            if self._changed:
                 tools = [_tool("echo", "words"), _tool("added")]
             if self._flags.malformed_tool:
                 tools += [
@@ -281,8 +317,8 @@ class FaultyServer:
     def _notify(self, method: str, params: dict[str, Any]) -> None:
         self._send({"jsonrpc": "2.0", "method": method, "params": params})
 
-    def _make_noise(self) -> None:
-        for number in range(self._flags.noise):
+    def _make_noise(self, lines: int) -> None:
+        for number in range(lines):
             self._write(GARBAGE[number % len(GARBAGE)] + b"\n")
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -311,5 +347,16 @@ def _sleep_for_ever() -> None:
         time.sleep(3600)
 
 
+def _in_this_life(flags: argparse.Namespace) -> argparse.Namespace:
+    """Return the flags, or none of them in a life that is to be a sound one."""
+    if flags.only_in is None:
+        return flags
+    lives, counted = flags.only_in
+    with open(counted, "ab") as count:  # noqa: PTH123 - one import less to boot with
+        count.write(b".")
+        life = count.tell()
+    return flags if str(life) in lives.split(",") else _flags().parse_args([])
+
+
 if __name__ == "__main__":
-    FaultyServer(_flags().parse_args()).serve()
+    FaultyServer(_in_this_life(_flags().parse_args())).serve()

@@ -16,7 +16,7 @@ from grue.messages import CompletionRetried, TextDelta
 from grue.protocol.retry import RetryPolicy
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
-from grue.testing.fault_turns import Fault, Seen
+from grue.testing.fault_turns import LIFETIMES, Fault, Seen
 from grue.testing.llm_faults import (
     broken_off,
     dripping,
@@ -70,12 +70,13 @@ def an_llm_turn(fault: Fault) -> Seen:
     asked = {"system": "Be brief.", "user": "Go on.", "turn_timeout_s": fault.turn_s, **fault.request}
     with ScriptedLlmServer(fault.replies) as llm:
         known = {"base_url": llm.base_url, "model": "scripted", "api_key": KEY, "retry": PATIENT}
-        runner = Runner(llm=LlmSettings(**{**known, **fault.settings}), recorder=recorder)
-        try:
-            answered = runner.run_turn(TurnRequest[str](**asked))
-            outcome, text = str(answered.kind), answered.response
-        except MCPError as error:
-            outcome, text = _ended_by(error), str(error)
+        settings = LlmSettings(**{**known, **fault.settings})
+        with Runner(llm=settings, recorder=recorder, **LIFETIMES[fault.mode]) as runner:
+            try:
+                answered = runner.run_turn(TurnRequest[str](**asked))
+                outcome, text = str(answered.kind), answered.response
+            except MCPError as error:
+                outcome, text = _ended_by(error), str(error)
         for request in llm.requests:
             notes |= {request.dialect, *(["streamed"] if request.body.get("stream") else [])}
     return Seen(outcome=outcome, text=text, notes=frozenset(notes))
@@ -90,7 +91,15 @@ def _ended_by(error: MCPError) -> str:
 def _llm(name: str, *replies: LlmReply, outcome: str = "answered", **more: Any) -> Fault:
     """An endpoint that says these things, one after the other."""
     said = more.pop("says", ("lamp",) if outcome == "answered" else ())
-    return Fault(name=f"llm-{name}", replies=replies, outcome=outcome, says=said, drive=an_llm_turn, **more)
+    return Fault(
+        name=f"llm-{name}",
+        replies=replies,
+        outcome=outcome,
+        says=said,
+        drive=an_llm_turn,
+        modes=("turn", "episode"),
+        **more,
+    )
 
 
 def _again(name: str, reply: LlmReply, kind: str, **more: Any) -> Fault:
