@@ -2,11 +2,12 @@
 
     python benchmarks/soak.py                  2,000 turns, about four minutes
     python benchmarks/soak.py --turns 300 --warm-up 100
+    python benchmarks/soak.py --turns 300 --mode ahead
 
-Every other turn is one of a single long episode with a sound server; the others go through the rows of the
-fault matrix, each with a runner, a model's endpoint and a server of its own. Prints what the process holds
-after the warm-up and after every 200 turns more; exits with 1 if that has grown by the end, or if a turn did
-not end as it has to.
+Every other turn is one of a single long episode with a sound server, in the mode that is asked for; the
+others go through the rows of the fault matrix, each with a runner, a model's endpoint and a server of its
+own. Prints what the process holds after the warm-up and after every 200 turns more; exits with 1 if that has
+grown by the end, or if a turn did not end as it has to.
 """
 
 import argparse
@@ -17,8 +18,8 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import psutil
 from msgspec.structs import replace
@@ -38,6 +39,14 @@ MEMORY_MB = 6.0
 
 SLOW = ("python-sdk-server", "line-of-10-mb", "turn-limit-and-stubborn")
 """Rows that would take most of the time; a second of their own interpreter's start, for instance."""
+
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "turn": {},
+    "episode": {"lifetime": "episode"},
+    "ahead": {"lifetime": "episode", "spawn_ahead": True},
+    "kept": {"lifetime": "episode", "keep_sessions": True},
+}
+"""What the episode's runner is told; what lives from turn to turn is not to grow."""
 
 
 class Held(NamedTuple):
@@ -95,18 +104,21 @@ def episode_reply(request: LlmRequest) -> LlmReply:
     return tool_calls_reply(("faulty.echo", {"text": "hi"}))
 
 
-def soak(turns: int, warm_up: int) -> int:
+def soak(turns: int, warm_up: int, mode: str = "turn") -> int:
     """Play, print, and return the exit status."""
     samples: list[Held] = []
     surprises: Counter[str] = Counter()
     faults = itertools.cycle(rows())
     request = TurnRequest[str](system="Use the tool.", user="Go on.")
-    with ScriptedLlmServer(episode_reply) as llm:
-        episode = Runner(
+    with (
+        ScriptedLlmServer(episode_reply) as llm,
+        Runner(
             llm=LlmSettings(base_url=llm.base_url, model="scripted"),
             servers={"faulty": Fault(name="sound").server()},
             process_limits=ProcessLimits(exit_grace_s=GRACE_S, term_grace_s=GRACE_S),
-        )
+            **MODES[mode],
+        ) as episode,
+    ):
         started = time.monotonic()
         for turn in range(1, turns + 1):
             if turn % 2:
@@ -144,9 +156,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Play turns without end and see whether anything grows.")
     parser.add_argument("--turns", type=int, default=2000)
     parser.add_argument("--warm-up", type=int, default=100, help="turns before the first count")
+    parser.add_argument("--mode", choices=MODES, default="turn", help="of the long episode")
     options = parser.parse_args()
     os.environ[MARK] = uuid.uuid4().hex
-    sys.exit(soak(options.turns, options.warm_up))
+    sys.exit(soak(options.turns, options.warm_up, options.mode))
 
 
 if __name__ == "__main__":
