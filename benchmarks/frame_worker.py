@@ -1,0 +1,76 @@
+"""A 60 Hz loop, with turns under way or without; says how late its frames were.
+
+    python benchmarks/frame_worker.py none|turn|episode|ahead BASE_URL MODEL COMMAND...
+
+COMMAND is the MCP server's. For each line on standard input, which is a number of frames, it draws as many,
+one turn after the other under way all the time, and answers with a line of JSON: `late_ms`, one number a
+frame, and `turns`, how many were finished.
+"""
+
+import json
+import sys
+import time
+
+from grue import LlmSettings, Runner, StdioServer, TurnHandle, TurnOutcome, TurnRequest
+
+FRAME_S = 1 / 60
+ASK = TurnRequest[str](system="You are the player of a text adventure.", user="What do you do?")
+
+
+class Loop:
+    """The loop of a game; `runner` is `None` where it runs by itself."""
+
+    def __init__(self, runner: Runner | None) -> None:
+        self._runner = runner
+        self._handle: TurnHandle[TurnOutcome[str]] | None = None
+        self._turns = 0
+
+    def frames(self, count: int) -> dict[str, object]:
+        """Draw frames and report on them."""
+        late_ms = []
+        self._turns = 0
+        due = time.perf_counter()
+        for _ in range(count):
+            due += FRAME_S
+            time.sleep(max(0.0, due - time.perf_counter()))
+            self._look()
+            late_ms.append((time.perf_counter() - due) * 1e3)
+            due = max(due, time.perf_counter() - FRAME_S)
+        return {"late_ms": late_ms, "turns": self._turns}
+
+    def _look(self) -> None:
+        """Do what a frame does about its turn; its own time counts as lateness."""
+        if self._runner is None:
+            return
+        if self._handle is None:
+            self._handle = self._runner.start_turn(ASK)
+        elif self._handle.done():
+            self._handle.result()
+            self._handle = None
+            self._turns += 1
+        else:
+            self._handle.progress()
+
+
+def main() -> None:
+    """Draw so many frames for each line of standard input."""
+    mode, base_url, model, *command = sys.argv[1:]
+    runner = None
+    if mode != "none":
+        runner = Runner(
+            llm=LlmSettings(base_url=base_url, model=model),
+            servers={"plain": StdioServer(name="plain", command=command[0], args=tuple(command[1:]))},
+            lifetime="turn" if mode == "turn" else "episode",
+            spawn_ahead=mode == "ahead",
+        )
+        runner.warm_up()
+    loop = Loop(runner)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(loop.frames(int(line))) + "\n")
+        sys.stdout.flush()
+    if runner is not None:
+        runner.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The guide to loops and its example: the code shown is the code that runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from commands import environment
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+EXAMPLE = DOCS / "examples" / "frame_loop.py"
+GUIDE = DOCS / "guides" / "loops.md"
+
+
+def test_the_frame_loop_makes_its_moves_without_a_network() -> None:
+    played = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert played.returncode == 0, played.stderr
+    told = [line.strip() for line in played.stdout.splitlines() if line.strip()]
+    assert told == [f"move {n}: go north" for n in (1, 2, 3)]
+
+
+def test_the_guide_shows_the_examples_own_code() -> None:
+    (shown,) = re.findall(
+        r"<!-- frame_loop.py -->\n```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert shown.strip() in EXAMPLE.read_text()
+
+
+def test_every_snippet_of_the_guide_compiles_and_names_what_there_is() -> None:
+    import grue
+
+    for code in re.findall(r"```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL):
+        compile(code, "guide", "exec")
+        for names in re.findall(r"^from grue import (.*)$", code, re.MULTILINE):
+            assert all(hasattr(grue, name) for name in names.split(", "))

@@ -1,0 +1,101 @@
+"""What a trace tells of a batch that was run before."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from turns import Walk, calls, opened, returned, run
+
+from grue.answers import AnswerSpec
+from grue.errors import TraceError
+from grue.messages import RunTurn, TurnCompleted
+from grue.protocol.turn_states import AwaitingTools, Finished, progress_of
+from grue.recall import Recall
+from grue.runtime.trace import Recorder
+from grue.runtime.trace_file import TraceWriter
+
+TEXT = AnswerSpec.text()
+
+
+def asked(turn: int, user: str = "u", **more: Any) -> RunTurn:
+    return replace(run("a"), **{"turn": turn, "user": user, "answer": None, **more})
+
+
+def completed(turn: int, raw: str = "north", kind: Any = "answered") -> TurnCompleted:
+    return TurnCompleted(turn=turn, kind=kind, answer=raw, raw_response=raw, reason="")
+
+
+def recorded(tmp_path: Path, *bodies: RunTurn | TurnCompleted, secret: str = "") -> Recall:
+    recorder = Recorder()
+    if secret:
+        recorder.hide("KEY", secret)
+    writer = TraceWriter(tmp_path / "trace.jsonl", episode="batch")
+    recorder.add(writer)
+    for body in bodies:
+        recorder.record(body, sender="host", receiver="agent", turn=body.turn)
+    writer.close()
+    return Recall(tmp_path / "trace.jsonl")
+
+
+def test_the_same_question_has_its_outcome(tmp_path: Path) -> None:
+    recall = recorded(tmp_path, asked(1), asked(2), completed(2), completed(1, "south", "forced"))
+    outcome = recall.outcome(asked(1), TEXT)
+    assert outcome is not None
+    assert (outcome.response, outcome.kind, outcome.turn) == ("south", "forced", 1)
+    assert outcome.duration_s >= 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"user": "other"}, {"system": "other"}, {"servers": ()}, {"turn": 2}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_another_question_has_none(tmp_path: Path, changed: dict[str, Any]) -> None:
+    recall = recorded(tmp_path, asked(1), completed(1))
+    assert recall.outcome(asked(**{"turn": 1, **changed}), TEXT) is None
+
+
+def test_a_question_asked_anew_forgets_what_the_old_one_came_to(tmp_path: Path) -> None:
+    recall = recorded(tmp_path, asked(1), completed(1), asked(1, "other"))
+    assert recall.outcome(asked(1), TEXT) is None
+    assert recall.outcome(asked(1, "other"), TEXT) is None
+
+
+def test_an_answer_is_read_by_the_check_as_it_is_now(tmp_path: Path) -> None:
+    recall = recorded(tmp_path, asked(1), completed(1, "7"), asked(2), completed(2, "x", "fallback"))
+    read = recall.outcome(asked(1), AnswerSpec(int))
+    assert read is not None
+    assert read.response == 7
+
+    def bug(_: str) -> str:
+        raise LookupError("a bug of the host's")
+
+    def refuse(_: str) -> str:
+        raise ValueError("no")
+
+    assert recall.outcome(asked(1), AnswerSpec(bug)) is None
+    assert recall.outcome(asked(1), AnswerSpec(refuse)) is None
+    fallen = recall.outcome(asked(2), AnswerSpec(refuse, fallback="home"))
+    assert fallen is not None
+    assert fallen.response == "home"
+    assert recall.outcome(asked(2), AnswerSpec(refuse)) is None
+
+
+def test_what_a_secret_was_taken_out_of_is_asked_again(tmp_path: Path) -> None:
+    secret = "made-up-secret-value"
+    recall = recorded(tmp_path, asked(1), completed(1, f"it is {secret}"), secret=secret)
+    assert recall.outcome(asked(1), TEXT) is None
+
+
+def test_a_trace_that_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TraceError):
+        Recall(tmp_path / "none.jsonl")
+
+
+def test_progress_counts_the_calls_of_a_reply_as_they_are_settled() -> None:
+    walk = Walk(run("a"), opened("a"), calls("a.look", "a.think"), returned(1))
+    assert isinstance(walk.state, AwaitingTools)
+    seen = progress_of(walk.state)
+    assert (seen.doing, seen.tool_calls, seen.iterations) == ("waiting for a.think", 1, 1)
+    assert progress_of(Finished()).doing == "ending"
