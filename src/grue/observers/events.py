@@ -48,6 +48,7 @@ from grue.messages import (
     ServerName,
     ServerNoted,
     SessionOpened,
+    SpareLost,
     ToolCalled,
     ToolDrifted,
     ToolRejected,
@@ -82,7 +83,9 @@ class _Call(Struct, frozen=True):
     server: str
 
 
-_Connecting: TypeAlias = RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted | ToolDrifted
+_Connecting: TypeAlias = (
+    RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted | ToolDrifted | SpareLost
+)
 _Calling: TypeAlias = (
     CompletionReceived | ToolCalled | ToolReturned | ToolTimedOut | ServerDied | ToolRejected | ToolSkipped
 )
@@ -169,6 +172,9 @@ class EventFeed:
                 pass
             case ToolDrifted():
                 return self._drift(moment, body)
+            case SpareLost(server=server, cause=cause):
+                lost = f"MCP session prepared ahead was lost, opening another one: {cause}"
+                return [moment.warning("mcp_spare_lost", lost, server_name=server, error=cause)]
             case never:
                 assert_never(never)
         return []

@@ -6,6 +6,7 @@ What is kept is a number for each call and each turn, so that 10,000 turns take 
 import heapq
 from array import array
 from collections import Counter
+from typing import TypeAlias
 
 from msgspec import Struct, field
 
@@ -20,9 +21,12 @@ from grue.messages import (
     RequestCompletion,
     RunTurn,
     ServerDied,
+    ServerEnded,
     SessionClosed,
     SessionOpened,
     Settlement,
+    SpareLost,
+    SpareReady,
     ToolCalled,
     ToolRejected,
     ToolReturned,
@@ -34,7 +38,7 @@ from grue.messages import (
 )
 from grue.runtime.trace_format import PAYLOADS
 from grue.tracing.phases import PhaseClock, Phases
-from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader
+from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.stats import (
     Durations,
     EpisodeStats,
@@ -95,10 +99,10 @@ class _Tally:
     def take(self, envelope: EpisodeEnvelope) -> None:
         self.messages += 1
         self.clock.take(envelope)
-        self.turns.take(envelope, self.clock)
+        self.turns.take(envelope)
         self.model.take(envelope)
-        self.calls.take(envelope.body)
-        self._take_server(envelope.body)
+        self.calls.take(envelope)
+        self._take_server(envelope)
         match envelope.body:
             case EpisodeStarted():
                 self.hosted = True
@@ -108,29 +112,37 @@ class _Tally:
             case EpisodeEnded() as ending:
                 self.ending = ending
 
-    def _take_server(self, body: EpisodeBody) -> None:
-        if isinstance(body, SessionOpened | ConnectFailed | McpDisabled | ServerDied | SessionClosed):
-            self.servers.setdefault(body.server, _Server()).take(body)
+    def _take_server(self, envelope: EpisodeEnvelope) -> None:
+        body = envelope.body
+        if isinstance(body, _OfServer):
+            self.servers.setdefault(body.server, _Server()).take(body, envelope.turn)
 
 
 class _Turns:
+    """Turns, of which several may be under way at once: each has a clock of its own."""
+
     def __init__(self) -> None:
         self._started = 0
         self._iterations = 0
         self._outcomes: Counter[str] = Counter()
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
-        self._began: tuple[float, Phases] | None = None
+        self._under_way: dict[int, tuple[float, PhaseClock]] = {}
 
-    def take(self, envelope: EpisodeEnvelope, clock: PhaseClock) -> None:
+    def take(self, envelope: EpisodeEnvelope) -> None:
+        if isinstance(envelope.body, EpisodeResumed):
+            self._under_way.clear()
+        if isinstance(envelope.body, RunTurn):
+            self._started += 1
+            self._under_way[envelope.turn] = (envelope.t, PhaseClock())
+        began, clock = self._under_way.get(envelope.turn, (0.0, None))
+        if clock is None:
+            return
+        clock.take(envelope)
         match envelope.body:
-            case RunTurn():
-                self._started += 1
-                self._began = (envelope.t, clock.phases)
-            case TurnCompleted() | TurnFailed() as end if self._began is not None:
-                began, before = self._began
-                self._began = None
-                self._ended(end, round(envelope.t - began, 6), clock.phases - before)
+            case (TurnCompleted() | TurnFailed()) as end:
+                del self._under_way[envelope.turn]
+                self._ended(end, round(envelope.t - began, 6), clock.phases)
 
     def _ended(self, end: TurnCompleted | TurnFailed, duration_s: float, phases: Phases) -> None:
         outcome = end.kind if isinstance(end, TurnCompleted) else "failed"
@@ -146,7 +158,7 @@ class _Turns:
             phases=phases,
         )
         # Of two that took as long the earlier one is kept.
-        heapq.heappush(self._slowest, (duration_s, -self._started, turn))
+        heapq.heappush(self._slowest, (duration_s, -len(self._durations), turn))
         if len(self._slowest) > SLOWEST_TURNS:
             heapq.heappop(self._slowest)
 
@@ -170,18 +182,18 @@ class _Model:
         self._cut_replies = 0
         self._usage = Usage()
         self._durations = array("d")
-        self._asked: dict[int, float] = {}
+        self._asked: dict[int, dict[int, float]] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         match envelope.body:
-            case RunTurn():
-                self._asked.clear()
+            case RunTurn() | TurnCompleted() | TurnFailed():
+                self._asked.pop(envelope.turn, None)
             case RequestCompletion():
                 self._requests += 1
-                self._asked[envelope.seq] = envelope.t
+                self._asked.setdefault(envelope.turn, {})[envelope.seq] = envelope.t
             case CompletionReceived(usage=usage):
                 self._usage += usage
-                asked = self._asked.pop(envelope.cause or 0, None)
+                asked = self._asked.get(envelope.turn, {}).pop(envelope.cause or 0, None)
                 if asked is not None:
                     self._durations.append(envelope.t - asked)
             case CompletionRetried():
@@ -229,27 +241,28 @@ class _Calls:
 
     def __init__(self) -> None:
         self._tools: dict[str, _Tool] = {}
-        self._names: dict[str, str] = {}
+        self._names: dict[tuple[int, str], str] = {}
 
-    def take(self, body: EpisodeBody) -> None:
-        match body:
+    def take(self, envelope: EpisodeEnvelope) -> None:
+        turn = envelope.turn
+        match envelope.body:
             case CompletionReceived(tool_calls=calls):
-                self._names.update((call.call_id, call.name) for call in calls)
+                self._names.update(((turn, call.call_id), call.name) for call in calls)
             case CallTools(server=server, calls=server_calls):
                 for call in server_calls:
-                    self._names.setdefault(call.call_id, f"{server}.{call.tool}")
-            case ToolCalled():
-                self._tool(body.call_id).calls += 1
-            case ToolRejected():
+                    self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
+            case ToolCalled(call_id=call_id):
+                self._tool(turn, call_id).calls += 1
+            case ToolRejected(name=name, call_id=call_id):
                 # What the model asked for may be no tool's name; it is untrusted text.
-                self._tools.setdefault(body.name, _Tool()).rejected += 1
-                self._names.pop(body.call_id, None)
-            case ToolReturned() | ToolTimedOut() | ServerDied() | ToolSkipped():
-                self._tool(body.call_id).settle(body)
-                self._names.pop(body.call_id, None)
+                self._tools.setdefault(name, _Tool()).rejected += 1
+                self._names.pop((turn, call_id), None)
+            case (ToolReturned() | ToolTimedOut() | ServerDied() | ToolSkipped()) as settlement:
+                self._tool(turn, settlement.call_id).settle(settlement)
+                self._names.pop((turn, settlement.call_id), None)
 
-    def _tool(self, call_id: str) -> _Tool:
-        return self._tools.setdefault(self._names.get(call_id, "?"), _Tool())
+    def _tool(self, turn: int, call_id: str) -> _Tool:
+        return self._tools.setdefault(self._names.get((turn, call_id), "?"), _Tool())
 
     def stats(self) -> tuple[ToolStats, ...]:
         return tuple(
@@ -268,6 +281,18 @@ class _Calls:
         )
 
 
+_OfServer: TypeAlias = (
+    SessionOpened
+    | ConnectFailed
+    | McpDisabled
+    | ServerDied
+    | SessionClosed
+    | SpareReady
+    | SpareLost
+    | ServerEnded
+)
+
+
 class _Server(Struct):
     starts: int = 0
     failed_starts: int = 0
@@ -276,14 +301,16 @@ class _Server(Struct):
     deaths: int = 0
     endings: Counter[str] = field(default_factory=Counter)
     startups: "array[float]" = field(default_factory=lambda: array("d"))
-    is_open: bool = False
+    in_turns: set[int] = field(default_factory=set)
+    spares: int = 0
+    spares_lost: int = 0
 
-    def take(self, body: SessionOpened | ConnectFailed | McpDisabled | ServerDied | SessionClosed) -> None:
+    def take(self, body: _OfServer, turn: int) -> None:
         match body:
             case SessionOpened(elapsed_s=elapsed_s):
                 self.starts += 1
                 self.startups.append(elapsed_s)
-                self.is_open = True
+                self.in_turns.add(turn)
             case ConnectFailed(then=then):
                 self.failed_starts += 1
                 self.retries += then == "retry"
@@ -293,8 +320,14 @@ class _Server(Struct):
                 self.deaths += 1
             case SessionClosed(ending=ending):
                 # A session that is cancelled can say a second time, unasked, that it is closed.
-                self.endings[ending] += self.is_open
-                self.is_open = False
+                self.endings[ending] += turn in self.in_turns and ending != "handed_over"
+                self.in_turns.discard(turn)
+            case ServerEnded(ending=ending):
+                self.endings[ending] += 1
+            case SpareReady():
+                self.spares += 1
+            case SpareLost():
+                self.spares_lost += 1
 
     def stats(self, name: str) -> ServerStats:
         return ServerStats(
@@ -306,4 +339,6 @@ class _Server(Struct):
             deaths=self.deaths,
             endings={ending: count for ending, count in self.endings.items() if count},
             startup=Durations.of(self.startups),
+            spares=self.spares,
+            spares_lost=self.spares_lost,
         )

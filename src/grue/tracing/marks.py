@@ -59,6 +59,7 @@ _FIXED: dict[type, Mark] = {
     messages.FellBack: _warn("fallback"),
     messages.CompletionRetried: _warn("retry"),
     messages.ToolDrifted: _warn("drift"),
+    messages.SpareLost: _warn("spare lost"),
 }
 
 
@@ -70,7 +71,7 @@ def _returned(body: messages.ToolReturned) -> Mark | None:
     return _warn("error") if body.result.is_error else None
 
 
-def _closed(body: messages.SessionClosed) -> Mark | None:
+def _closed(body: messages.SessionClosed | messages.ServerEnded) -> Mark | None:
     return {"died": _fail("died"), "killed": _warn("killed")}.get(body.ending)
 
 
@@ -94,6 +95,7 @@ _TOLD: dict[type, Callable[[Any], Mark | None]] = {
     messages.ConnectFailed: _connecting,
     messages.ToolReturned: _returned,
     messages.SessionClosed: _closed,
+    messages.ServerEnded: _closed,
     messages.TurnCompleted: _completed,
     messages.ServerNoted: _noted,
     messages.ToolSupportChecked: _supported,

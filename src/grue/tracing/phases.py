@@ -11,12 +11,16 @@ way is
 
 Of several at once the first in this order counts. In a turn, which lasts from `RunTurn` to `TurnCompleted`
 or `TurnFailed`, what is left is **other**: the agent itself, and the answer's check. Outside turns what is
-left is the **host**'s, its game included; so are start-up and teardown there, for which nobody waits.
+left is the **host**'s, its game included; so are start-up and teardown there, for which nobody waits. The
+opening of a session ahead of its turn, and the end of one behind it, are no turn's time either: only what a
+turn itself waits for them counts.
 
-A turn that was killed or crashed has no end of its own: the host's next fact or `RunTurn` ends it, and
-whatever it had under way. Time in which no host ran, before an `EpisodeResumed` or where the clock begins
-anew, belongs to nobody and is not part of the wall time. The phases therefore add up to the wall time, which
-is what passed between the first and the last envelope of each run of the host.
+Where turns overlap, as in a batch, what is under way is so in any of them.
+
+A turn that was killed or crashed has no end of its own: the host's next fact ends it, or the next `RunTurn`
+one that crashed, and whatever it had under way. Time in which no host ran, before an `EpisodeResumed` or
+where the clock begins anew, belongs to nobody and is not part of the wall time. The phases therefore
+add up to the wall time, which is what passed between the first and the last envelope of each run of the host.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -45,6 +49,7 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
 )
+from grue.runtime.supervisor import ActorFailed
 from grue.tracing.reading import EpisodeEnvelope
 
 Phase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
@@ -90,11 +95,13 @@ class PhaseClock:
         # As integers, which add up exactly: the file has times to the microsecond.
         self._microseconds = dict.fromkeys(PHASES, 0)
         self._t: float | None = None
-        self._in_turn = False
-        self._asked: set[int] = set()
-        self._called: set[tuple[int, str]] = set()
-        self._opening: set[str] = set()
-        self._closing: set[str] = set()
+        self._turns: set[int] = set()
+        self._crashed: set[int] = set()
+        # What is under way, with the number of its turn first: in a batch, turns overlap.
+        self._asked: set[tuple[int, int]] = set()
+        self._called: set[tuple[int, int, str]] = set()
+        self._opening: set[tuple[int, str]] = set()
+        self._closing: set[tuple[int, str]] = set()
 
     @property
     def phases(self) -> Phases:
@@ -114,47 +121,52 @@ class PhaseClock:
             return "model"
         if self._called:
             return "tools"
-        if not self._in_turn:
+        if not self._turns:
             return "host"
         if self._opening:
             return "startup"
         return "teardown" if self._closing else "other"
 
     def _step(self, envelope: EpisodeEnvelope) -> None:
+        turn = envelope.turn
         match envelope.body:
             case RequestCompletion() | CheckToolSupport():
-                self._asked.add(envelope.seq)
+                self._asked.add((turn, envelope.seq))
             case CompletionReceived() | CompletionFailed() | ToolSupportChecked():
-                self._asked.discard(envelope.cause or 0)
+                self._asked.discard((turn, envelope.cause or 0))
             case ToolCalled(batch=batch, call_id=call_id):
-                self._called.add((batch, call_id))
+                self._called.add((turn, batch, call_id))
             case (
                 ToolReturned(batch=batch, call_id=call_id)
                 | ToolTimedOut(batch=batch, call_id=call_id)
                 | ServerDied(batch=batch, call_id=call_id)
             ):
-                self._called.discard((batch, call_id))
+                self._called.discard((turn, batch, call_id))
             case OpenSession(server=server):
-                self._opening.add(server)
+                self._opening.add((turn, server))
             case SessionOpened(server=server) | McpDisabled(server=server) | StartupFailed(server=server):
-                self._opening.discard(server)
+                self._opening.discard((turn, server))
             case CloseSession(server=server):
-                self._closing.add(server)
+                self._closing.add((turn, server))
             case SessionClosed(server=server):
-                self._closing.discard(server)
+                self._closing.discard((turn, server))
             case RunTurn():
-                self._leave_turn()
-                self._in_turn = True
+                self._leave({turn, *self._crashed})
+                self._turns.add(turn)
             case TurnCompleted() | TurnFailed():
-                self._leave_turn()
+                self._leave({turn})
+            case ActorFailed():
+                self._crashed.add(turn)
             case body if isinstance(body, HostFact):
-                self._leave_turn()
+                # The host of an episode speaks when no turn runs; where turns overlap there is none.
+                self._leave(set(self._turns))
 
-    def _leave_turn(self) -> None:
-        if self._in_turn:
-            # What was prepared ahead of a turn, outside any, may still be under way when it begins.
-            self._asked.clear()
-            self._called.clear()
-            self._opening.clear()
-            self._closing.clear()
-        self._in_turn = False
+    def _leave(self, turns: set[int]) -> None:
+        # What was prepared ahead of a turn, outside any, may still be under way when it begins.
+        left = turns & self._turns
+        self._asked = {item for item in self._asked if item[0] not in left}
+        self._called = {item for item in self._called if item[0] not in left}
+        self._opening = {item for item in self._opening if item[0] not in left}
+        self._closing = {item for item in self._closing if item[0] not in left}
+        self._turns -= left
+        self._crashed -= left

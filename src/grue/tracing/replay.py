@@ -107,7 +107,7 @@ def _with_cut_off(turns: Iterator[Chapter]) -> _WithCutOff:
     before: Chapter | None = None
     for chapter in turns:
         if before is not None:
-            yield before, chapter.resumed
+            yield before, chapter.resumed or before.cut_off
         before = chapter
     if before is not None:
         yield before, True
@@ -118,6 +118,10 @@ def _replay_turn(
 ) -> TurnReplay:
     agent = replay_agent(turn, changes)
     sessions = replay_sessions(turn, chapter, connections, agent.commands if changes else {})
+    if sessions.divergences and not changes:
+        # In a batch, a turn knows nothing of what those before it have learned of the servers.
+        alone = replay_sessions(turn, chapter, Connections(), {})
+        sessions = sessions if alone.divergences else alone
     found = [*sessions.divergences, *_llm_divergences(turn, chapter), *_excluded(turn, chapter, changes)]
     if agent.divergence is not None:
         found.append(agent.divergence)

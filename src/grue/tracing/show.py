@@ -34,7 +34,7 @@ _COLOURS = {
     **dict.fromkeys(["ToolTimedOut", "ServerDied", "ToolRejected", "ToolSkipped", "ConnectFailed"], _YELLOW),
     **dict.fromkeys(["McpDisabled", "ReplyUnusable", "FinalForced", "RepairRequested", "FellBack"], _YELLOW),
     **dict.fromkeys(["CompletionRetried", "DeadlinePassed", "TurnInterrupted", "ReplyCut"], _YELLOW),
-    **dict.fromkeys(["ToolDrifted", "EpisodeResumed"], _YELLOW),
+    **dict.fromkeys(["ToolDrifted", "SpareLost", "EpisodeResumed"], _YELLOW),
     **dict.fromkeys(["TurnCompleted", "Decided"], _GREEN),
     **dict.fromkeys(["TextDelta"], _DIM),
 }

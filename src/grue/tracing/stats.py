@@ -107,8 +107,11 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         retries: Of those, followed by another attempt.
         disabled: Times that it was given up for the rest of the episode.
         deaths: Deaths in the middle of a call.
-        endings: How its processes went, as `SessionClosed` says; a session without a process: `none`.
-        startup: Of the sessions that opened, as the session measured it.
+        endings: How its processes went, as `SessionClosed` says or, of those that ended behind their turns,
+            `ServerEnded`; a session without a process: `none`.
+        startup: Of the sessions that opened, as the session measured it: what the turn waited.
+        spares: Sessions that were opened ahead of their turns.
+        spares_lost: Sessions, opened ahead or kept, that could not be used when their turn came.
     """
 
     server: str
@@ -119,6 +122,8 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     deaths: int
     endings: dict[str, int]
     startup: Durations
+    spares: int = 0
+    spares_lost: int = 0
 
 
 class SlowTurn(Struct, frozen=True, kw_only=True):

@@ -149,8 +149,12 @@ def _server_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _endings(server: ServerStats) -> str:
-    disabled = ["disabled"] if server.disabled else []
-    return ", ".join([f"{count} {ending}" for ending, count in server.endings.items()] + disabled)
+    told = [f"{count} {ending}" for ending, count in server.endings.items()]
+    if server.spares:
+        told.append(f"{server.spares} opened ahead")
+    if server.spares_lost:
+        told.append(f"{server.spares_lost} lost before use")
+    return ", ".join([*told, "disabled"] if server.disabled else told)
 
 
 def _slow_rows(stats: EpisodeStats) -> list[Row]:

@@ -19,6 +19,7 @@ from grue import facts, messages
 from grue.messages import LlmFailure, RunTurn, StartupFailed, TurnFailed, Usage
 from grue.tracing.counting import count_episode
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
+from grue.tracing.stats_table import render
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -215,3 +216,18 @@ def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
     assert found in values
     assert sum(value <= found for value in values) >= enough
     assert sum(value < found for value in values) < enough
+
+
+def test_what_outlives_its_turns_is_counted_by_its_own_end(file: TraceFile) -> None:
+    tape = Tape(file)
+    ahead = messages.SpareReady(server="thoughtbox", pid=2, elapsed_s=9.0)
+    behind = messages.SessionClosed(server="thoughtbox", ending="handed_over")
+    for ending in ("polite", "killed"):
+        tape.say(opened(), behind, ahead, messages.ServerEnded(server="thoughtbox", ending=ending))
+    tape.say(messages.SpareLost(server="thoughtbox", cause="it died"))
+    stats = count_episode(file.read())
+    (server,) = stats.servers
+    assert server.endings == {"polite": 1, "killed": 1}
+    assert (server.starts, server.spares, server.spares_lost) == (2, 2, 1)
+    assert server.startup.count == 2, "a turn does not wait for what is opened ahead"
+    assert any("1 polite, 1 killed, 2 opened ahead, 1 lost before use" in line for line in render(stats))

@@ -169,3 +169,22 @@ def test_phases_add_up_to_the_wall_time(turn: ArbitraryTurn, steps: list[float],
 def test_the_longest_phase_is_named() -> None:
     assert Phases(tools_s=2, host_s=3).longest == "host"
     assert tuple(Phases().by_phase) == PHASES
+
+
+def test_what_is_opened_ahead_and_ends_behind_takes_no_turns_time() -> None:
+    ready, ended = messages.SpareReady(server=S), messages.ServerEnded(server=S)
+    behind = messages.SessionClosed(server=S, ending="handed_over")
+    turn = timeline(
+        (0.0, DECIDED),
+        (1.0, ready),
+        (3.0, RUN),
+        (7.0, OPEN, 3),
+        (15.0, opened(), 4),
+        (31.0, ended),
+        (63.0, CLOSE, 3),
+        (127.0, behind, 7),
+        (255.0, DONE, 3),
+        (511.0, ended),
+    )
+    told = phases(turn)
+    assert told == Phases(host_s=1 + 2 + 256, startup_s=8, teardown_s=64, other_s=4 + 16 + 32 + 128)
