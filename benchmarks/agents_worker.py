@@ -1,8 +1,9 @@
 """A process that runs many agents at once in one event loop, and says what they took.
 
-    python benchmarks/agents_worker.py bare|grue BASE_URL MODEL TRACE_FILE
+    python benchmarks/agents_worker.py bare|grue|servers BASE_URL MODEL TRACE_FILE
 
-A line on standard input is the number of agents; each runs a turn with one call of a function tool. The
+A line on standard input is the number of agents; each runs a turn with one call of a function tool, or, as
+`servers`, of a tool of a server process that it starts and ends. The
 answer is a line of JSON: seconds for all of them (`wall_s`), processor time (`cpu_s`), and the highest memory
 so far (`peak_mb`). Every agent asks its own question; they share HTTP connections, and with grue one trace.
 """
@@ -17,9 +18,10 @@ from typing import Any, TypeAlias
 
 import anyio
 import httpx
+from children import MCP_SERVER
 from memory import peak_mb
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
+from grue import FunctionTools, LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnRequest
 from grue.actors.llm_endpoint import LlmEndpoint
 
 Agents: TypeAlias = Callable[[int], Awaitable[list[str]]]
@@ -44,10 +46,19 @@ async def echo(text: str) -> str:
 
 def grue_agents(base_url: str, model: str, trace: Path) -> Agents:
     """Return agents that are grue's, each with a runner of its own."""
+    return _agents_with({"tools": FunctionTools({"echo": echo})}, base_url, model, trace)
+
+
+def server_agents(base_url: str, model: str, trace: Path) -> Agents:
+    """Return agents that are grue's, each with a server process of its own as well."""
+    server = StdioServer(name="plain", command=MCP_SERVER[0], args=MCP_SERVER[1:])
+    return _agents_with({"plain": server}, base_url, model, trace)
+
+
+def _agents_with(servers: dict[str, Any], base_url: str, model: str, trace: Path) -> Agents:
     recorder = Recorder()
     recorder.add(TraceWriter(trace, episode="benchmark"))
     endpoint = LlmEndpoint(LlmSettings(base_url=base_url, model=model))
-    servers = {"tools": FunctionTools({"echo": echo})}
 
     async def run(count: int) -> list[str]:
         answers: list[str] = []
@@ -99,7 +110,7 @@ def bare_agents(base_url: str, model: str, trace: Path) -> Agents:
     return run
 
 
-SIDES = {"bare": bare_agents, "grue": grue_agents}
+SIDES = {"bare": bare_agents, "grue": grue_agents, "servers": server_agents}
 
 
 def main() -> None:

@@ -64,9 +64,12 @@ class Effort(NamedTuple):
     asks: int = 1000
     iterations: tuple[int, int, int] = (50, 100, 200)
     agents: int = 100
+    in_a_row: int = 2000
 
 
-QUICK = Effort(turns=2, cold_starts=1, starts=2, rounds=2, asks=20, iterations=(2, 4, 8), agents=4)
+QUICK = Effort(
+    turns=2, cold_starts=1, starts=2, rounds=2, asks=20, iterations=(2, 4, 8), agents=4, in_a_row=20
+)
 
 
 def figure(label: str, unit: str, samples: Sequence[float]) -> Figure:

@@ -1,6 +1,6 @@
 """Measure what grue costs, beside what it takes the place of, and say which bars it meets.
 
-    make bench                                 all of it, about a minute
+    make bench                                 all of it, about four minutes
     python benchmarks/run.py --only turn,ask   some of it
     python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
 
@@ -16,15 +16,19 @@ import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from episodes import episode_section
+from frames import frames_section
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
 from messaging import ask_section, record_section
-from scaling import agents_section, long_turn_section
+from scaling import agents_section, long_turn_section, many_turns_section
 from sessions import sessions_section
 from start_up import import_section, version_section
 from turns import cold_section, turn_section
 
 SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "turn": turn_section,
+    "episode": episode_section,
+    "frames": frames_section,
     "sessions": sessions_section,
     "cold": cold_section,
     "import": import_section,
@@ -33,6 +37,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "record": record_section,
     "long": long_turn_section,
     "agents": agents_section,
+    "many": many_turns_section,
 }
 
 
@@ -43,12 +48,13 @@ def main() -> None:
     print(f"grue benchmarks: Python {platform.python_version()}, {os.cpu_count()} cores")
     print("Each figure: median, and the quartiles of its samples.")
     print("A quick run: these figures mean nothing.\n" if options.quick else "")
-    sections = []
+    sections, loads = [], []
     for name in options.only or SECTIONS:
         sections.append(SECTIONS[name](effort))
-        print(printed(sections[-1]), end="\n\n", flush=True)
+        loads.append(round(os.getloadavg()[0], 1))
+        print(f"{printed(sections[-1])}\n    load average {loads[-1]}", end="\n\n", flush=True)
     print(verdicts(sections))
-    options.out.write_text(json.dumps(results(sections), indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(results(sections, loads), indent=1) + "\n", encoding="utf-8")
 
 
 def verdicts(sections: Sequence[Section]) -> str:
@@ -58,13 +64,15 @@ def verdicts(sections: Sequence[Section]) -> str:
     return "\n".join(["-" * WIDTH, *map(bar_line, bars), f"{met} of {len(bars)} bars met"])
 
 
-def results(sections: Sequence[Section]) -> dict[str, object]:
-    """Return the run as JSON values; nothing in it names the machine."""
+def results(sections: Sequence[Section], loads: Sequence[float]) -> dict[str, object]:
+    """Return the run as JSON values, each section with the load; nothing in it names the machine."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "cores": os.cpu_count(),
-        "sections": [stored(section) for section in sections],
+        "sections": [
+            {**stored(section), "load": load} for section, load in zip(sections, loads, strict=True)
+        ],
     }
 
 

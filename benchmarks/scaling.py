@@ -21,6 +21,12 @@ from grue.actors.llm_endpoint import LlmEndpoint
 NEAR_LINEAR = 1.25
 """How much more a further iteration may cost late in a turn than early."""
 
+SETTLED = 100
+"""Turns after which nothing may grow."""
+
+GROWN_MB = 2.0
+"""What the memory may be above that then: the allocator's own ups and downs."""
+
 
 class LongTurn(NamedTuple):
     """What a turn of so many iterations took."""
@@ -153,6 +159,35 @@ def agents_section(effort: Effort) -> Section:
             "grue: memory an agent": f"{each['grue']:.2f} MB",
             "bare: memory an agent": f"{each['bare']:.2f} MB",
         },
+    )
+
+
+def many_turns_section(effort: Effort) -> Section:
+    """Show that nothing grows with the turns that a process has run; `scales.py` and `soak.py` run more."""
+    with (
+        chat_server() as chat,
+        tempfile.TemporaryDirectory() as folder,
+        Worker("scale_worker.py", "turns", chat.base_url, folder) as worker,
+    ):
+        before = worker.ask(str(SETTLED))
+        blocks = [worker.ask(str(effort.in_a_row // 10)) for _ in range(10)]
+    after = blocks[-1]
+    return Section(
+        "many",
+        f"{effort.in_a_row} turns in one process, function tools",
+        f"Measured: what the process holds after {SETTLED} turns and after {effort.in_a_row} more, one after "
+        "the other, an event loop each, trace in a file. A short soak: scales.py runs 10,000 of these turns, "
+        "soak.py those with good and faulty servers.",
+        [
+            figure("a turn, means of a tenth each", "ms", [block["wall_ms"] for block in blocks]),
+            figure("own CPU", "ms", [block["cpu_ms"] for block in blocks]),
+        ],
+        [
+            Bar("many turns, memory grown by", after["memory_mb"] - before["memory_mb"], GROWN_MB, "MB"),
+            Bar("many turns, descriptors grown by", after["descriptors"] - before["descriptors"], 0),
+            Bar("many turns, threads grown by", after["threads"] - before["threads"], 0),
+        ],
+        {"memory": f"{after['memory_mb']:.1f} MB", "descriptors": f"{after['descriptors']:.0f}"},
     )
 
 

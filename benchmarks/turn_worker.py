@@ -1,18 +1,21 @@
 """A long-lived process that runs a turn whenever it is told to, and says what the turn took.
 
-    python benchmarks/turn_worker.py floor|script|grue BASE_URL MODEL TRACE_FILE COMMAND...
+    python benchmarks/turn_worker.py SIDE BASE_URL MODEL TRACE_FILE COMMAND...
 
-COMMAND is the MCP server's. One turn for each line on standard input; the answer is a line of JSON: seconds
-by the clock (`wall_s`), this process's own processor time (`cpu_s`), and its highest memory so far
-(`peak_mb`). Both sides are driven in this way, so that neither pays for the other's imports, garbage or
-threads.
+SIDE is `floor`, `script`, or a way to use grue: `grue` (default settings), and with `lifetime="episode"`
+`fresh`, `ahead`, `kept`, and `functions` (function tools). COMMAND is the MCP server's. One turn for each
+line on standard input; the answer is a line of JSON: seconds by the clock (`wall_s`), this process's own
+processor time (`cpu_s`), and its highest memory so far (`peak_mb`). All sides are driven in this way, so that
+none pays for another's imports, garbage or threads.
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from memory import peak_mb
 
@@ -35,17 +38,38 @@ def floor_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) -
     return lambda: floor_script.run_turn(command, base_url, model)
 
 
-def grue_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) -> Callable[[], str]:
-    """Return a turn by grue with its default settings: a session each turn, the trace in a file."""
-    from grue import LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnRequest
+def grue_turn(
+    base_url: str, model: str, trace: Path, command: Sequence[str], **lifetime: Any
+) -> Callable[[], str]:
+    """Return a turn by grue, the trace in a file; unless told otherwise, with a session each turn."""
+    from grue import StdioServer
+
+    server = StdioServer(name="plain", command=command[0], args=tuple(command[1:]))
+    return _turn_of(base_url, model, trace, {"plain": server}, **lifetime)
+
+
+def functions_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) -> Callable[[], str]:
+    """Return the same turn with a function in this process for a tool."""
+    del command
+    from grue import FunctionTools
+
+    async def echo(text: str) -> str:
+        """Return the text that was given."""
+        return text
+
+    return _turn_of(base_url, model, trace, {"plain": FunctionTools({"echo": echo})}, lifetime="episode")
+
+
+def _turn_of(
+    base_url: str, model: str, trace: Path, servers: dict[str, Any], **lifetime: Any
+) -> Callable[[], str]:
+    from grue import LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
 
     recorder = Recorder()
     recorder.add(TraceWriter(trace, episode="benchmark"))
-    runner = Runner(
-        llm=LlmSettings(base_url=base_url, model=model),
-        servers={"plain": StdioServer(name="plain", command=command[0], args=tuple(command[1:]))},
-        recorder=recorder,
-    )
+    llm = LlmSettings(base_url=base_url, model=model)
+    runner = Runner(llm=llm, servers=servers, recorder=recorder, **lifetime)
+    # An episode's loop is closed when the interpreter exits, should nothing else do it.
     request: TurnRequest[str] = TurnRequest(
         system="You are the player of a text adventure.",
         user="You are in the living room. What do you do?",
@@ -53,7 +77,15 @@ def grue_turn(base_url: str, model: str, trace: Path, command: Sequence[str]) ->
     return lambda: runner.run_turn(request).response
 
 
-TURNS = {"floor": floor_turn, "script": script_turn, "grue": grue_turn}
+TURNS: dict[str, Callable[[str, str, Path, Sequence[str]], Callable[[], str]]] = {
+    "floor": floor_turn,
+    "script": script_turn,
+    "grue": grue_turn,
+    "fresh": partial(grue_turn, lifetime="episode"),
+    "ahead": partial(grue_turn, lifetime="episode", spawn_ahead=True),
+    "kept": partial(grue_turn, lifetime="episode", keep_sessions=True),
+    "functions": functions_turn,
+}
 
 
 def main() -> None:

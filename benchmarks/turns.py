@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ def turn_section(effort: Effort) -> Section:
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         workers = {side: stack.enter_context(_worker(side, chat, Path(folder))) for side in SIDES}
         for side, worker in workers.items():
-            _warm_up(side, worker, chat)
+            warm_up(side, worker, chat)
         rounds = [_round(workers, number) for number in range(effort.turns)]
-        boots = [_boot_ms() for _ in range(effort.turns)]
+        boots = [boot_ms() for _ in range(effort.turns)]
     wall = {side: [turn[side]["wall_s"] * 1e3 for turn in rounds] for side in SIDES}
     cpu = {side: [turn[side]["cpu_s"] * 1e3 for turn in rounds] for side in SIDES}
     peak = {side: float(rounds[-1][side]["peak_mb"]) for side in SIDES}
@@ -70,9 +70,10 @@ def cold_section(effort: Effort) -> Section:
     )
 
 
-def _boot_ms() -> float:
+def boot_ms(command: Sequence[str] = MCP_SERVER) -> float:
+    """Return the milliseconds from a spawn of the server to its first answer."""
     begun = time.perf_counter()
-    pipes = Pipes(MCP_SERVER)
+    pipes = Pipes(command)
     pipes.request("initialize", {"protocolVersion": "2025-11-25"})
     took = time.perf_counter() - begun
     pipes.close()
@@ -84,7 +85,12 @@ def _worker(side: str, chat: ChatServer, folder: Path, number: int = 0) -> Worke
     return Worker("turn_worker.py", side, chat.base_url, MODEL, trace, *MCP_SERVER)
 
 
-def _warm_up(side: str, worker: Worker, chat: ChatServer) -> None:
+def warm_up(side: str, worker: Worker, chat: ChatServer) -> None:
+    """Let it run its first turn, and see that it is the turn that it is meant to be.
+
+    Raises:
+        RuntimeError: It is not.
+    """
     chat.received()
     answer = worker.ask()["answer"]
     requests = chat.received()["requests"]

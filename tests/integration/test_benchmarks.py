@@ -1,9 +1,12 @@
 """The benchmarks run: every part once or twice, nothing said about time."""
 
+import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -38,13 +41,51 @@ def test_every_part_runs_and_is_stored(tmp_path: Path) -> None:
     assert max(len(line) for line in printed.splitlines()) <= 80
     stored = out.read_text()
     sections = {section["name"]: section for section in json.loads(stored)["sections"]}
-    assert " ".join(sections) == "turn sessions cold import version ask record long agents"
+    assert (
+        " ".join(sections) == "turn episode frames sessions cold import version ask record long agents many"
+    )
     labels = [figure["label"] for figure in sections["turn"]["figures"]]
     assert labels[:3] == ["grue", "hand-written script", "blocking pipes and sockets"]
     assert all(figure["median"] > 0 for name in ("turn", "ask") for figure in sections[name]["figures"])
     (_, loaded) = sections["import"]["bars"]
     assert (loaded["value"], loaded["met"]) == (0, True)
     assert str(BENCHMARKS.parent) not in stored, "results name no machine's folders"
+    assert sections["episode"]["facts"] == {"spares lost, and replaced by a spawn": "0"}
+    assert all(section["load"] >= 0 for section in sections.values())
+
+
+def test_curves_are_measured_and_shown(tmp_path: Path) -> None:
+    figures = tmp_path / "benchmarks" / "scales.json"
+    shutil.copytree(BENCHMARKS, figures.parent, ignore=shutil.ignore_patterns("*.json", "peers"))
+    page = tmp_path / "docs" / "performance.md"
+    (page.parent / "pictures").mkdir(parents=True)
+    page.write_text((BENCHMARKS.parent / "docs" / "performance.md").read_text())
+
+    python(BENCHMARKS / "scales.py", "--quick", "--only", "iterations,turns", "--out", figures)
+    python(figures.parent / "performance_page.py")
+
+    curves = json.loads(figures.read_text())["curves"]
+    assert [row["trace_kb"] > 0 for row in curves["iterations"]["rows"]] == [True, True]
+    assert f"{curves['turns']['rows'][1]['memory_mb']:.3g} |" in page.read_text()
+    pictures = {path.name for path in (page.parent / "pictures").iterdir()}
+    assert pictures == {"perf-iterations.svg", "perf-turns.svg"}
+
+
+def test_a_plot_is_svg_with_its_curves_named() -> None:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        plots = importlib.import_module("plots")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    axes = plots.Axis("bytes", log=True), plots.Axis("ms", log=True)
+    picture = plots.line_plot("A & B", *axes, [1, 1000], {"one": [2, 30], "<two>": [3, 3]})
+    root = ET.fromstring(picture)
+    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"A & B", "bytes", "ms", "one", "<two>", "1k", "100"} <= texts
+    # Halfway between 1 and 1000 on a logarithmic axis is 10 ** 1.5.
+    scale = plots.Scale(1, 1000, 0, 300, log=True)
+    assert (scale.at(1), scale.at(10), scale.at(1000)) == (0, 100, 300)
+    assert plots.Scale(0, 10, 0, 300, log=False).ticks() == [0, 2, 4, 6, 8, 10]
 
 
 def test_peers_are_compared_without_any_peer(tmp_path: Path) -> None:

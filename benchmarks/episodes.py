@@ -1,0 +1,102 @@
+"""Turns of an episode with one event loop, its sessions prepared ahead, beside the hand-written script.
+
+Every side is a long-lived process of its own. Each turn is followed by a pause, in which the host plays its
+move: nothing of one side's turn, and no server that boots for its next one, overlaps with another side's.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from children import MCP_SERVER, ChatServer, Worker, chat_server
+from measuring import Bar, Effort, Figure, Section, figure, interleave, ratio
+from turns import boot_ms, warm_up
+
+SIDES = {
+    "ahead": "spawn_ahead",
+    "functions": "function tools, no server",
+    "script": "hand-written script",
+    "fresh": "a session each turn",
+    "kept": "keep_sessions",
+}
+MODEL = "calls-1"
+SLOW_BOOT_S = 0.6
+SLOW_SERVER = (*MCP_SERVER, "--boot-s", str(SLOW_BOOT_S))
+PAUSE_S = 0.12
+"""Of the host, between turns: three times what the server needs to boot."""
+
+SLOW_PAUSE_S = 2 * SLOW_BOOT_S
+SCRIPT_TURNS = 5
+"""Of the script with the slow server; nothing is paired with them."""
+
+
+def episode_section(effort: Effort) -> Section:
+    """Compare turns of an episode (architecture: at most 0.2 x the script, 3 ms for a slow server)."""
+    with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
+        fast = _turns(chat, Path(folder), MCP_SERVER, rounds=max(2, effort.turns // 2))
+        slow_rounds = max(2, effort.turns // 4)
+        slow = _turns(chat, Path(folder), SLOW_SERVER, rounds=slow_rounds, sides=("ahead", "functions"))
+        few = min(SCRIPT_TURNS, slow_rounds)
+        slow |= _turns(chat, Path(folder), SLOW_SERVER, rounds=few, sides=("script",))
+        boots = [boot_ms(SLOW_SERVER) for _ in range(few)]
+        lost = sum(trace.read_text().count('"SpareLost"') for trace in Path(folder).glob("ahead-*"))
+    share = _share(slow)
+    return Section(
+        "episode",
+        'lifetime="episode": turns with a tool call, the host pausing between them',
+        "Measured: wall time from the call to its return, after a warm-up turn, trace in a file. The host "
+        f"pauses {PAUSE_S * 1e3:.0f} ms after each turn ({SLOW_PAUSE_S:.1f} s with the slow server, which "
+        f"uses {SLOW_BOOT_S} s of processor time before it answers), for all sides alike. MCP's visible "
+        "share is the turn less the same turn with a function for a tool, by pairs. Not measured: what the "
+        "spare costs the host while it boots in the pause, a process's worth of CPU and memory.",
+        [
+            *_figures("", fast),
+            figure("MCP's visible share", "ms", _share(fast)),
+            *_figures("slow server: ", slow),
+            figure("slow server: MCP's visible share", "ms", share),
+            figure("slow server: spawn to first answer", "ms", boots),
+        ],
+        [
+            Bar("episode, ahead, ratio to the script", ratio(fast["ahead"], fast["script"]), 0.2, "x"),
+            Bar("slow server, MCP's visible share", figure("", "ms", share).median, 3, "ms"),
+        ],
+        {"spares lost, and replaced by a spawn": str(lost)},
+    )
+
+
+def _turns(
+    chat: ChatServer,
+    folder: Path,
+    command: Sequence[str],
+    *,
+    rounds: int,
+    sides: Sequence[str] = tuple(SIDES),
+) -> dict[str, list[float]]:
+    """Return milliseconds of each side's turns."""
+    pause_s = SLOW_PAUSE_S if command == SLOW_SERVER else PAUSE_S
+    with ExitStack() as stack:
+        workers = {}
+        for side in sides:
+            trace = folder / f"{side}-{len(command)}.jsonl"
+            worker = Worker("turn_worker.py", side, chat.base_url, MODEL, str(trace), *command)
+            workers[side] = stack.enter_context(worker)
+            warm_up(side, worker, chat)
+        time.sleep(pause_s)
+        return interleave(rounds, {side: partial(_turn_ms, workers[side], pause_s) for side in sides})
+
+
+def _turn_ms(worker: Worker, pause_s: float) -> float:
+    took = worker.ask()["wall_s"] * 1e3
+    time.sleep(pause_s)
+    return float(took)
+
+
+def _share(samples: Mapping[str, Sequence[float]]) -> list[float]:
+    return [one - other for one, other in zip(samples["ahead"], samples["functions"], strict=True)]
+
+
+def _figures(prefix: str, samples: Mapping[str, Sequence[float]]) -> list[Figure]:
+    return [figure(prefix + SIDES[side], "ms", took) for side, took in samples.items()]

@@ -1,0 +1,182 @@
+"""Fill docs/performance.md, and draw its pictures, from what the benchmarks have written.
+
+    python benchmarks/run.py && python benchmarks/scales.py     measure
+    python benchmarks/performance_page.py                       show
+
+Tables stand between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. A file of figures that is not there leaves
+its tables as they are.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from plots import Axis, line_plot, number
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+PAGE = DOCS / "performance.md"
+
+
+class Shown(NamedTuple):
+    """How a curve is shown.
+
+    Attributes:
+        title: Of the plot.
+        size: What the sizes are.
+        columns: Headings of the table, by the figure's name.
+        plotted: Names of the curves in the plot, by the figure's name.
+        unit: Of what is plotted.
+        log: Whether both axes of the plot are logarithmic.
+    """
+
+    title: str
+    size: str
+    columns: Mapping[str, str]
+    plotted: Mapping[str, str]
+    unit: str = "ms"
+    log: bool = True
+
+
+_BY_SIZE = {
+    "wall_ms": "time, ms",
+    "cpu_ms": "own CPU, ms",
+    "peak_mb": "peak memory, MB",
+    "sent_kb": "sent to the model, kB",
+    "trace_kb": "trace, kB",
+}
+_TIMES = {"wall_ms": "time", "cpu_ms": "own CPU"}
+
+SHOWN = {
+    "iterations": Shown("A turn of many iterations", "iterations", _BY_SIZE, _TIMES, log=False),
+    "history": Shown("A turn with a long history", "bytes of history", _BY_SIZE, _TIMES),
+    "result": Shown("A long result of a function tool", "bytes of the result", _BY_SIZE, _TIMES),
+    "server_result": Shown("A long result of a server's tool", "bytes of the result", _BY_SIZE, _TIMES),
+    "agents": Shown(
+        "Agents at once, function tools",
+        "agents at once",
+        {
+            "grue_wall_ms": "grue, ms",
+            "bare_wall_ms": "bare loop, ms",
+            "grue_peak_mb": "grue, peak MB",
+            "bare_peak_mb": "bare loop, peak MB",
+        },
+        {"grue_wall_ms": "grue", "bare_wall_ms": "bare httpx and anyio"},
+        log=False,
+    ),
+    "servers": Shown(
+        "Agents at once, a server process each",
+        "agents at once",
+        {"wall_ms": "time, ms", "cpu_ms": "own CPU, ms", "peak_mb": "peak memory, MB"},
+        _TIMES,
+        log=False,
+    ),
+    "turns": Shown(
+        "Turns in one process",
+        "turns so far",
+        {
+            "wall_ms": "a turn, ms",
+            "cpu_ms": "own CPU, ms",
+            "memory_mb": "memory, MB",
+            "descriptors": "descriptors",
+            "threads": "threads",
+        },
+        {"memory_mb": "memory"},
+        unit="MB",
+        log=False,
+    ),
+}
+
+
+def main() -> None:
+    """Draw what there are figures for, and fill the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in (*_from_results(HERE / "results.json"), *_from_scales(HERE / "scales.json")):
+        page = filled(page, name, text)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def filled(page: str, name: str, text: str) -> str:
+    """Return the page with `text` between the markers of `name`.
+
+    Raises:
+        SystemExit: The page has not exactly one such place.
+    """
+    marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+    page, count = marked.subn(lambda place: f"{place[1]}{text}\n{place[2]}", page)
+    if count != 1:
+        raise SystemExit(f"{PAGE.name} has {count} places called {name}; one is wanted.")
+    return page
+
+
+def _from_results(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the table of all bars, and a table of figures for each section that the page shows."""
+    if not path.exists():
+        return
+    results = json.loads(path.read_text(encoding="utf-8"))
+    rows = [
+        (bar["label"], f"{_rounded(bar['value'])} {bar['unit']}", _limit(bar), _verdict(bar))
+        for section in results["sections"]
+        for bar in section["bars"]
+    ]
+    yield "bars", _table(("what", "measured", "bar", "verdict"), rows) + f"\n\n{_machine(results)}"
+    for section in results["sections"]:
+        if section["name"] in ("turn", "episode"):
+            figures = [
+                (item["label"], item["unit"], *(_rounded(item[key]) for key in ("median", "low", "high")))
+                for item in section["figures"]
+            ]
+            heads = ("what", "unit", "median", "a quarter below", "a quarter above")
+            load = f"Load average of the machine: {section['load']}."
+            yield section["name"], f"{_table(heads, figures)}\n\n{load}"
+
+
+def _from_scales(path: Path) -> Iterator[tuple[str, str]]:
+    """Draw every curve; yield its table."""
+    if not path.exists():
+        return
+    for name, curve in json.loads(path.read_text(encoding="utf-8"))["curves"].items():
+        shown, sizes, rows = SHOWN[name], curve["sizes"], curve["rows"]
+        picture = line_plot(
+            shown.title,
+            Axis(shown.size, shown.log),
+            Axis(shown.unit, shown.log),
+            sizes,
+            {label: [row[key] for row in rows] for key, label in shown.plotted.items()},
+        )
+        (DOCS / "pictures" / f"perf-{name.replace('_', '-')}.svg").write_text(picture, encoding="utf-8")
+        lines = [
+            (number(size), *(_rounded(row[key]) for key in shown.columns))
+            for size, row in zip(sizes, rows, strict=True)
+        ]
+        load = f"Load average of the machine: {curve['load']}."
+        yield name, f"{_table((shown.size, *shown.columns.values()), lines)}\n\n{load}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _machine(results: Mapping[str, Any]) -> str:
+    return f"{results['cores']} cores, {results['system']}, Python {results['python']}."
+
+
+def _limit(bar: Mapping[str, Any]) -> str:
+    return f"{'at least' if bar['at_least'] else 'at most'} {bar['limit']:g} {bar['unit']}".rstrip()
+
+
+def _verdict(bar: Mapping[str, Any]) -> str:
+    return "met" if bar["met"] else "**missed**"
+
+
+def _rounded(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if value == int(value) else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()

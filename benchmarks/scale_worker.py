@@ -1,0 +1,176 @@
+"""A process whose turns grow: with the iterations, the history, a tool's result, or their number.
+
+    python benchmarks/scale_worker.py KIND BASE_URL FOLDER
+
+KIND is one of `KINDS`. A line on standard input is the size; the answer is a line of JSON with what the turn
+took, and the highest memory of this process so far. Where the model is not the subject it answers inside
+this process, and its own processor time is taken out (`scaling.InProcessModel`).
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from children import MCP_SERVER
+from memory import peak_mb
+from scaling import InProcessModel, echo
+
+from grue import (
+    FunctionTools,
+    LlmSettings,
+    Recorder,
+    Runner,
+    StdioServer,
+    TraceWriter,
+    TurnLimits,
+    TurnRequest,
+)
+from grue.actors.llm_endpoint import LlmEndpoint
+
+Grow: TypeAlias = Callable[[int], Mapping[str, float]]
+
+SYSTEM = "You are the player of a text adventure."
+USER = "You are in the living room. What do you do?"
+NO_LIMIT = 10**9
+"""Characters of a result that go to the model; with the default, 20,000, the curve would end there."""
+
+
+def iterations(base_url: str, folder: Path) -> Grow:
+    """Return turns of so many tool calls, one after the other."""
+    del base_url
+    return lambda size: _measured(folder, {"tools": FunctionTools({"echo": echo})}, calls=size)
+
+
+def history(base_url: str, folder: Path) -> Grow:
+    """Return turns whose prompt is so many bytes long, with one tool call."""
+    del base_url
+    return lambda size: _measured(folder, {"tools": FunctionTools({"echo": echo})}, user=_text(size))
+
+
+def result(base_url: str, folder: Path) -> Grow:
+    """Return turns with one call of a function tool whose result is so many bytes long."""
+    del base_url
+
+    def grow(size: int) -> Mapping[str, float]:
+        whole = _text(size)
+
+        async def echo(text: str) -> str:
+            """Return the same text whatever was given."""
+            del text
+            return whole
+
+        return _measured(folder, {"tools": FunctionTools({"echo": echo})})
+
+    return grow
+
+
+def server_result(base_url: str, folder: Path) -> Grow:
+    """Return turns with one call of a server's tool whose result is so many bytes long."""
+    del base_url
+
+    def grow(size: int) -> Mapping[str, float]:
+        arguments = (*MCP_SERVER[1:], "--result-bytes", str(size))
+        server = StdioServer(name="plain", command=MCP_SERVER[0], args=arguments)
+        return _measured(folder, {"plain": server})
+
+    return grow
+
+
+def turns(base_url: str, folder: Path) -> Grow:
+    """Return so many more turns with a function tool and a model on loopback, all of one runner."""
+    recorder = Recorder()
+    recorder.add(TraceWriter(folder / "turns.jsonl", episode="benchmark"))
+    llm = LlmSettings(base_url=base_url, model="calls-1")
+    runner = Runner(llm=llm, servers={"tools": FunctionTools({"echo": echo})}, recorder=recorder)
+    request: TurnRequest[str] = TurnRequest(system=SYSTEM, user=USER)
+
+    def grow(size: int) -> Mapping[str, float]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(size):
+            runner.run_turn(request)
+        took = {"wall_ms": time.perf_counter() - wall, "cpu_ms": time.process_time() - cpu}
+        gc.collect()
+        return {**{name: seconds * 1e3 / size for name, seconds in took.items()}, **held()}
+
+    return grow
+
+
+def held() -> Mapping[str, float]:
+    """Return what this process holds: memory, open descriptors (where /proc tells them), threads."""
+    descriptors = Path("/proc/self/fd")
+    return {
+        "memory_mb": _resident_mb(),
+        "descriptors": len(list(descriptors.iterdir())) if descriptors.exists() else 0,
+        "threads": threading.active_count(),
+    }
+
+
+def _resident_mb() -> float:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return peak_mb()
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _measured(
+    folder: Path, servers: dict[str, Any], *, calls: int = 1, user: str = USER
+) -> Mapping[str, float]:
+    model = InProcessModel()
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        recorder, writer = Recorder(), TraceWriter(Path(own) / "trace.jsonl", episode="benchmark")
+        recorder.add(writer)
+        settings = LlmSettings(base_url="http://127.0.0.1/v1", model=f"calls-{calls}")
+        runner = Runner(
+            llm=LlmEndpoint(settings, transport=model),
+            servers=servers,
+            limits=TurnLimits(max_tool_iterations=calls + 1, max_result_chars=NO_LIMIT),
+            recorder=recorder,
+        )
+        request: TurnRequest[str] = TurnRequest(system=SYSTEM, user=user)
+        cpu, wall = time.process_time(), time.perf_counter()
+        outcome = runner.run_turn(request)
+        took = {
+            "wall_ms": (time.perf_counter() - wall - model.cpu_s) * 1e3,
+            "cpu_ms": (time.process_time() - cpu - model.cpu_s) * 1e3,
+        }
+        writer.close()
+        # Long messages are in files of their own.
+        trace_bytes = sum(path.stat().st_size for path in Path(own).rglob("*") if path.is_file())
+    if outcome.iterations != calls:
+        raise RuntimeError(f"{outcome.iterations} iterations instead of {calls}: {outcome.reason}")
+    return {**took, "trace_kb": trace_bytes / 1e3, "sent_kb": model.sent_bytes / 1e3}
+
+
+def _text(size: int) -> str:
+    return ("You are in a maze of twisty little passages, all alike.\n" * (size // 56 + 1))[:size]
+
+
+KINDS = {
+    "iterations": iterations,
+    "history": history,
+    "result": result,
+    "server_result": server_result,
+    "turns": turns,
+}
+
+
+def main() -> None:
+    """Run what each line of standard input says."""
+    kind, base_url, folder = sys.argv[1:]
+    grow = KINDS[kind](base_url, Path(folder))
+    for line in sys.stdin:
+        reported = {**grow(int(line)), "peak_mb": peak_mb()}
+        sys.stdout.write(json.dumps(reported) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
