@@ -37,6 +37,12 @@ def root(
     del version
 
 
+_SpawnAhead = Annotated[
+    bool, typer.Option("--spawn-ahead", help="Start each turn's server while the move before is played.")
+]
+_Stream = Annotated[bool, typer.Option("--stream", help="Have the model's words come as it finds them.")]
+
+
 @app.command()
 def play(
     context: typer.Context,
@@ -58,9 +64,8 @@ def play(
             metavar="RUN", help="Go on with an episode that was cut off: its folder. --turns may be larger."
         ),
     ] = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Have the model's words come as it finds them.")
-    ] = False,
+    spawn_ahead: _SpawnAhead = False,
+    stream: _Stream = False,
     langfuse: Annotated[
         bool, typer.Option("--langfuse", help="Report to Langfuse, with the keys of the environment.")
     ] = False,
@@ -89,6 +94,7 @@ def play(
             run_dir=run_dir,
             turn_timeout_s=turn_timeout,
             resume=resume,
+            spawn_ahead=spawn_ahead,
             stream=stream,
             langfuse=langfuse,
             otel=otel,
@@ -99,7 +105,17 @@ def play(
             raise typer.Exit(FAILED)
 
 
-_WITH_RESUME = ("resume", "turns", "turn_timeout", "quiet", "as_json", "stream", "langfuse", "otel")
+_WITH_RESUME = (
+    "resume",
+    "turns",
+    "turn_timeout",
+    "quiet",
+    "as_json",
+    "spawn_ahead",
+    "stream",
+    "langfuse",
+    "otel",
+)
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:

@@ -76,6 +76,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
             recorder=recorder,
             turn_timeout_s=options.turn_timeout_s,
             scripted=options.offline,
+            spawn_ahead=options.spawn_ahead,
             stream=options.stream,
             settings=recorded(options),
             past=past,

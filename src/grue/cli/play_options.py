@@ -19,6 +19,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
         turns: Most turns to play; 0: the default, or with `resume` what it was started with.
         resume: The run folder of an episode to go on with, by the options that it was started with.
         started_in: The folder that it is played in; `None`: the working directory.
+        spawn_ahead: Start each turn's server while the move before is played.
         stream: Replies come as events.
         langfuse: Report to Langfuse.
         otel: Report to OpenTelemetry.
@@ -37,6 +38,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     turn_timeout_s: float | None = None
     resume: Path | None = None
     started_in: Path | None = None
+    spawn_ahead: bool = False
     stream: bool = False
     langfuse: bool = False
     otel: bool = False
@@ -74,6 +76,7 @@ def as_started(options: PlayOptions, past: Past) -> PlayOptions:
         resume=None if options.resume is None else run_folder(options.resume),
         started_in=_existing(started.started_in),
         output=options.output,
+        spawn_ahead=options.spawn_ahead,
         stream=options.stream,
         langfuse=options.langfuse,
         otel=options.otel,
