@@ -18,10 +18,17 @@ def _libraries() -> None:
     a_turn(SOUND[0])
 
 
-ROWS = [(fault, mode) for mode in MODES for fault in FAULTS if mode in fault.modes]
+ROWS = [
+    pytest.param(
+        fault, mode, id=f"{mode}-{fault.name}", marks=() if mode == "turn" else (pytest.mark.in_another_mode,)
+    )
+    for mode in MODES
+    for fault in FAULTS
+    if mode in fault.modes
+]
 
 
-@pytest.mark.parametrize(("fault", "mode"), ROWS, ids=[f"{mode}-{fault.name}" for fault, mode in ROWS])
+@pytest.mark.parametrize(("fault", "mode"), ROWS)
 def test_p9_the_fault_is_borne(fault: Fault, mode: Mode) -> None:
     result = try_fault(fault, mode)
     assert not result.wrong, result.line()
