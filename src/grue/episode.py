@@ -1,6 +1,7 @@
 """What lives from turn to turn where an episode has one event loop: connections, and sessions of its own."""
 
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from grue.actors.llm_endpoint import LlmEndpoint
 
 T = TypeVar("T")
+
+_turn_of: "contextvars.ContextVar[Episode | None]" = contextvars.ContextVar("turn_of", default=None)
+"""The episode whose turn this code is part of; a function tool in a worker thread inherits it."""
 
 
 class Episode:
@@ -105,10 +109,11 @@ class Episode:
         self._loop.end()
 
     def _refuse_nesting(self) -> None:
-        if self._loop.is_here:
+        if self._loop.is_here or _turn_of.get() is self:
             raise MCPError("A turn cannot wait for another turn of its own episode: use another runner.")
 
     async def _in_turn(self, function: Callable[[], Awaitable[T]]) -> T:
+        _turn_of.set(self)  # for this call's task alone
         async with self._places:
             return await function()
 

@@ -61,7 +61,10 @@ class TurnHandle(Generic[T]):
         Raises:
             TimeoutError: It is not over yet; it goes on.
             TurnCancelled: `cancel` ended it, or its runner was closed.
+            MCPError: The turn is the parent process's, and cannot be waited for after a fork.
         """
+        if not self.done():
+            self._call.require_process()
         try:
             with unmasked_interrupt():
                 error = self._call.exception(timeout_s)

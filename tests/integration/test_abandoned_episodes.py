@@ -25,7 +25,7 @@ from abandoned_episode import ASK, MODES, Stage, play, runner
 from commands import bodies, faulty, group_is_gone, start, wait_for_body, write_servers
 from killable_episodes import MARK, alive_of
 
-from grue import Runner
+from grue import FunctionTools, LlmSettings, Runner, TurnHandle, TurnOutcome
 from grue.errors import MCPError
 from grue.messages import RunTurn, ToolCalled, TurnCompleted
 from grue.runtime.sync_edge import BlockingInsideEventLoopWarning
@@ -206,12 +206,16 @@ def test_sigkill_at_random_instants_leaves_nothing(llm: str) -> None:
 def test_a_forked_childs_end_does_nothing_to_its_parents_episode(llm: str, mode: str, leave: str) -> None:
     with assert_nothing_left(), runner(llm, mode) as one:
         play(one)
+        started = one.start_turn(ASK)
         told, to_tell = os.pipe()
         pid = os.fork()
         if not pid:
             try:
                 with pytest.raises(MCPError, match="its parent process's: make a new runner after a fork"):
                     one.run_turn(ASK)
+                if not started.done():
+                    with pytest.raises(MCPError, match="its parent process's"):
+                        started.result()
                 with runner(llm, mode) as own:
                     play(own)
                 one.close()
@@ -226,6 +230,7 @@ def test_a_forked_childs_end_does_nothing_to_its_parents_episode(llm: str, mode:
         with os.fdopen(told, "rb") as said:
             assert said.read() == b"well"
         os.waitpid(pid, 0)
+        assert started.result().response == "done"
         play(one)
 
 
@@ -323,6 +328,32 @@ def test_a_turn_cannot_wait_for_another_one_of_its_own_episode(llm: str) -> None
         one.recorder.add(again)
         assert one.run_turn(ASK).response == "done"
     assert len(refused) == 1
+
+
+def test_nor_can_a_function_that_a_turn_calls_in_a_thread_of_its_own() -> None:
+    """It would wait, until its limit, for a turn that waits for it. To begin one is no waiting."""
+    begun: list[TurnHandle[TurnOutcome[str]]] = []
+
+    def ask_again() -> str:
+        """Ask for another turn."""
+        with pytest.raises(MCPError, match="cannot wait for another turn"):
+            one.run_turn(ASK)
+        if not begun:
+            begun.append(one.start_turn(ASK))
+        return "refused"
+
+    def call_it(request: LlmRequest) -> LlmReply:
+        called = any(message["role"] == "tool" for message in request.messages)
+        return text_reply("done") if called else tool_calls_reply(("desk.ask_again", {}))
+
+    desk = FunctionTools({"ask_again": ask_again})
+    with ScriptedLlmServer(call_it) as llm, assert_nothing_left():
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with Runner(llm=settings, servers={"desk": desk}, lifetime="episode") as one:
+            (call,) = one.run_turn(ASK).tool_calls
+            assert call.result is not None
+            assert call.result.content == "refused"
+            assert begun[0].result().response == "done"
 
 
 def one_call_a_move(request: LlmRequest) -> LlmReply:

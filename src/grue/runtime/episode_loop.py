@@ -50,13 +50,26 @@ CLOSE_WITHIN_S = 10.0
 """How long it waits after that, when all processes are killed."""
 
 
+_FORKED = "The episode is its parent process's: make a new runner after a fork."
+
+
 class Call(Future[T]):
     """A call that is under way in the loop. `interrupt` cancels it; its result then is an interrupt."""
 
     def __init__(self) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # only the loop may settle it
+        self._process = os.getpid()
         self._work = Interruptible()
+
+    def require_process(self) -> None:
+        """Refuse to be waited for where nobody would ever settle it.
+
+        Raises:
+            MCPError: This process was forked off after the call began.
+        """
+        if self._process != os.getpid():
+            raise MCPError(_FORKED)
 
     def interrupt(self) -> None:
         """Cancel the call, from any thread, and return at once; it ends when it has cleaned up."""
@@ -163,7 +176,7 @@ class EpisodeLoop:
             MCPError: The loop is closed, or belongs to another process.
         """
         if self._process != os.getpid():
-            raise MCPError("The episode is its parent process's: make a new runner after a fork.")
+            raise MCPError(_FORKED)
         call: Call[T] = Call()
         with self._lock:
             if self._ending:
