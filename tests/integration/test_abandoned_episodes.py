@@ -211,11 +211,7 @@ def test_a_forked_childs_end_does_nothing_to_its_parents_episode(llm: str, mode:
         pid = os.fork()
         if not pid:
             try:
-                with pytest.raises(MCPError, match="its parent process's: make a new runner after a fork"):
-                    one.run_turn(ASK)
-                if not started.done():
-                    with pytest.raises(MCPError, match="its parent process's"):
-                        started.result()
+                _use_in_a_child(one, started)
                 with runner(llm, mode) as own:
                     play(own)
                 one.close()
@@ -232,6 +228,14 @@ def test_a_forked_childs_end_does_nothing_to_its_parents_episode(llm: str, mode:
         os.waitpid(pid, 0)
         assert started.result().response == "done"
         play(one)
+
+
+def _use_in_a_child(of_the_parent: Runner, started: TurnHandle[Any]) -> None:
+    with pytest.raises(MCPError, match="its parent process's: make a new runner after a fork"):
+        of_the_parent.run_turn(ASK)
+    if not started.done():
+        with pytest.raises(MCPError, match="its parent process's"):
+            started.result()
 
 
 def _leave_as_the_interpreter_does() -> None:
