@@ -19,9 +19,7 @@ def _libraries() -> None:
 
 
 ROWS = [
-    pytest.param(
-        fault, mode, id=f"{mode}-{fault.name}", marks=() if mode == "turn" else (pytest.mark.in_another_mode,)
-    )
+    pytest.param(fault, mode, id=f"{mode}-{fault.name}")
     for mode in MODES
     for fault in FAULTS
     if mode in fault.modes
