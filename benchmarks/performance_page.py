@@ -80,6 +80,8 @@ SHOWN = {
             "wall_ms": "a turn, ms",
             "cpu_ms": "own CPU, ms",
             "memory_mb": "memory, MB",
+            "malloc_mb": "malloc, MB",
+            "thousand_blocks": "Python, 1,000 blocks",
             "descriptors": "descriptors",
             "threads": "threads",
         },

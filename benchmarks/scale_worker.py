@@ -9,7 +9,6 @@ this process, and its own processor time is taken out (`scaling.InProcessModel`)
 
 import gc
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from children import MCP_SERVER
-from memory import peak_mb
+from memory import malloc_mb, peak_mb, resident_mb
 from scaling import InProcessModel, echo
 
 from grue import (
@@ -103,21 +102,15 @@ def turns(base_url: str, folder: Path) -> Grow:
 
 
 def held() -> Mapping[str, float]:
-    """Return what this process holds: memory, open descriptors (where /proc tells them), threads."""
+    """Return what this process holds: memory, what of it is in use, open descriptors (if told), threads."""
     descriptors = Path("/proc/self/fd")
     return {
-        "memory_mb": _resident_mb(),
+        "memory_mb": resident_mb(),
+        "malloc_mb": malloc_mb(),
+        "thousand_blocks": sys.getallocatedblocks() / 1e3,
         "descriptors": len(list(descriptors.iterdir())) if descriptors.exists() else 0,
         "threads": threading.active_count(),
     }
-
-
-def _resident_mb() -> float:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return peak_mb()
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _measured(
