@@ -42,14 +42,14 @@ class RunFolder:
 
     def __init__(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         recorder: Recorder,
         *,
         episode_id: str,
         resume: bool = False,
         options: TraceOptions | None = None,
     ) -> None:
-        self.path = path
+        self.path = path = Path(path)
         self._recorder = recorder
         if not resume:
             _make(path)

@@ -79,18 +79,18 @@ class TraceWriter:
 
     def __init__(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         *,
         episode: str,
         started_at: float | None = None,
         options: TraceOptions | None = None,
         resume: bool = False,
     ) -> None:
-        self.path = path
+        self.path = Path(path)
         self.last_seq, self.last_t = 0, 0.0
         self._options = options or TraceOptions()
-        header = _header_to_resume(path, episode) if resume else None
-        self._file = LineFile(path, "trace file")
+        header = _header_to_resume(self.path, episode) if resume else None
+        self._file = LineFile(self.path, "trace file")
         try:
             self._lock()
             if header is not None:

@@ -1,6 +1,7 @@
 """Read an episode's trace file as the messages it holds."""
 
 from collections.abc import Callable, Iterator
+from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
 
@@ -43,16 +44,17 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         return super().follow(stop, poll_s, over=over)
 
 
-def open_episode(path: Path) -> EpisodeReader:
+def open_episode(path: str | PathLike[str]) -> EpisodeReader:
     """Open a trace file, or the one of a run folder, to read it a line at a time.
 
     Raises:
         TraceError: The file is missing, is no trace, or is of a later format; while it is read: is damaged.
     """
+    path = Path(path)
     return EpisodeReader(path / TRACE_FILE if path.is_dir() else path)
 
 
-def read_episode(path: Path) -> EpisodeTrace:
+def read_episode(path: str | PathLike[str]) -> EpisodeTrace:
     """Read a whole trace file, or the one of a run folder, into memory.
 
     Raises:

@@ -37,7 +37,8 @@ def play(tape: Tape, turn: int, text: str = "It is dark.", **called: object) -> 
 
 def test_everything_in_it_is_for_its_owner_only(path: Path) -> None:
     tape = Tape()
-    with RunFolder(path, tape.recorder, episode_id="ep-1", options=TraceOptions(max_payload_bytes=50)) as run:
+    small = TraceOptions(max_payload_bytes=50)
+    with RunFolder(str(path), tape.recorder, episode_id="ep-1", options=small) as run:
         play(tape, 1)
         run.write_result({"turns": 1})
     names = {file.name for file in path.iterdir()}

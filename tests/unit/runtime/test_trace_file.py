@@ -66,6 +66,11 @@ def test_the_outside_may_have_another_name(path: Path) -> None:
     writer.close()
 
 
+def test_its_path_may_be_a_string(path: Path) -> None:
+    TraceWriter(str(path), episode="e").close()
+    assert numbers(path) == []
+
+
 def test_flush_brings_everything_into_the_file(path: Path) -> None:
     writer = TraceWriter(path, episode="e")
     recorder = recording(writer)

@@ -43,7 +43,7 @@ class Stop:
 
 def test_a_run_folder_stands_for_the_trace_in_it(path: Path) -> None:
     Tape(TraceFile(path)).say(STARTED, sender="host")
-    for given in (path, path.parent):
+    for given in (path, path.parent, str(path.parent)):
         reader = open_episode(given)
         assert (reader.path, reader.header.episode) == (path, "ep-1")
         assert [envelope.body for envelope in reader] == [STARTED]
