@@ -90,7 +90,7 @@ def _item(index: int, begun: Call[T] | T) -> BatchItem[T]:
         return BatchItem(index=index, outcome=begun, recalled=True)
     # Not `Call.wait`: a Ctrl-C is for all turns at once, which `_end` sees to.
     with counted_interrupts(), unmasked_interrupt():
-        wait_for(begun)
+        wait_for(begun, watch=begun.watch)
     try:
         return BatchItem(index=index, outcome=begun.result())
     except MCPError as error:

@@ -1,10 +1,12 @@
 """A program that waits for a call in an episode's loop and is interrupted; says what it got to do.
 
-python interrupted_episode.py plain | loop | bare loop | resisting | caught | between | closing | exiting
+python interrupted_episode.py WHERE, which is plain | loop | bare loop | early | resisting | caught |
+between | closing | exiting
 """
 
 import asyncio
 import contextlib
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -16,6 +18,7 @@ from anyio.abc import TaskGroup
 from grue.runtime.episode_loop import EpisodeLoop
 
 hurried = threading.Event()
+started = threading.Event()
 
 
 def say(text: str) -> None:
@@ -38,6 +41,7 @@ async def slow_to_leave(_group: TaskGroup) -> AsyncIterator[None]:
 
 async def work() -> None:
     say("working")
+    started.set()
     try:
         await anyio.sleep(60)
     finally:
@@ -68,6 +72,13 @@ async def inside(loop: EpisodeLoop) -> None:
     loop.submit(work).wait()
 
 
+async def interrupted_before_it_waits(loop: EpisodeLoop) -> None:
+    call = loop.submit(work)
+    started.wait()
+    signal.raise_signal(signal.SIGINT)
+    call.wait()
+
+
 def main(where: str) -> None:
     hold: Any = slow_to_leave if where in ("closing", "exiting") else nothing
     loop = EpisodeLoop(hold, last_word=lambda: say("last word"), hurry=hurry)
@@ -76,6 +87,8 @@ def main(where: str) -> None:
     with contextlib.closing(loop):
         if where == "loop":
             asyncio.run(inside(loop))
+        elif where == "early":
+            asyncio.run(interrupted_before_it_waits(loop))
         elif where == "bare loop":
             with contextlib.closing(asyncio.new_event_loop()) as bare:
                 bare.run_until_complete(inside(loop))

@@ -33,6 +33,7 @@ from grue.errors import MCPError, TurnCancelled
 from grue.runtime.sync_edge import (
     INTERRUPT_GRACE_S,
     Interruptible,
+    InterruptWatch,
     counted_interrupts,
     unmasked_interrupt,
     wait_for,
@@ -54,13 +55,18 @@ _FORKED = "The episode is its parent process's: make a new runner after a fork."
 
 
 class Call(Future[T]):
-    """A call that is under way in the loop. `interrupt` cancels it; its result then is an interrupt."""
+    """A call that is under way in the loop. `interrupt` cancels it; its result then is an interrupt.
+
+    Attributes:
+        watch: Notices a Ctrl-C since the call was asked for.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # only the loop may settle it
         self._process = os.getpid()
         self._work = Interruptible()
+        self.watch = InterruptWatch()
 
     def require_process(self) -> None:
         """Refuse to be waited for where nobody would ever settle it.
@@ -87,7 +93,7 @@ class Call(Future[T]):
         with counted_interrupts():
             try:
                 with unmasked_interrupt():
-                    wait_for(self)
+                    wait_for(self, watch=self.watch)
             except KeyboardInterrupt:
                 self._give_up(hurry)
                 raise
@@ -155,10 +161,11 @@ class EpisodeLoop:
         # Moved to the end: what was registered last is called first, before all processes are killed.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
+        watch = InterruptWatch()
         self._thread.start()
         try:
             with unmasked_interrupt():
-                wait_for(self._begun)
+                wait_for(self._begun, watch=watch)
         except KeyboardInterrupt:
             self.end()
             raise
@@ -222,16 +229,22 @@ class EpisodeLoop:
         except BaseException as error:  # noqa: BLE001 - told to whoever began it, or wants something of it
             self._failure = _only(error)
         finally:
-            self._last_word()
-            with self._lock:
-                self._ending = True
-                calls = list(self._calls)
-            for call in calls:
-                call.fail(self._failure)
-            if not self._begun.done():
-                self._begun.set_exception(self._failure or KeyboardInterrupt())
-            _alive.discard(self)
-            self._gone.set_result(None)
+            try:
+                self._last_word()
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Tell everybody who waits for this loop, or would, that it is gone."""
+        with self._lock:
+            self._ending = True
+            calls = list(self._calls)
+        for call in calls:
+            call.fail(self._failure)
+        if not self._begun.done():
+            self._begun.set_exception(self._failure or KeyboardInterrupt())
+        _alive.discard(self)
+        self._gone.set_result(None)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

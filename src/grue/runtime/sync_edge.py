@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
 from types import FrameType
@@ -237,6 +238,7 @@ class Interruptible:
 def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     work = Interruptible()
     finished: Future[T] = Future()
+    watch = InterruptWatch()
 
     def target() -> None:
         try:
@@ -248,7 +250,7 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     thread.start()
     try:
         with unmasked_interrupt():
-            wait_for(finished)
+            wait_for(finished, watch=watch)
     except KeyboardInterrupt:
         work.interrupt()
         thread.join(INTERRUPT_GRACE_S)
@@ -257,17 +259,42 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     return finished.result()
 
 
-def wait_for(finished: Future[Any], within_s: float | None = None) -> None:
-    """Wait until it is done, or `within_s` has passed, and notice a Ctrl-C.
+class InterruptWatch:
+    """Notices, from when it is made, a Ctrl-C that this thread's event loop has taken for itself.
 
-    A loop that `asyncio.run` started takes the first Ctrl-C for itself and only marks its main task as
-    cancelled, which nobody would see while this call blocks the loop.
+    A loop that `asyncio.run` started takes the first Ctrl-C and only marks its main task as cancelled, which
+    nobody would see while a call blocks the loop. Made before what is waited for begins, it misses none that
+    strikes between the two.
     """
-    task = _current_task()
-    cancelled_before = task.cancelling() if task else 0
+
+    def __init__(self) -> None:
+        task = _current_task()
+        self._task = None if task is None else weakref.ref(task)
+        self._cancelled_before = task.cancelling() if task else 0
+
+    def struck(self) -> bool:
+        """Say whether there was one, for the task that made it; others have not missed anything."""
+        task = _current_task()
+        return (
+            task is not None
+            and self._task is not None
+            and task is self._task()
+            and task.cancelling() > self._cancelled_before
+        )
+
+
+def wait_for(
+    finished: Future[Any], within_s: float | None = None, *, watch: InterruptWatch | None = None
+) -> None:
+    """Wait until it is done, or `within_s` has passed, and notice a Ctrl-C, from `watch` or from now on.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+    watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while not wait([finished], _NOTICE_S).done and time.monotonic() < deadline:
-        if _counted_interrupt() or (task is not None and task.cancelling() > cancelled_before):
+        if _counted_interrupt() or any(each.struck() for each in watches):
             raise KeyboardInterrupt
 
 

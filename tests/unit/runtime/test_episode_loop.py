@@ -103,6 +103,20 @@ def test_calls_run_in_one_loop_of_one_thread_until_it_is_closed() -> None:
         loop.submit(answer)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_last_word_that_fails_keeps_nobody_waiting() -> None:
+    def fail() -> None:
+        raise OSError("the pipe is broken")
+
+    hurried: list[str] = []
+    loop = begin(last_word=fail, hurry=lambda: hurried.append("late"))
+    call = loop.submit(lambda: anyio.sleep(60))
+    loop.close()
+    assert not hurried
+    with pytest.raises(TurnCancelled):
+        call.wait()
+
+
 def test_close_cancels_what_runs_and_its_waiter_is_told_by_an_error_of_ours(loop: EpisodeLoop) -> None:
     work = Work()
     call = loop.submit(work)

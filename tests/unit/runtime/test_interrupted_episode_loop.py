@@ -23,6 +23,7 @@ def interrupted(where: str, *after: str) -> tuple[int, list[str], str, float]:
         text=True,
     ) as process:
         assert process.stdout is not None
+        started = time.monotonic()
         for line in after:
             assert process.stdout.readline() == f"{line}\n"
             started = time.monotonic()
@@ -36,6 +37,13 @@ def test_ctrl_c_ends_the_call_within_seconds_wherever_it_is_waited_for(where: st
     status, said, errors, took_s = interrupted(where, "working")
     assert (status, errors) == (130, "")
     assert said == ["cleaned up", "last word", "KeyboardInterrupt"]
+    assert took_s < 3
+
+
+def test_a_ctrl_c_before_the_call_is_waited_for_is_not_missed() -> None:
+    status, said, errors, took_s = interrupted("early")
+    assert (status, errors) == (130, "")
+    assert said == ["working", "cleaned up", "last word", "KeyboardInterrupt"]
     assert took_s < 3
 
 
