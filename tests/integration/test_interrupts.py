@@ -60,6 +60,19 @@ def test_ctrl_c_in_the_middle_of_a_tool_call(tmp_path: Path, llm: str, flags: tu
     assert lasted < 3, "what users are promised, however stubborn the server"
 
 
+def test_ctrl_c_while_a_turn_closes_a_stubborn_server_is_as_fast(tmp_path: Path, llm: str) -> None:
+    program = playing(tmp_path, llm, *STUBBORN)
+    pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]
+    wait_for_body(tmp_path / "run", "CloseSession")
+    began = time.monotonic()
+    program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
+    _, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 3, "less than the server has where nobody waits for it"
+    assert program.returncode == 130, err  # type: ignore[attr-defined]
+    assert group_is_gone(pid, 0)
+    assert "Traceback" not in err
+
+
 def test_a_second_ctrl_c_during_teardown_ends_it_at_once(tmp_path: Path, llm: str) -> None:
     program = playing(tmp_path, llm, "--silent-at", "call", "--grandchild", *STUBBORN)
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]

@@ -234,6 +234,21 @@ async def test_p9_cancellation_leaves_nothing_and_takes_a_bounded_time(registry:
         assert time.monotonic() - before < 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "ending"), [(("--ignore-eof",), "terminated"), (STUBBORN, "killed")], ids=["waits", "stubborn"]
+)
+async def test_p9_a_cancellation_while_it_is_left_shortens_what_is_still_waited_for(
+    flags: tuple[str, ...], ending: Ending, registry: ProcessRegistry
+) -> None:
+    patient = ProcessLimits(exit_grace_s=60, term_grace_s=60, cancelled_grace_s=0.05)
+    with assert_nothing_left(within_s=0), anyio.fail_after(30), anyio.CancelScope() as scope:
+        async with ServerProcess(faulty(*flags), registry, patient) as process:
+            await process.receive_line()
+            scope.deadline = anyio.current_time() + 0.1
+    assert scope.cancelled_caught
+    assert process.ending == ending
+
+
 async def test_an_exception_leaves_as_it_is_and_not_in_a_group(registry: ProcessRegistry) -> None:
     with assert_nothing_left(within_s=0), pytest.raises(ZeroDivisionError):
         async with ServerProcess(CAT, registry):

@@ -131,8 +131,9 @@ class ServerProcess:
     """A running server. One task enters and leaves it; one task at a time may receive.
 
     Leaving closes its input, waits, asks with SIGTERM, waits, kills; in every case the whole group is killed
-    before the leader is reaped. Cancellation does not shorten it, save one that pierces shields (asyncio's
-    second Ctrl-C): then the group is killed without waiting.
+    before the leader is reaped. A cancellation, before or while it is left, shortens what is still to be
+    waited for (`ProcessLimits.when_cancelled`); one that pierces shields as well (asyncio's second Ctrl-C)
+    has the group killed without waiting.
 
     Args:
         registry: Knows the process until it is reaped; its owner kills leftovers outside the event loop.
@@ -158,6 +159,7 @@ class ServerProcess:
         self._flushing = False
         self._stderr = bytearray()
         self._ending: Ending | None = None
+        self._asked_to_end = False
 
     async def __aenter__(self) -> Self:
         server = self._server
@@ -346,15 +348,26 @@ class ServerProcess:
     async def _close(self) -> None:
         died = self._group.watch.exited_within(0)
         self._stop_sending()
-        with anyio.CancelScope(shield=True):
-            async with BackgroundTasks() as drains:
-                drains.start(self._drain_stderr)
-                drains.start(self._discard_stdout)
+        try:
+            await self._await_end(died=died)
+        except anyio.get_cancelled_exc_class():
+            # Cancelled, by now or meanwhile: it goes on from where it is, in less time.
+            self._limits = self._limits.when_cancelled()
+            with anyio.CancelScope(shield=True):
+                await self._await_end(died=died)
+            raise
+
+    async def _await_end(self, *, died: bool) -> None:
+        async with BackgroundTasks() as drains:
+            drains.start(self._drain_stderr)
+            drains.start(self._discard_stdout)
+            if self._ending is None:
                 self._ending = "died" if died else await self._end_by_degrees()
 
     async def _end_by_degrees(self) -> Ending:
-        if await self._exits_within(self._limits.exit_grace_s):
+        if not self._asked_to_end and await self._exits_within(self._limits.exit_grace_s):
             return "polite"
+        self._asked_to_end = True
         self._group.signal(signal.SIGTERM)
         if await self._exits_within(self._limits.term_grace_s):
             return "terminated"
