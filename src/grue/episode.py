@@ -1,7 +1,6 @@
 """What lives from turn to turn where an episode has one event loop: connections, and sessions of its own."""
 
 import contextlib
-import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
 from grue.actors.spares import SessionPool, Sessions
-from grue.errors import MCPError
+from grue.errors import MCPConfigError
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.runtime.episode_loop import Call, EpisodeLoop
 from grue.runtime.sync_edge import INTERRUPT_GRACE_S, counted_interrupts, warn_if_blocking
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from grue.actors.llm_endpoint import LlmEndpoint
 
 T = TypeVar("T")
-
-_turn_of: "contextvars.ContextVar[Episode | None]" = contextvars.ContextVar("turn_of", default=None)
-"""The episode whose turn this code is part of; a function tool in a worker thread inherits it."""
 
 
 class Episode:
@@ -75,7 +71,7 @@ class Episode:
             KeyboardInterrupt: Ctrl-C; the second one kills every process of the episode.
             MCPError: It was called by a turn of the same episode, which it would wait for.
         """
-        self._refuse_nesting()
+        self._loop.home.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
         with counted_interrupts():
             return self.submit(function).wait(hurry=self._registry.kill_now)
@@ -85,20 +81,37 @@ class Episode:
 
         Cancelled, it cancels the turn, and waits for its clean-up, at most `INTERRUPT_GRACE_S`.
         """
-        self._refuse_nesting()
+        self._loop.home.refuse_waiting()
         call = self.submit(function)
+        # Its thread does nothing but wait: it is not one of those that the caller's loop has for work.
+        thread = anyio.CapacityLimiter(1)
         try:
-            await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)
         except anyio.get_cancelled_exc_class():
             call.interrupt()
+            thread = anyio.CapacityLimiter(1)
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S)
+                await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S, limiter=thread)
             raise
         return call.result()
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
         """Have a turn run when there is a place for it, and return at once."""
         return self._loop.submit(lambda: self._in_turn(function))
+
+    def beside(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run what is no turn and needs no place, blocking; Ctrl-C ends it.
+
+        Raises:
+            MCPError: It was called by a turn of the same episode.
+        """
+        self._loop.home.refuse_waiting()
+        return self._loop.submit(function).wait()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes no further turn: it is closed, or something in it has failed."""
+        return self._loop.is_over
 
     def close(self) -> None:
         """End everything that lives in here, within seconds. A second call does nothing."""
@@ -108,12 +121,7 @@ class Episode:
         """End everything, as `close` does, and wait for nothing: for the garbage collector."""
         self._loop.end()
 
-    def _refuse_nesting(self) -> None:
-        if self._loop.is_here or _turn_of.get() is self:
-            raise MCPError("A turn cannot wait for another turn of its own episode: use another runner.")
-
     async def _in_turn(self, function: Callable[[], Awaitable[T]]) -> T:
-        _turn_of.set(self)  # for this call's task alone
         async with self._places:
             return await function()
 
@@ -126,3 +134,19 @@ class Episode:
             if self._endpoint is not None:
                 await stack.enter_async_context(self._endpoint)
             yield
+
+
+def sessions_of(lifetime: str, *, spawn_ahead: bool, keep_sessions: bool) -> Sessions:
+    """Return what becomes of sessions between turns, as a runner's arguments say it.
+
+    Raises:
+        MCPConfigError: They say nothing that can be done.
+    """
+    if lifetime not in ("turn", "episode"):
+        raise MCPConfigError(f'lifetime is "turn" or "episode", not {lifetime!r}.')
+    if spawn_ahead and keep_sessions:
+        raise MCPConfigError("Sessions are kept or spawned ahead: choose spawn_ahead or keep_sessions.")
+    if (spawn_ahead or keep_sessions) and lifetime != "episode":
+        option = "spawn_ahead" if spawn_ahead else "keep_sessions"
+        raise MCPConfigError(f'{option} needs lifetime="episode": with "turn" nothing outlives a turn.')
+    return "ahead" if spawn_ahead else "kept" if keep_sessions else "fresh"

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, assert_never
 from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
-from grue.actors.spares import Sessions
 from grue.answers import AnswerCheck, AnswerSpec, as_json
 from grue.batch import Batch, BatchItem, run_batch
 from grue.batch_bar import with_bar
-from grue.episode import Episode
-from grue.errors import MCPConfigError
+from grue.episode import Episode, sessions_of
 from grue.mcp_transport.client import McpServer
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.http import HttpServer
@@ -42,6 +40,7 @@ from grue.messages import (
 )
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled, Untried
+from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_lock import ToolLock
 from grue.recall import Recall
 from grue.runtime.actor import Actor, Note
@@ -65,7 +64,8 @@ T = TypeVar("T")
 class Runner:
     """Run the turns of one episode.
 
-    Use it as a context manager, or call `close`. Turns are run one at a time.
+    Use it as a context manager, or call `close`. Safe to use from several threads: with `lifetime="turn"` the
+    turns that they ask for run side by side, an event loop each; those of an episode run one at a time.
 
     Args:
         llm: The model: an endpoint, the settings for one, or a factory for an actor of your own.
@@ -86,7 +86,8 @@ class Runner:
         keep_sessions: With `lifetime="episode"`: one session a server serves all turns.
 
     Raises:
-        MCPConfigError: A server name cannot be used.
+        MCPConfigError: A server name cannot be used; `lifetime` is neither; `spawn_ahead` or `keep_sessions`
+            without `lifetime="episode"`, or both of them.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old (R14.4).
     """
 
@@ -130,21 +131,28 @@ class Runner:
         self._hide_secrets(llm)
         self._connections: dict[ServerName, Settled] = {}
         self._per_episode = lifetime == "episode"
-        self._sessions = _sessions(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
+        self._sessions = sessions_of(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
         self._episode: Episode | None = None
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()  # a signal handler may close the runner while its thread holds it
         self._batches: weakref.WeakSet[Episode] = weakref.WeakSet()
 
     @classmethod
     def from_toml(
-        cls, path: str | PathLike[str] = "pyproject.toml", *, recorder: Recorder | None = None
+        cls,
+        path: str | PathLike[str] = "pyproject.toml",
+        *,
+        recorder: Recorder | None = None,
+        lifetime: Literal["turn", "episode"] = "turn",
+        spawn_ahead: bool = False,
+        keep_sessions: bool = False,
     ) -> Self:
         """Make a runner from `[tool.zorkgpt.*]` of a TOML file; with MCP enabled, all its servers (R2.4).
 
-        The key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`.
+        The key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What lives
+        how long is the program's to say, not the file's: those arguments are the runner's own.
 
         Raises:
-            MCPConfigError: A file is missing or has something that cannot be used.
+            MCPConfigError: A file is missing or has something that cannot be used; see `Runner` for the rest.
         """
         from grue.config.wiring import from_configuration
 
@@ -157,6 +165,9 @@ class Runner:
             recorder=recorder,
             tool_lock=configured.tool_lock,
             budget=configured.budget,
+            lifetime=lifetime,
+            spawn_ahead=spawn_ahead,
+            keep_sessions=keep_sessions,
         )
 
     def __enter__(self) -> Self:
@@ -175,10 +186,9 @@ class Runner:
         for batch in list(self._batches):
             batch.close()
         with self._beginning:
-            episode, self._episode = self._episode, None
+            episode = self._detach()
         if episode is not None:
             episode.close()
-            self._lost.detach()
 
     @property
     def servers(self) -> Sequence[str]:
@@ -206,16 +216,21 @@ class Runner:
         self._connections[ServerName(server)] = connection
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
-        """Think and answer, blocking: exactly one `anyio.run` (R10.1, P39).
+        """Think and answer, blocking (R10.1).
 
-        When it returns or raises, no process of this turn is alive. Called where an event loop runs, it works
-        all the same, in a thread of its own, and warns once (P40).
+        With `lifetime="turn"` this is exactly one `anyio.run`, and when it returns or raises no process of
+        this turn is alive (P39). In an episode the one `anyio.run` is the episode's, in a thread of its own;
+        with `spawn_ahead` the turn's processes end behind it, before the next turn's first tool call.
+
+        Called where an event loop runs, it works all the same, and warns once (P40). What a signal handler
+        raises meanwhile ends the turn, as Ctrl-C does, and is raised.
 
         Raises:
             MCPServerStartupError: The first connect of the episode failed (R6.1).
             LLMError: The model gave no completion, after all retries.
             BudgetSpent: The episode's budget is used up; nothing was started.
-            MCPError: The model cannot be offered tools (R12.5).
+            MCPError: The model cannot be offered tools (R12.5); or a turn of the same episode asks, or a
+                process that was forked off.
             TurnTimedOut: The turn's limit passed.
             AnswerError: No acceptable answer, and no fallback.
             ActorCrashed: Something unforeseen, the exception as its cause.
@@ -267,7 +282,9 @@ class Runner:
         except BaseException:
             self._leave(episode)
             raise
-        call.add_done_callback(lambda _: self._leave(episode))
+        # A handle may be kept for long, and its runner is not to live for that.
+        lost = weakref.ref(self)
+        call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return TurnHandle(call, stage)
 
     def map(
@@ -297,10 +314,10 @@ class Runner:
         Raises:
             KeyboardInterrupt: Ctrl-C, while the next item is waited for; within seconds.
             TraceError: `recall` cannot be read.
-            ValueError: `concurrency` is less than 1.
+            ValueError: `concurrency` is no whole number, or less than 1.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency is at least 1, not {concurrency}")
+        if not isinstance(concurrency, int) or concurrency < 1:
+            raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
         earlier = None if recall is None else Recall(recall)
 
         def open_episode() -> Episode:
@@ -328,6 +345,11 @@ class Runner:
         """Do now what the first turn would do first: import what talks to the model and to servers.
 
         It blocks, for a second or so in a new process. No server is started, and nothing is sent.
+
+        Raises:
+            MissingDependencyError: `mcp` is absent or too old.
+            MCPError: It was called by a turn of this runner, or the episode is the parent process's.
+            KeyboardInterrupt: Ctrl-C.
         """
         servers = self._servers.values()
         if any(isinstance(server, McpServer) for server in servers):
@@ -339,7 +361,7 @@ class Runner:
         episode = self._enter()
         try:
             if self._endpoint is not None:
-                episode.submit(self._endpoint.prepare).wait()
+                episode.beside(self._endpoint.prepare)
         finally:
             self._leave(episode)
 
@@ -360,10 +382,12 @@ class Runner:
         started = time.monotonic()
         check = AnswerCheck(answer)
         command = self._command(request, answer, limits)
-        stage.actors = turn = TurnActors(self._wiring, place, command, check, request.on_delta)
+        turn = TurnActors(self._wiring, place, command, check, request.on_delta)
+        stage.enter(turn)
         try:
             end = await turn.run(known)
         finally:
+            stage.leave()
             known |= turn.connections
         self.spent = self.spent.plus(end.requests, end.usage)
         match end:
@@ -378,8 +402,8 @@ class Runner:
     def _command(self, request: TurnRequest[T], answer: AnswerSpec[Any], limits: TurnLimits) -> RunTurn:
         return RunTurn(
             turn=request.turn or 0,
-            system=request.system,
-            user=request.user,
+            system=well_formed(request.system),
+            user=well_formed(request.user),
             servers=tuple(self._servers) if request.tools else (),
             answer=answer.schema,
             fallback=None if answer.fallback is None else as_json(answer.fallback),
@@ -398,14 +422,25 @@ class Runner:
             self.recorder.hide("api_key", key)
 
     def _loop(self, users: int = 0) -> Episode:
-        """Return the episode's loop, which begins with its first turn, whichever thread is the first."""
+        """Return the episode's loop, which begins with its first turn, whichever thread is the first.
+
+        One that something unforeseen has ended is followed by another one.
+        """
         with self._beginning:
+            if self._episode is not None and self._episode.is_over:
+                self._detach()
             if self._episode is None:
                 endpoint = self._endpoint if self._per_episode else None
                 self._episode = Episode(endpoint, self.recorder, self._sessions)
                 self._lost = weakref.finalize(self, self._episode.abandon)
             self._episode.users += users
             return self._episode
+
+    def _detach(self) -> Episode | None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            self._lost.detach()
+        return episode
 
     def _enter(self) -> Episode:
         """Return the loop for one more turn; when that is over, `_leave`."""
@@ -417,9 +452,15 @@ class Runner:
             episode.users -= 1
             if episode.users or self._per_episode or self._episode is not episode:
                 return
-            self._episode = None
-            self._lost.detach()
+            self._detach()
         episode.close()
+
+
+def _leave_if_there(runner: "weakref.ref[Runner]", episode: Episode) -> None:
+    # What is lost has been followed by its finalizer, which ends the episode.
+    alive = runner()
+    if alive is not None:
+        alive._leave(episode)  # noqa: SLF001 - the runner's own
 
 
 _SHORTEST_KEY = 8
@@ -447,12 +488,3 @@ def _turn_limits(limits: TurnLimits, turn_timeout_s: float | None) -> TurnLimits
     if limit is None:
         return limits
     return replace(limits, turn_timeout_s=limit, teardown_s=min(limits.teardown_s, limit / 2))
-
-
-def _sessions(lifetime: str, *, spawn_ahead: bool, keep_sessions: bool) -> Sessions:
-    if spawn_ahead and keep_sessions:
-        raise MCPConfigError("Sessions are kept or spawned ahead: choose spawn_ahead or keep_sessions.")
-    if (spawn_ahead or keep_sessions) and lifetime != "episode":
-        option = "spawn_ahead" if spawn_ahead else "keep_sessions"
-        raise MCPConfigError(f'{option} needs lifetime="episode": with "turn" nothing outlives a turn.')
-    return "ahead" if spawn_ahead else "kept" if keep_sessions else "fresh"

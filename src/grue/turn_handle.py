@@ -8,25 +8,30 @@ from msgspec.structs import replace
 from grue.errors import TurnCancelled
 from grue.protocol.turn_states import TurnProgress
 from grue.runtime.episode_loop import Call
-from grue.runtime.sync_edge import unmasked_interrupt
 from grue.turn_actors import TurnActors
 
 T = TypeVar("T")
 
 
 class Stage:
-    """Where one turn stands, for those who look from outside: it waits until it has actors.
+    """Where one turn stands, for those who look from outside: it waits until it is entered by its actors."""
 
-    Attributes:
-        actors: Set by the turn when it begins.
-    """
+    def __init__(self) -> None:
+        self._actors: TurnActors | None = None
+        self._last = TurnProgress(doing="waiting for its turn")
 
-    actors: TurnActors | None = None
+    def enter(self, actors: TurnActors) -> None:
+        """Look at these from now on."""
+        self._actors = actors
+
+    def leave(self) -> None:
+        """Keep what can be told of them, and let them go."""
+        self._last, self._actors = self.progress, None
 
     @property
     def progress(self) -> TurnProgress:
         """What can be told of it so far."""
-        return TurnProgress(doing="waiting for its turn") if self.actors is None else self.actors.progress
+        return self._last if self._actors is None else self._actors.progress
 
 
 class TurnHandle(Generic[T]):
@@ -61,17 +66,12 @@ class TurnHandle(Generic[T]):
         Raises:
             TimeoutError: It is not over yet; it goes on.
             TurnCancelled: `cancel` ended it, or its runner was closed.
-            MCPError: The turn is the parent process's, and cannot be waited for after a fork.
+            MCPError: It would wait in vain: a turn of the same runner asks, or a process that was forked off.
         """
-        if not self.done():
-            self._call.require_process()
-        try:
-            with unmasked_interrupt():
-                error = self._call.exception(timeout_s)
-        except TimeoutError:
+        if not self._call.join(timeout_s):
             waited = f" after {timeout_s:g} s" if timeout_s else ""
-            raise TimeoutError(f"The turn is not over{waited}: it goes on.") from None
-        if isinstance(error, KeyboardInterrupt):
+            raise TimeoutError(f"The turn is not over{waited}: it goes on.")
+        if isinstance(self._call.exception(), KeyboardInterrupt):
             raise TurnCancelled("The turn was cancelled.")
         return self._call.result()
 

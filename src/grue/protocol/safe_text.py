@@ -51,6 +51,14 @@ def plain_text(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else _visible(char) for char in text)
 
 
+def well_formed(text: str) -> str:
+    """Return `text` with U+FFFD for lone surrogates, which are no characters and cannot be encoded.
+
+    They come from bytes that were no text: a file's name, a program's output.
+    """
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _visible(char: str) -> str:
     if char in _NAMED:
         return _NAMED[char]

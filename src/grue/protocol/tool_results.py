@@ -31,6 +31,7 @@ import msgspec
 from msgspec.structs import replace
 
 from grue.messages import JsonObject, ToolCallResult
+from grue.protocol.safe_text import well_formed
 
 MAX_DEPTH = 100
 """Deepest nesting of a JSON value; deeper ones would exhaust the stack of whoever writes them."""
@@ -55,7 +56,7 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
         case float():
             return float(value) if math.isfinite(value) else None
         case str():
-            return _well_formed(value)
+            return well_formed(value)
         case bytes() | bytearray() | memoryview():
             return base64.b64encode(bytes(value)).decode("ascii")
         case Mapping() | Sequence() | set() | frozenset() if depth < 1:
@@ -65,22 +66,18 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
         case Sequence() | set() | frozenset():
             return [json_value(item, depth=depth - 1) for item in value]
         case _:
-            return _well_formed(str(value))
+            return well_formed(str(value))
 
 
 def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> JsonObject:
     """Return a mapping as a JSON object, in the same way."""
-    return {_well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
+    return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
 
 
 _MAX_INT_BITS = 14_000
 """Python writes integers of up to 4,300 digits in decimal, readers of JSON read about as many."""
 
 _TOO_DEEP = "[nested too deeply]"
-
-
-def _well_formed(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def success(content: object) -> ToolCallResult:
@@ -90,7 +87,7 @@ def success(content: object) -> ToolCallResult:
 
 def failure(message: str, content: object = None) -> ToolCallResult:
     """Wrap what went wrong (R11.2, R11.4, P42)."""
-    return ToolCallResult(json_value(content), is_error=True, error_message=_well_formed(message))
+    return ToolCallResult(json_value(content), is_error=True, error_message=well_formed(message))
 
 
 def timed_out(timeout_s: float) -> ToolCallResult:

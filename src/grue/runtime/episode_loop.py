@@ -28,6 +28,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import Struct
+from sniffio import current_async_library_cvar
 
 from grue.errors import MCPError, TurnCancelled
 from grue.runtime.sync_edge import (
@@ -51,50 +53,104 @@ CLOSE_WITHIN_S = 10.0
 """How long it waits after that, when all processes are killed."""
 
 
-_FORKED = "The episode is its parent process's: make a new runner after a fork."
+class Home(Struct, frozen=True):
+    """Where a loop runs, and who may wait for what runs in it.
+
+    Attributes:
+        thread: Its thread.
+        process: The number of its process.
+    """
+
+    thread: threading.Thread
+    process: int
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller is in the loop's own thread."""
+        return threading.current_thread() is self.thread
+
+    @property
+    def is_forked_off(self) -> bool:
+        """Whether the caller is in another process, where the loop does not run."""
+        return self.process != os.getpid()
+
+    def refuse_strangers(self) -> None:
+        """Refuse to be used by a process that was forked off.
+
+        Raises:
+            MCPError: It was.
+        """
+        if self.is_forked_off:
+            raise MCPError("The episode is its parent process's: make a new runner after a fork.")
+
+    def refuse_waiting(self) -> None:
+        """Refuse to wait where it would never end, or only by a time limit.
+
+        Raises:
+            MCPError: The caller is a call of this loop, or a function that one runs in a thread; or this
+                process was forked off, and has no such loop.
+        """
+        self.refuse_strangers()
+        if self.is_here or _calling_in.get() is self.thread:
+            raise MCPError("A turn cannot wait for another turn of its own episode: use another runner.")
+
+
+_calling_in: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
+    "calling_in", default=None
+)
+"""The thread of the loop whose call this code is part of; a worker thread inherits it."""
 
 
 class Call(Future[T]):
     """A call that is under way in the loop. `interrupt` cancels it; its result then is an interrupt.
 
     Attributes:
-        watch: Notices a Ctrl-C since the call was asked for.
+        home: The loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # only the loop may settle it
-        self._process = os.getpid()
+        self.home = home
         self._work = Interruptible()
-        self.watch = InterruptWatch()
-
-    def require_process(self) -> None:
-        """Refuse to be waited for where nobody would ever settle it.
-
-        Raises:
-            MCPError: This process was forked off after the call began.
-        """
-        if self._process != os.getpid():
-            raise MCPError(_FORKED)
+        self._watch = InterruptWatch()
 
     def interrupt(self) -> None:
         """Cancel the call, from any thread, and return at once; it ends when it has cleaned up."""
         self._work.interrupt()
 
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is over, or the time has passed, and say whether it is. Nothing else ends it.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the call goes on.
+            MCPError: It would be waited for in vain; see `Home.refuse_waiting`.
+        """
+        if not self.done() and timeout_s != 0:
+            self.home.refuse_waiting()
+            with counted_interrupts(), unmasked_interrupt():
+                wait_for(self, timeout_s, watch=self._watch)
+        return self.done()
+
     def wait(self, hurry: Callable[[], object] = lambda: None) -> T:
-        """Return the result when it is there. A Ctrl-C cancels the call, and waits for its clean-up.
+        """Return the result when it is there. Whatever cuts the waiting short cancels the call.
+
+        Its clean-up is waited for then.
 
         Args:
             hurry: Called at the second Ctrl-C; makes the clean-up under way end at once.
 
         Raises:
             KeyboardInterrupt: Ctrl-C. The third one is not waited for.
+            MCPError: It would be waited for in vain; see `Home.refuse_waiting`.
+            BaseException: What a signal handler raised meanwhile.
         """
+        if not self.done():
+            self.home.refuse_waiting()
         with counted_interrupts():
             try:
-                with unmasked_interrupt():
-                    wait_for(self, watch=self.watch)
-            except KeyboardInterrupt:
+                self.join()
+            except BaseException:
                 self._give_up(hurry)
                 raise
             return self.result()
@@ -108,6 +164,7 @@ class Call(Future[T]):
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> None:
         """Run `function` in the loop, and keep what comes of it."""
+        _calling_in.set(self.home.thread)  # for this call's task alone
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
@@ -147,7 +204,6 @@ class EpisodeLoop:
         self._hold = hold
         self._last_word = last_word
         self._hurry = hurry
-        self._process = os.getpid()
         self._lock = threading.RLock()  # the garbage collector may come in while this thread holds it
         self._calls: set[Call[Any]] = set()
         self._asks: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
@@ -156,25 +212,25 @@ class EpisodeLoop:
         self._failure: BaseException | None = None
         self._begun: Future[None] = Future()
         self._gone: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
-        _alive.add(self)
+        thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
+        self.home = Home(thread, os.getpid())
         # Moved to the end: what was registered last is called first, before all processes are killed.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         watch = InterruptWatch()
-        self._thread.start()
+        thread.start()
         try:
             with unmasked_interrupt():
                 wait_for(self._begun, watch=watch)
-        except KeyboardInterrupt:
+        except BaseException:
             self.end()
             raise
         self._begun.result()
 
     @property
-    def is_here(self) -> bool:
-        """Whether the caller is in the loop's own thread, where waiting for it would never end."""
-        return threading.current_thread() is self._thread
+    def is_over(self) -> bool:
+        """Whether it takes no further call: it is closed, or has failed."""
+        return self._ending
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
         """Have `function` run in the loop, in a copy of the caller's context, and return at once.
@@ -182,21 +238,22 @@ class EpisodeLoop:
         Raises:
             MCPError: The loop is closed, or belongs to another process.
         """
-        if self._process != os.getpid():
-            raise MCPError(_FORKED)
-        call: Call[T] = Call()
+        self.home.refuse_strangers()
+        call: Call[T] = Call(self.home)
+        context = contextvars.copy_context()
+        context.run(current_async_library_cvar.set, "asyncio")  # whatever the caller's is
         with self._lock:
             if self._ending:
                 raise MCPError("The episode is closed: it takes no further turn.") from self._failure
             self._calls.add(call)
-            self._asks.append((contextvars.copy_context(), call, function))
+            call.add_done_callback(self._calls.discard)
+            self._asks.append((context, call, function))
             self._loop.call_soon_threadsafe(self._asked.set)
-        call.add_done_callback(self._calls.discard)
         return call
 
     def end(self) -> None:
         """Cancel what still runs, and return at once; its clean-up goes on, and then the loop is gone."""
-        if self._process == os.getpid():
+        if not self.home.is_forked_off:
             with self._lock:
                 self._ending = True
             self._work.interrupt()
@@ -206,7 +263,7 @@ class EpisodeLoop:
 
         Called in the loop's own thread, it does not wait. A Ctrl-C makes the clean-up end at once.
         """
-        if self._process != os.getpid() or self.is_here:
+        if self.home.is_forked_off or self.home.is_here:
             self.end()
             return
         with counted_interrupts():
@@ -219,7 +276,7 @@ class EpisodeLoop:
                     wait_for(self._gone, CLOSE_WITHIN_S)
         # Only now: interrupted, it would take the thread for dead (seen in CPython 3.11).
         if self._gone.done():
-            self._thread.join()
+            self.home.thread.join()
 
     def _run(self) -> None:
         try:
@@ -247,6 +304,7 @@ class EpisodeLoop:
         self._gone.set_result(None)
 
     async def _serve(self) -> None:
+        _alive.add(self)
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
         async with anyio.create_task_group() as group, self._hold(group):
@@ -292,12 +350,16 @@ def _only(error: BaseException) -> BaseException:
 def give_up(calls: Sequence[Call[Any]]) -> None:
     """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`.
 
+    Those of the caller's own loop are only cancelled; those of another process are left alone.
+
     Raises:
         KeyboardInterrupt: Ctrl-C once more.
     """
-    for call in calls:
+    ours = [call for call in calls if not call.home.is_forked_off]
+    for call in ours:
         call.interrupt()
     deadline = time.monotonic() + INTERRUPT_GRACE_S
-    for call in calls:
-        with unmasked_interrupt():
-            wait_for(call, max(0.0, deadline - time.monotonic()))
+    for call in ours:
+        if not call.home.is_here:
+            with unmasked_interrupt():
+                wait_for(call, deadline - time.monotonic())

@@ -293,7 +293,7 @@ def wait_for(
     """
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
-    while not wait([finished], _NOTICE_S).done and time.monotonic() < deadline:
+    while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
         if _counted_interrupt() or any(each.struck() for each in watches):
             raise KeyboardInterrupt
 
