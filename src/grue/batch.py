@@ -15,7 +15,7 @@ from msgspec import Struct
 from grue.episode import Episode
 from grue.errors import MCPError
 from grue.runtime.episode_loop import Call, give_up
-from grue.runtime.sync_edge import counted_interrupts, unmasked_interrupt, wait_for
+from grue.runtime.sync_edge import counted_interrupts
 from grue.turn_actors import Place
 
 R = TypeVar("R")
@@ -28,7 +28,7 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
     Attributes:
         index: Its place, from 0.
         outcome: Of its turn; `None` where it has none.
-        error: Why it has none: what `run_turn` would have raised.
+        error: Why it has none: what `run_turn` would have raised; what is no error of ours is its cause.
         recalled: It is from the trace of an earlier run, and was not run again.
     """
 
@@ -63,7 +63,7 @@ def run_batch(requests: Iterable[R], batch: Batch[R, T]) -> Iterator[BatchItem[T
         KeyboardInterrupt: Ctrl-C; by then every turn has been given the time to clean up.
     """
     numbered = enumerate(requests)
-    waiting: deque[tuple[int, Call[T] | T]] = deque()
+    waiting: deque[tuple[int, Call[T] | BatchItem[T]]] = deque()
     episode = batch.open()
     try:
         while True:
@@ -78,23 +78,32 @@ def run_batch(requests: Iterable[R], batch: Batch[R, T]) -> Iterator[BatchItem[T
         _end(episode, [begun for _, begun in waiting if isinstance(begun, Call)])
 
 
-def _begin(index: int, request: R, batch: Batch[R, T], episode: Episode) -> Call[T] | T:
-    recalled = batch.recall(index, request)
+def _begin(index: int, request: R, batch: Batch[R, T], episode: Episode) -> Call[T] | BatchItem[T]:
+    try:
+        recalled = batch.recall(index, request)
+    except Exception as error:  # noqa: BLE001 - a request that is none sinks no others
+        return BatchItem(index=index, error=_as_ours(error))
     if recalled is not None:
-        return recalled
+        return BatchItem(index=index, outcome=recalled, recalled=True)
     return episode.submit(lambda: batch.run(episode.place, index, request))
 
 
-def _item(index: int, begun: Call[T] | T) -> BatchItem[T]:
-    if not isinstance(begun, Call):
-        return BatchItem(index=index, outcome=begun, recalled=True)
-    # Not `Call.wait`: a Ctrl-C is for all turns at once, which `_end` sees to.
-    with counted_interrupts(), unmasked_interrupt():
-        wait_for(begun, watch=begun.watch)
+def _item(index: int, begun: Call[T] | BatchItem[T]) -> BatchItem[T]:
+    if isinstance(begun, BatchItem):
+        return begun
+    begun.join()  # a Ctrl-C is for all turns at once, which `_end` sees to
     try:
         return BatchItem(index=index, outcome=begun.result())
-    except MCPError as error:
-        return BatchItem(index=index, error=error)
+    except Exception as error:  # noqa: BLE001 - whatever ends one turn ends no other one
+        return BatchItem(index=index, error=_as_ours(error))
+
+
+def _as_ours(error: Exception) -> MCPError:
+    if isinstance(error, MCPError):
+        return error
+    ours = MCPError(f"The turn could not be run: {type(error).__name__}: {error}")
+    ours.__cause__ = error
+    return ours
 
 
 def _end(episode: Episode, calls: Sequence[Call[Any]]) -> None:

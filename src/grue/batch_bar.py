@@ -27,7 +27,9 @@ def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[Bat
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with contextlib.ExitStack() as ending, Progress(*columns, console=Console(stderr=True)) as shown:
+    # Above the bar, on the terminal, goes what is printed there; what is printed into a file stays in it.
+    bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty())
+    with contextlib.ExitStack() as ending, bar as shown:
         if isinstance(items, Generator):
             ending.enter_context(contextlib.closing(items))
         task = shown.add_task("turns", total=total)

@@ -2,15 +2,17 @@
 
 import hashlib
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from grue.answers import AnswerCheck, AnswerSpec
-from grue.messages import AnswerAccepted, RunTurn, TurnCompleted
+from grue.messages import AnswerAccepted, RunTurn, TurnCompleted, TurnFailed
 from grue.tracing.reading import open_episode
 from grue.turn_request import TurnOutcome, outcome_of
+
+_Asked: TypeAlias = tuple[int, bytes]
+"""A turn's number, and a digest of what was asked."""
 
 
 class Recall:
@@ -27,14 +29,19 @@ class Recall:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self._asked: dict[int, tuple[bytes, float]] = {}
-        self._ends: dict[int, tuple[TurnCompleted, float]] = {}
-        for envelope in open_episode(Path(path)):
+        self._known: dict[_Asked, tuple[TurnCompleted, float]] = {}
+        # Turns of other batches, or of the runner's own, may have the same numbers, and at the same time:
+        # what ends one says, as its cause, which word began it.
+        begun: dict[int, tuple[_Asked, float]] = {}
+        for envelope in open_episode(path):
             if isinstance(envelope.body, RunTurn):
-                self._asked[envelope.turn] = (_digest(envelope.body), envelope.t)
-                self._ends.pop(envelope.turn, None)
-            elif isinstance(envelope.body, TurnCompleted) and not envelope.redacted:
-                self._ends[envelope.turn] = (envelope.body, envelope.t)
+                asked = _asked(envelope.body)
+                begun[envelope.seq] = asked, envelope.t
+                self._known.pop(asked, None)
+            elif isinstance(envelope.body, TurnCompleted | TurnFailed) and envelope.cause in begun:
+                asked, began = begun.pop(envelope.cause)
+                if isinstance(envelope.body, TurnCompleted) and not envelope.redacted:
+                    self._known[asked] = envelope.body, envelope.t - began
 
     def outcome(self, command: RunTurn, answer: AnswerSpec[Any]) -> TurnOutcome[Any] | None:
         """Return what came of a turn; `None` where it was not completed, or was another one.
@@ -43,14 +50,13 @@ class Recall:
             command: The turn, as it would be run now.
             answer: What a valid answer is now; one that is none any more is not recalled.
         """
-        asked, began = self._asked.get(command.turn, (b"", 0.0))
-        end, ended = self._ends.get(command.turn, (None, 0.0))
-        if end is None or asked != _digest(command):
+        end, took_s = self._known.get(_asked(command), (None, 0.0))
+        if end is None:
             return None
         if end.kind == "fallback":
-            return None if answer.fallback is None else outcome_of(end, answer.fallback, ended - began)
+            return None if answer.fallback is None else outcome_of(end, answer.fallback, took_s)
         check = AnswerCheck(answer)
-        return outcome_of(end, check.accepted, ended - began) if _accepts(check, end) else None
+        return outcome_of(end, check.accepted, took_s) if _accepts(check, end) else None
 
 
 def _accepts(check: AnswerCheck[Any], end: TurnCompleted) -> bool:
@@ -60,6 +66,6 @@ def _accepts(check: AnswerCheck[Any], end: TurnCompleted) -> bool:
         return False
 
 
-def _digest(command: RunTurn) -> bytes:
-    asked = (command.system, command.user, command.servers, command.answer)
-    return hashlib.sha256(msgspec.json.encode(asked)).digest()
+def _asked(command: RunTurn) -> _Asked:
+    words = (command.system, command.user, command.servers, command.answer)
+    return command.turn, hashlib.sha256(msgspec.json.encode(words)).digest()

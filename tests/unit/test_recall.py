@@ -15,6 +15,8 @@ from grue.recall import Recall
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceWriter
 
+pytestmark = pytest.mark.made_up_trace
+
 TEXT = AnswerSpec.text()
 
 
@@ -32,8 +34,12 @@ def recorded(tmp_path: Path, *bodies: RunTurn | TurnCompleted, secret: str = "")
         recorder.hide("KEY", secret)
     writer = TraceWriter(tmp_path / "trace.jsonl", episode="batch")
     recorder.add(writer)
+    begun: dict[int, int] = {}
     for body in bodies:
-        recorder.record(body, sender="host", receiver="agent", turn=body.turn)
+        if isinstance(body, RunTurn):
+            begun[body.turn] = recorder.record(body, sender="host", receiver="agent", turn=body.turn).seq
+        else:
+            recorder.record(body, sender="agent", receiver="host", turn=body.turn, cause=begun.get(body.turn))
     writer.close()
     return Recall(tmp_path / "trace.jsonl")
 
@@ -56,10 +62,26 @@ def test_another_question_has_none(tmp_path: Path, changed: dict[str, Any]) -> N
     assert recall.outcome(asked(**{"turn": 1, **changed}), TEXT) is None
 
 
-def test_a_question_asked_anew_forgets_what_the_old_one_came_to(tmp_path: Path) -> None:
-    recall = recorded(tmp_path, asked(1), completed(1), asked(1, "other"))
+def test_a_question_asked_anew_forgets_what_it_came_to(tmp_path: Path) -> None:
+    recall = recorded(tmp_path, asked(1), completed(1), asked(1))
     assert recall.outcome(asked(1), TEXT) is None
-    assert recall.outcome(asked(1, "other"), TEXT) is None
+
+
+def test_turns_of_the_same_number_that_overlap_keep_their_answers_apart(tmp_path: Path) -> None:
+    recorder, path = Recorder(), tmp_path / "trace.jsonl"
+    writer = TraceWriter(path, episode="batch")
+    recorder.add(writer)
+    own, item = (recorder.record(asked(1, user), sender="host").seq for user in ("own", "item"))
+    recorder.record(completed(1, "of own"), sender="agent", cause=own)
+    writer.flush()
+    assert Recall(path).outcome(asked(1, "item"), TEXT) is None
+    recorder.record(completed(1, "of item"), sender="agent", cause=item)
+    writer.close()
+    recall = Recall(path)
+    for user in ("own", "item"):
+        outcome = recall.outcome(asked(1, user), TEXT)
+        assert outcome is not None
+        assert outcome.response == f"of {user}"
 
 
 def test_an_answer_is_read_by_the_check_as_it_is_now(tmp_path: Path) -> None:
