@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.actors.agent import AgentActor
+from grue.actors.function_tools import FunctionTools
 from grue.actors.mcp_session import Connect, SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.actors.spares import SessionPool
@@ -129,8 +130,7 @@ class TurnActors:
                 end = await self._supervised(connections, deadline)
             finally:
                 self._sampling.sampler = None
-            if isinstance(end, TurnCompleted):
-                self._prepare_next()
+            self._prepare_next()
             return end
         assert limit_s is not None, "only a limit ends the scope"
         failure = DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
@@ -168,9 +168,13 @@ class TurnActors:
 
     def _connect(self, name: ServerName, deadline: float) -> Connect:
         """Return what gives the turn a session: the server itself, or the pool."""
-        connect = self._fresh(name)
+        connect, server = self._fresh(name), self._wiring.servers[name]
         pool = self._place.pool
-        if pool is None or not isinstance(self._wiring.servers[name], McpServer):
+        if pool is None:
+            return connect
+        if isinstance(server, FunctionTools):
+            return lambda _: server.connect(name, before_calls=pool.buried)
+        if not isinstance(server, McpServer):
             return connect
         return lambda _: pool.lend(name, connect, self._command.turn, deadline)
 
@@ -179,8 +183,11 @@ class TurnActors:
         abilities = Abilities(
             sample=self._sampling.on_behalf_of(name) if sampled else None, elicit=self._wiring.elicit
         )
+        limits = self._wiring.process_limits
+        if self._place.pool is None:
+            limits = _within_teardown(limits, self._command.limits)
         options = ClientOptions(
-            limits=_process_limits(self._wiring.process_limits, self._command.limits),
+            limits=limits,
             abilities=abilities,
             pinning=pinning(self._wiring.tool_lock, name, self._command.policy.on_tool_drift),
         )
@@ -220,7 +227,7 @@ def _shown(note: Note, on_delta: OnDelta | None) -> Note:
     return note_and_show
 
 
-def _process_limits(process: ProcessLimits, limits: TurnLimits) -> ProcessLimits:
+def _within_teardown(process: ProcessLimits, limits: TurnLimits) -> ProcessLimits:
     """Return graces that fit into the turn's teardown, with a fifth of it to spare for the kill."""
     share = limits.teardown_s * 0.4
     return replace(

@@ -1,9 +1,12 @@
 """Whole turns and the Zork manager with servers that are reached by URL."""
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from http_servers import real_http_server
@@ -13,8 +16,8 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
-from grue.messages import TurnLimits
-from grue.runtime.trace import Recorder
+from grue.messages import SpareLost, SpareReady, TurnLimits
+from grue.runtime.trace import Envelope, Recorder
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
@@ -80,6 +83,31 @@ def test_p26_p27_a_session_is_lost_and_the_server_given_up_when_it_does_not_come
     outcome = runner.run_turn(asked())
     assert outcome.kind == "degraded"
     assert "connection refused" in runner.disabled["far"]
+
+
+@pytest.mark.parametrize("sessions", ["spawn_ahead", "keep_sessions"])
+def test_a_session_that_its_server_forgets_between_turns_is_replaced(sessions: str, llm: LlmSettings) -> None:
+    recorder, ready, lost = Recorder(), threading.Event(), []
+
+    def look(envelope: Envelope[Any], _line: bytes) -> None:
+        if isinstance(envelope.body, SpareReady):
+            ready.set()
+        if isinstance(envelope.body, SpareLost):
+            lost.append(envelope.body.cause)
+
+    recorder.add(look)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(contextlib.ExitStack())
+        url = first.enter_context(real_http_server())
+        how: dict[str, Any] = {"lifetime": "episode", sessions: True, "recorder": recorder}
+        runner = stack.enter_context(Runner(llm=llm, servers=far(url), **how))
+        assert runner.run_turn(asked()).kind == "answered"
+        assert sessions == "keep_sessions" or ready.wait(10)
+        first.close()
+        stack.enter_context(real_http_server("--port", str(urlsplit(url).port)))
+        outcome = runner.run_turn(asked())
+    assert (outcome.kind, [call.settlement for call in outcome.tool_calls]) == ("answered", ["returned"] * 2)
+    assert lost == ["its server no longer knows of it"]
 
 
 def test_r6_1_a_first_connect_that_is_refused_ends_the_episode(llm: LlmSettings) -> None:

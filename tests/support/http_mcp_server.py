@@ -88,13 +88,14 @@ def main() -> None:
     parser.add_argument("--stateless", action="store_true")
     parser.add_argument("--record")
     parser.add_argument("--token")
+    parser.add_argument("--port", type=int, default=0)
     flags = parser.parse_args()
     server = made_server()
     if flags.transport == "sse":
         app = server.sse_app()
     else:
         app = server.streamable_http_app(json_response=flags.json, stateless_http=flags.stateless)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", flags.port)) as listener:
         print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(
             Recorded(app, flags.record, flags.token), log_level="error", timeout_graceful_shutdown=0

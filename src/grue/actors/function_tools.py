@@ -9,7 +9,7 @@ limit.
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,8 +42,15 @@ class FunctionTools:
         self._arguments = {name: _arguments_type(name, function) for name, function in functions.items()}
         self._schemas = {name: _schema(name, arguments) for name, arguments in self._arguments.items()}
 
-    def connect(self, server: ServerName) -> "FunctionConnection":
-        """Make the connection for one session."""
+    def connect(
+        self, server: ServerName, before_calls: Callable[[], Awaitable[object]] | None = None
+    ) -> "FunctionConnection":
+        """Make the connection for one session.
+
+        Args:
+            server: The name that its tools are listed under.
+            before_calls: Awaited before the calls of each batch; `None`: nothing is waited for.
+        """
         tools = tuple(
             ToolDefinition(
                 server=server,
@@ -53,7 +60,7 @@ class FunctionTools:
             )
             for name, function in self.functions.items()
         )
-        return FunctionConnection(tools, self.functions, self._arguments)
+        return FunctionConnection(tools, self.functions, self._arguments, before_calls)
 
 
 class FunctionConnection:
@@ -70,8 +77,10 @@ class FunctionConnection:
         tools: tuple[ToolDefinition, ...],
         functions: Mapping[str, Callable[..., Any]],
         arguments: Mapping[str, type[msgspec.Struct]],
+        before_calls: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._tools = tools
+        self._before_calls = before_calls
         self._functions = functions
         self._arguments = arguments
 
@@ -89,8 +98,10 @@ class FunctionConnection:
         return Listing(tools=self._tools, protocol_version="")
 
     async def relisted(self, timeout_s: float) -> None:
-        """Functions stay as they are."""
+        """Functions stay as they are; a batch begins with this question, and what it has to wait for."""
         del timeout_s
+        if self._before_calls is not None:
+            await self._before_calls()
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a function; what it raises is an error result.
@@ -125,7 +136,7 @@ async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
         if isinstance(value, ToolCallResult):
             return value
         return tool_results.success(msgspec.to_builtins(value, enc_hook=str))
-    except Exception as error:  # noqa: BLE001 - whatever the user's function raises is its result
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's function raises is its result
         return tool_results.call_failed(f"{type(error).__name__}: {error}")
 
 

@@ -5,13 +5,14 @@ A connection is entered and left by one task, its owner. Here the owner is a tas
 - a connection can be opened while the host plays its move, used by the next turn, and by that one only
   (`ahead`): what a turn sees is a fresh process, without the wait for it;
 - it can go on dying after its turn: the turn ends with its answer, and the next turn's first tool call waits
-  until every older process is gone;
+  until every older process is gone, or its end, if it calls none;
 - or it can serve turn after turn (`kept`), for servers with a memory.
 
 To the session's actor a lent connection is one like any other (`ToolConnection`). What the owners do by
 themselves is noted in the trace, outside turns: `SpareReady`, `SpareLost`, `ServerEnded`.
 """
 
+import contextlib
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
@@ -21,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.actors.mcp_session import Connect, ToolConnection
-from grue.mcp_transport.client import Listing
+from grue.mcp_transport.client import Listing, McpClient
 from grue.mcp_transport.failures import ServerFailed
 from grue.mcp_transport.process_group import ServerExit
 from grue.mcp_transport.stdio import Ending
@@ -36,6 +37,9 @@ from grue.messages import (
 )
 from grue.runtime.supervisor import describe_crash
 from grue.runtime.trace import Envelope, Recorder
+
+_STILL_THERE_S = 2.0
+"""For the answer of a server by URL, whether it still knows of a session that has waited."""
 
 Sessions: TypeAlias = Literal["fresh", "ahead", "kept"]
 """Whether a turn's session is opened in it, opened before it, or the one of the turns before."""
@@ -87,7 +91,9 @@ class Owned:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - it ends the turn that needs it, and no other one
             self.failed = crash
-            self._say(describe_crash(self.server, crash))
+            # A trace that cannot be written may be what it crashed of.
+            with contextlib.suppress(Exception):
+                self._say(describe_crash(self.server, crash))
         finally:
             self.opened.set()
             self.gone.set()
@@ -191,7 +197,7 @@ class SessionPool:
         """Wait until every connection that was to be left is, and no process of it is alive."""
         while self._leaving:
             await self._leaving[-1].gone.wait()
-            self._leaving = [owned for owned in self._leaving if not owned.gone.is_set()]
+            self._forget_gone()
 
     def lose(self, owned: Owned, cause: str) -> None:
         """Say that a connection cannot be used, and have it left."""
@@ -201,8 +207,11 @@ class SessionPool:
     def leave(self, owned: Owned) -> None:
         """Have a connection left; its end is waited for by `buried`."""
         owned.release()
-        if not owned.gone.is_set():
-            self._leaving.append(owned)
+        self._leaving.append(owned)
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        self._leaving = [owned for owned in self._leaving if not owned.gone.is_set()]
 
 
 class _Making(Struct, frozen=True):
@@ -234,7 +243,12 @@ class Lent:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         owned, self._owned = self._owned, None
-        if owned is not None:
+        if owned is None:
+            return
+        try:
+            # A turn without a call has not waited for them yet: so never more than one of each is on its way.
+            await self._pool.buried()
+        finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
     async def open(self, timeout_s: float) -> Listing:
@@ -316,7 +330,7 @@ class Lent:
         # It has a limit of its own, which began before the turn's, and says more when it has passed.
         with anyio.move_on_after(self._making.within(float("inf"))):
             await owned.opened.wait()
-        if owned.listing is None or not owned.usable:
+        if owned.listing is None or not owned.usable or not await _still_there(owned.connection):
             self._owned = None
             self._pool.lose(owned, _why_lost(owned))
             return None
@@ -325,9 +339,15 @@ class Lent:
         return owned.listing
 
 
+async def _still_there(connection: ToolConnection) -> bool:
+    return not isinstance(connection, McpClient) or await connection.still_there(_STILL_THERE_S)
+
+
 def _why_lost(owned: Owned) -> str:
     if isinstance(owned.failed, ServerFailed):
         return owned.failed.failure.cause
     if owned.failed is not None:
         return "its session crashed"
-    return "its process has ended" if owned.opened.is_set() else "it was not ready in time"
+    if not owned.opened.is_set():
+        return "it was not ready in time"
+    return "its process has ended" if owned.connection.pid else "its server no longer knows of it"

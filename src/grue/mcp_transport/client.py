@@ -264,6 +264,29 @@ class McpClient:
             self._notify("bad_tool", f"its new listing is not to be had: {first_fault(error)}")
             return None
 
+    async def still_there(self, timeout_s: float) -> bool:
+        """Say whether a session that has waited for its use still is one.
+
+        A process tells by itself. Of a server by URL only asking tells: it may have been started anew, and
+        know nothing of the session.
+        """
+        from grue.mcp_transport import sdk
+
+        link = self._link
+        if link is None or not self.alive:
+            return False
+        if self.pid is not None:
+            return True
+        try:
+            with anyio.fail_after(timeout_s):
+                await link.request("ping", {})
+        except TimeoutError:
+            return False
+        except sdk.SdkError as error:
+            # A refusal is an answer, too.
+            return not isinstance(error.data, WireFault) and not sdk.is_closed(error, link.stream)
+        return True
+
     @property
     def _method(self) -> str:
         return self._phase if self._phase == "initialize" else f"tools/{self._phase}"

@@ -63,7 +63,7 @@ class Supervisor:
         self._running = 0
         self._all_done = anyio.Event()
         self._stopping = False
-        self._crash: tuple[str, Exception] | None = None
+        self._crash: tuple[str, BaseException] | None = None
 
     def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
         """Make a mailbox whose messages are recorded; it is closed with the group."""
@@ -134,7 +134,7 @@ class Supervisor:
     async def _run(self, actor: Actor[Any]) -> None:
         try:
             await actor.run()
-        except Exception as error:  # noqa: BLE001 - what an unforeseen exception means is decided here
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what an unforeseen one means is decided here
             if not (self._stopping and isinstance(error, MailboxClosed)):
                 self._crashed(actor.name, error)
         finally:
@@ -143,7 +143,7 @@ class Supervisor:
             if not self._running:
                 self._all_done.set()
 
-    def _crashed(self, actor: str, error: Exception) -> None:
+    def _crashed(self, actor: str, error: BaseException) -> None:
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
@@ -159,7 +159,7 @@ class Supervisor:
         )
 
 
-def describe_crash(actor: str, error: Exception) -> ActorFailed:
+def describe_crash(actor: str, error: BaseException) -> ActorFailed:
     """Return the note of an exception that nobody foresaw."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
