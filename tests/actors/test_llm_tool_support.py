@@ -73,7 +73,7 @@ async def test_a_variant_is_as_good_as_what_it_varies(variant: str) -> None:
 async def test_where_the_list_says_nothing_the_name_decides(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm_endpoint, "_LIST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(llm_endpoint, "_LIST_TIMEOUT_S", 0.5)
     checked, server = await verdict(models, model="deepseek/deepseek-r1")
     assert (checked.supported, checked.by) == (False, "name")
     assert len(server.listings) == 1

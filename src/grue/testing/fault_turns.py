@@ -160,10 +160,18 @@ def a_runner(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner:
         limits=TurnLimits(server_startup_timeout_s=fault.startup_s, tool_call_timeout_s=fault.call_s),
         policy=fault.policy,
         recorder=recorder,
-        process_limits=ProcessLimits(
-            exit_grace_s=GRACE_S, term_grace_s=GRACE_S, max_line_bytes=fault.max_line_bytes
-        ),
+        process_limits=_process_limits(fault),
         **LIFETIMES[fault.mode],
+    )
+
+
+def _process_limits(fault: Fault) -> ProcessLimits:
+    # The step that is expected to be enough has the usual time, and is not missed where a machine is slow.
+    usual = ProcessLimits()
+    return ProcessLimits(
+        exit_grace_s=usual.exit_grace_s if fault.ending == "polite" else GRACE_S,
+        term_grace_s=usual.term_grace_s if fault.ending == "terminated" else GRACE_S,
+        max_line_bytes=fault.max_line_bytes,
     )
 
 
