@@ -15,8 +15,9 @@ turn as a pure state machine), `actors/agent.py` (the shell around it), `runtime
 means), `runner.py` (where all of it is wired).
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from grue.loading import load
 
 __version__ = "0.1.0"
 
@@ -126,7 +127,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'grue' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(load(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -5,7 +5,6 @@ each tool server whether it has ever been connected or is given up. `run_turn` i
 `run_turn_async` its twin; both run the same coroutine.
 """
 
-import importlib
 import threading
 import time
 import weakref
@@ -18,9 +17,8 @@ from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
 from grue.answers import AnswerCheck, AnswerSpec, as_json
-from grue.batch import Batch, BatchItem, run_batch
-from grue.batch_bar import with_bar
 from grue.episode import Episode, sessions_of
+from grue.loading import load
 from grue.mcp_transport.client import McpServer
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.http import HttpServer
@@ -42,7 +40,6 @@ from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_lock import ToolLock
-from grue.recall import Recall
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.sync_edge import run_blocking
@@ -55,6 +52,7 @@ from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
 
 if TYPE_CHECKING:
     from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
+    from grue.batch import BatchItem
 
 __all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
 
@@ -294,7 +292,7 @@ class Runner:
         concurrency: int = 8,
         recall: str | PathLike[str] | None = None,
         progress: bool = False,
-    ) -> Iterator[BatchItem[TurnOutcome[T]]]:
+    ) -> "Iterator[BatchItem[TurnOutcome[T]]]":
         """Run many turns, so many at a time, and yield what comes of each, in their order.
 
         Each turn is an episode of its own, with sessions of its own, and has its place, from 1, as its
@@ -316,6 +314,11 @@ class Runner:
             TraceError: `recall` cannot be read.
             ValueError: `concurrency` is no whole number, or less than 1.
         """
+        # Few programs need it.
+        from grue.batch import Batch, run_batch
+        from grue.batch_bar import with_bar
+        from grue.recall import Recall
+
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
         earlier = None if recall is None else Recall(recall)
@@ -353,9 +356,9 @@ class Runner:
         """
         servers = self._servers.values()
         if any(isinstance(server, McpServer) for server in servers):
-            importlib.import_module("grue.mcp_transport.sdk")
+            load("grue.mcp_transport.sdk")
         if any(isinstance(server, HttpServer) for server in servers):
-            importlib.import_module("grue.mcp_transport.sdk_http")
+            load("grue.mcp_transport.sdk_http")
         if any(isinstance(server, StdioServer) for server in servers):
             guard.start()
         episode = self._enter()

@@ -192,7 +192,8 @@ def doctor(
     mcp_config: _McpConfig = None,
     no_network: Annotated[bool, typer.Option("--no-network", help="Ask nobody at a URL.")] = False,
     faults: Annotated[
-        bool, typer.Option("--faults", help="Try the fault matrix instead, which takes half a minute.")
+        bool,
+        typer.Option("--faults", help="Try the fault matrix instead, a session each turn: half a minute."),
     ] = False,
 ) -> None:
     """Look at everything an episode needs, and say what is wrong and what to do about it."""

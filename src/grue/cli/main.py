@@ -3,6 +3,7 @@
 import sys
 
 from grue import __version__
+from grue.loading import load
 
 
 def main() -> None:
@@ -10,6 +11,4 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"grue {__version__}\n")
         return
-    from grue.cli.app import app
-
-    app()
+    load("grue.cli.app").app()

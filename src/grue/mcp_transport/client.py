@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
+from grue.loading import load
 from grue.mcp_transport.failures import (
     Phase,
     ServerFailed,
@@ -179,6 +180,7 @@ class McpClient:
         Raises:
             ServerFailed: Phase `initialize` or `list`: refused, timed out, died, spoke something else.
         """
+        load("grue.mcp_transport.sdk")
         from grue.mcp_transport import sdk
 
         timeout_s = self._server.options.startup_limit(timeout_s)
