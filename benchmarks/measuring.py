@@ -35,6 +35,16 @@ class Bar(NamedTuple):
         """Whether it is."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
+    @property
+    def measured(self) -> str:
+        """The value with its unit; of a ratio enough digits to tell it from its limit."""
+        return f"{self.value:.3f} x" if self.unit == "x" else f"{_number(self.value)} {self.unit}".rstrip()
+
+    @property
+    def bound(self) -> str:
+        """The limit in words."""
+        return f"{'at least' if self.at_least else 'at most'} {self.limit:g} {self.unit}".rstrip()
+
 
 class Section(NamedTuple):
     """What belongs to one comparison.
@@ -58,13 +68,13 @@ class Effort(NamedTuple):
     """How often things are repeated; `--quick` shows only that everything runs."""
 
     turns: int = 60
-    cold_starts: int = 7
+    cold_starts: int = 15
     starts: int = 25
     rounds: int = 25
     asks: int = 1000
     iterations: tuple[int, int, int] = (50, 100, 200)
     agents: int = 100
-    in_a_row: int = 2000
+    in_a_row: int = 10_000
 
 
 QUICK = Effort(
@@ -120,10 +130,7 @@ def printed(section: Section) -> str:
 def bar_line(bar: Bar) -> str:
     """Return a bar, what it came to, and the verdict in one line."""
     verdict = "met" if bar.met else "MISSED"
-    bound = "at least" if bar.at_least else "at most"
-    unit = f" {bar.unit}" if bar.unit else ""
-    limit = f"{bound} {bar.limit:g}{unit}"
-    return f"{verdict:<7}{bar.label:<39}{_number(bar.value) + unit:>12}  {limit}"
+    return f"{verdict:<7}{bar.label:<39}{bar.measured:>12}  {bar.bound}"
 
 
 def stored(section: Section) -> dict[str, object]:

@@ -47,15 +47,16 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def malloc_mb() -> float:
-    """Return what malloc has given out and not got back, in MB; 0 where the C library does not tell.
+def malloc_mb() -> tuple[float, float]:
+    """Return what malloc has given out and not got back, and what it keeps free, in MB.
 
-    Python's small objects are not in it: `sys.getallocatedblocks` counts those.
+    Python's small objects are not in it: `sys.getallocatedblocks` counts those. Both are 0 where the C
+    library does not tell.
     """
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:
-        return 0.0
+        return 0.0, 0.0
     mallinfo.restype = _Mallinfo
     told = mallinfo()
-    return float(told.uordblks + told.hblkhd) / 2**20
+    return float(told.uordblks + told.hblkhd) / 2**20, float(told.fordblks) / 2**20

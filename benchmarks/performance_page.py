@@ -1,23 +1,32 @@
 """Fill docs/performance.md, and draw its pictures, from what the benchmarks have written.
 
-    python benchmarks/run.py && python benchmarks/scales.py     measure
-    python benchmarks/performance_page.py                       show
+    make bench bench-peers                              measure, side by side
+    .venv/bin/python benchmarks/scales.py               measure what grows with what
+    .venv/bin/python benchmarks/performance_page.py     show
 
 Tables stand between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. A file of figures that is not there leaves
-its tables as they are.
+its tables as they are; so does a run of some parts with the table of all bars, which is one run's.
 """
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from measuring import Bar
 from plots import Axis, line_plot, number
+
+sys.path.append(str(Path(__file__).parent / "peers"))
+
+from tables import loaded, markdown
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
+SECTIONS = ("turn", "cold", "episode", "frames")
+"""Of `run.py`, those whose figures the page shows."""
 
 
 class Shown(NamedTuple):
@@ -79,13 +88,15 @@ SHOWN = {
         {
             "wall_ms": "a turn, ms",
             "cpu_ms": "own CPU, ms",
-            "memory_mb": "memory, MB",
-            "malloc_mb": "malloc, MB",
+            "memory_mb": "resident, MB",
+            "malloc_mb": "in use by malloc, MB",
+            "malloc_free_mb": "kept free by it, MB",
             "thousand_blocks": "Python, 1,000 blocks",
             "descriptors": "descriptors",
             "threads": "threads",
+            "processes": "processes",
         },
-        {"memory_mb": "memory"},
+        {"memory_mb": "resident", "malloc_mb": "in use by malloc"},
         unit="MB",
         log=False,
     ),
@@ -95,7 +106,11 @@ SHOWN = {
 def main() -> None:
     """Draw what there are figures for, and fill the page."""
     page = PAGE.read_text(encoding="utf-8")
-    for name, text in (*_from_results(HERE / "results.json"), *_from_scales(HERE / "scales.json")):
+    for name, text in (
+        *_from_results(HERE / "results.json"),
+        *_from_peers(HERE / "peers" / "results.json"),
+        *_from_scales(HERE / "scales.json"),
+    ):
         page = filled(page, name, text)
     PAGE.write_text(page, encoding="utf-8")
 
@@ -118,21 +133,33 @@ def _from_results(path: Path) -> Iterator[tuple[str, str]]:
     if not path.exists():
         return
     results = json.loads(path.read_text(encoding="utf-8"))
-    rows = [
-        (bar["label"], f"{_rounded(bar['value'])} {bar['unit']}", _limit(bar), _verdict(bar))
-        for section in results["sections"]
-        for bar in section["bars"]
-    ]
-    yield "bars", _table(("what", "measured", "bar", "verdict"), rows) + f"\n\n{_machine(results)}"
+    bars = [_bar(values) for section in results["sections"] for values in section["bars"]]
+    rows = [(bar.label, bar.measured, bar.bound, "met" if bar.met else "**missed**") for bar in bars]
+    if results["whole"]:
+        yield "bars", _table(("what", "measured", "bar", "verdict"), rows) + f"\n\n{_machine(results)}"
     for section in results["sections"]:
-        if section["name"] in ("turn", "episode"):
-            figures = [
-                (item["label"], item["unit"], *(_rounded(item[key]) for key in ("median", "low", "high")))
-                for item in section["figures"]
-            ]
-            heads = ("what", "unit", "median", "a quarter below", "a quarter above")
-            load = f"Load average of the machine: {section['load']}."
-            yield section["name"], f"{_table(heads, figures)}\n\n{load}"
+        if section["name"] in SECTIONS:
+            yield section["name"], _figures(section)
+
+
+def _figures(section: Mapping[str, Any]) -> str:
+    """Return the figures of a section, and below them its facts and the load."""
+    figures = [
+        (item["label"], item["unit"], *(_rounded(item[key]) for key in ("median", "low", "high")))
+        for item in section["figures"]
+    ]
+    heads = ("what", "unit", "median", "a quarter below", "a quarter above")
+    facts = [f"- {label}: {value}" for label, value in section["facts"].items()]
+    below = [*facts, f"- load average of the machine: {section['load']}"]
+    return f"{_table(heads, figures)}\n\n" + "\n".join(below)
+
+
+def _from_peers(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the comparison with other frameworks, as their own run shows it."""
+    if path.exists():
+        results = json.loads(path.read_text(encoding="utf-8"))
+        tables = [loaded(table) for table in results["tables"]]
+        yield "peers", f"{markdown(tables, results['versions'])}\n{_machine(results)}"
 
 
 def _from_scales(path: Path) -> Iterator[tuple[str, str]]:
@@ -166,12 +193,8 @@ def _machine(results: Mapping[str, Any]) -> str:
     return f"{results['cores']} cores, {results['system']}, Python {results['python']}."
 
 
-def _limit(bar: Mapping[str, Any]) -> str:
-    return f"{'at least' if bar['at_least'] else 'at most'} {bar['limit']:g} {bar['unit']}".rstrip()
-
-
-def _verdict(bar: Mapping[str, Any]) -> str:
-    return "met" if bar["met"] else "**missed**"
+def _bar(values: Mapping[str, Any]) -> Bar:
+    return Bar(**{name: values[name] for name in Bar._fields})
 
 
 def _rounded(value: float) -> str:

@@ -1,6 +1,6 @@
 """Measure what grue costs, beside what it takes the place of, and say which bars it meets.
 
-    make bench                                 all of it, about four minutes
+    make bench                                 all of it, about six minutes
     python benchmarks/run.py --only turn,ask   some of it
     python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
 
@@ -54,7 +54,8 @@ def main() -> None:
         loads.append(round(os.getloadavg()[0], 1))
         print(f"{printed(sections[-1])}\n    load average {loads[-1]}", end="\n\n", flush=True)
     print(verdicts(sections))
-    options.out.write_text(json.dumps(results(sections, loads), indent=1) + "\n", encoding="utf-8")
+    run = results(sections, loads, whole=not options.only)
+    options.out.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def verdicts(sections: Sequence[Section]) -> str:
@@ -64,9 +65,10 @@ def verdicts(sections: Sequence[Section]) -> str:
     return "\n".join(["-" * WIDTH, *map(bar_line, bars), f"{met} of {len(bars)} bars met"])
 
 
-def results(sections: Sequence[Section], loads: Sequence[float]) -> dict[str, object]:
+def results(sections: Sequence[Section], loads: Sequence[float], *, whole: bool) -> dict[str, object]:
     """Return the run as JSON values, each section with the load; nothing in it names the machine."""
     return {
+        "whole": whole,
         "python": platform.python_version(),
         "system": platform.system(),
         "cores": os.cpu_count(),

@@ -102,14 +102,21 @@ def turns(base_url: str, folder: Path) -> Grow:
 
 
 def held() -> Mapping[str, float]:
-    """Return what this process holds: memory, what of it is in use, open descriptors (if told), threads."""
+    """Return what this process holds: memory, what of it is in use, descriptors, threads, child processes.
+
+    Descriptors and processes are 0 where the system does not tell them.
+    """
     descriptors = Path("/proc/self/fd")
+    children = Path("/proc/self/task").glob("*/children")
+    in_use_mb, free_mb = malloc_mb()
     return {
         "memory_mb": resident_mb(),
-        "malloc_mb": malloc_mb(),
+        "malloc_mb": in_use_mb,
+        "malloc_free_mb": free_mb,
         "thousand_blocks": sys.getallocatedblocks() / 1e3,
         "descriptors": len(list(descriptors.iterdir())) if descriptors.exists() else 0,
         "threads": threading.active_count(),
+        "processes": sum(len(pids.read_text().split()) for pids in children),
     }
 
 

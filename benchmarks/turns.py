@@ -4,12 +4,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from children import MCP_SERVER, ChatServer, Worker, chat_server
 from floor_script import Pipes
-from measuring import Bar, Effort, Section, figure, ratio
+from measuring import Bar, Effort, Section, figure, interleave, ratio
 
 SIDES = {"grue": "grue", "script": "hand-written script", "floor": "blocking pipes and sockets"}
 MODEL = "calls-1"
@@ -50,23 +51,18 @@ def turn_section(effort: Effort) -> Section:
 
 
 def cold_section(effort: Effort) -> Section:
-    """Compare the first turn of a new process; there is no bar for it."""
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    """Compare the first turn of a new process (at most 1.0 x the script)."""
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
-        for number in range(effort.cold_starts):
-            for side in SIDES:
-                begun = time.perf_counter()
-                with _worker(side, chat, Path(folder), number) as worker:
-                    worker.ask()
-                    seconds[side].append((time.perf_counter() - begun) * 1e3)
+        wall = interleave(
+            effort.cold_starts, {side: partial(_cold_ms, side, chat, Path(folder)) for side in SIDES}
+        )
     return Section(
         "cold",
         "The first turn of a new process",
         "Measured: wall time from the start of the interpreter to the answer of the first turn, imports "
         "included. grue imports the MCP SDK while its server boots.",
-        [figure(name, "ms", seconds[side]) for side, name in SIDES.items()],
-        (),
-        {"ratio to the script": f"{ratio(seconds['grue'], seconds['script']):.2f} x"},
+        [figure(name, "ms", wall[side]) for side, name in SIDES.items()],
+        [Bar("a cold first turn, ratio to the script", ratio(wall["grue"], wall["script"]), 1.0, "x")],
     )
 
 
@@ -80,8 +76,17 @@ def boot_ms(command: Sequence[str] = MCP_SERVER) -> float:
     return took * 1e3
 
 
-def _worker(side: str, chat: ChatServer, folder: Path, number: int = 0) -> Worker:
-    trace = str(folder / f"{side}-{number}.jsonl")
+def _cold_ms(side: str, chat: ChatServer, folder: Path) -> float:
+    # A trace never goes into a file that is there already.
+    fresh = Path(tempfile.mkdtemp(dir=folder))
+    begun = time.perf_counter()
+    with _worker(side, chat, fresh) as worker:
+        worker.ask()
+        return (time.perf_counter() - begun) * 1e3
+
+
+def _worker(side: str, chat: ChatServer, folder: Path) -> Worker:
+    trace = str(folder / f"{side}.jsonl")
     return Worker("turn_worker.py", side, chat.base_url, MODEL, trace, *MCP_SERVER)
 
 

@@ -23,11 +23,11 @@ from typing import NamedTuple
 from comparing import Table, compare_asks, compare_cold, compare_turns
 from install import install
 from sides import ASKS, BENCHMARKS, HERE, TURNS, Server, servers
-from tables import markdown, notes, printed, stored
+from tables import bars, markdown, notes, printed, stored, versions
 
 sys.path.append(str(BENCHMARKS))
 
-from measuring import Bar, bar_line
+from measuring import bar_line
 
 NAMES = list(dict.fromkeys(side.name for side in (*TURNS, *ASKS)))
 PARTS = ["plain", "slow", "node", "cold", "ask"]
@@ -64,7 +64,7 @@ def main() -> None:
         print(bar_line(bar))
     options.out.write_text(json.dumps(results(tables), indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        options.markdown.write_text(markdown(tables), encoding="utf-8")
+        options.markdown.write_text(markdown(tables, versions()), encoding="utf-8")
 
 
 def measured(names: Sequence[str], parts: Sequence[str], effort: Effort) -> Iterator[Table]:
@@ -82,22 +82,13 @@ def measured(names: Sequence[str], parts: Sequence[str], effort: Effort) -> Iter
         yield compare_asks(asking, effort.rounds, effort.asks)
 
 
-def bars(tables: Sequence[Table]) -> list[Bar]:
-    """Return the bars of docs/architecture.md that need a peer."""
-    rows = {row.name: row for table in tables if table.name == "ask" for row in table.rows}
-    autogen = rows.get("autogen-core")
-    if autogen is None or autogen.ratio is None:
-        return []
-    return [Bar("an ask, autogen-core's to grue's", autogen.ratio, 3.0, "x", at_least=True)]
-
-
 def results(tables: Sequence[Table]) -> dict[str, object]:
     """Return the run as JSON values; nothing in it names the machine."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
         "cores": os.cpu_count(),
-        "versions": {side.name: side.version for side in (*TURNS, *ASKS) if side.version},
+        "versions": versions(),
         "tables": [stored(table) for table in tables],
     }
 

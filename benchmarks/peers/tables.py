@@ -2,14 +2,15 @@
 
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from comparing import Row, Table
 from sides import ASKS, BENCHMARKS, TURNS, Side
 
 sys.path.append(str(BENCHMARKS))
 
-from measuring import WIDTH, Figure
+from measuring import WIDTH, Bar, Figure
 
 NOTHING = "-"
 HEAD = ("", "median", "quartiles", "x grue", "own CPU", "peak MB", "left")
@@ -28,23 +29,40 @@ def printed(table: Table) -> str:
     return "\n".join(lines)
 
 
+def bars(tables: Sequence[Table]) -> list[Bar]:
+    """Return the bars of docs/architecture.md that need a peer."""
+    rows = {row.name: row for table in tables if table.name == "ask" for row in table.rows}
+    autogen = rows.get("autogen-core")
+    if autogen is None or autogen.ratio is None:
+        return []
+    return [Bar("an ask, autogen-core's to grue's", autogen.ratio, 3.0, "x", at_least=True)]
+
+
+def versions() -> dict[str, str]:
+    """Return what is pinned of each peer, by its name."""
+    return {side.name: side.version for side in (*TURNS, *ASKS) if side.version}
+
+
 def notes(tables: Sequence[Table]) -> str:
     """Return what to know before comparing, as text."""
     lines = ["What is not alike:"]
-    for note in _notes(tables):
+    for note in _notes(tables, versions()):
         lines += textwrap.wrap(note, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
-def markdown(tables: Sequence[Table]) -> str:
-    """Return all of it as Markdown, for docs/performance.md."""
+def markdown(tables: Sequence[Table], measured: Mapping[str, str]) -> str:
+    """Return all of it as Markdown, for docs/performance.md; `measured` is the version of each peer."""
     parts = []
     for table in tables:
         rows = ["| " + " | ".join(cells) + " |" for cells in _columns(table)]
         rows.insert(1, "|" + "---|" * len(_columns(table)[0]))
         below = [f"- {line}" for line in _remarks(table)]
         parts.append("\n".join([f"**{table.title}**", "", *(rows if table.rows else ()), "", *below]))
-    parts.append("\n".join(["**What is not alike**", "", *(f"- {note}" for note in _notes(tables))]))
+    if held := [_verdict(bar) for bar in bars(tables)]:
+        parts.append("\n".join(held))
+    remarks = [f"- {note}" for note in _notes(tables, measured)]
+    parts.append("\n".join(["**What is not alike**", "", *remarks]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -55,6 +73,16 @@ def stored(table: Table) -> dict[str, object]:
         for row in table.rows
     ]
     return {**table._asdict(), "rows": rows, "facts": [fact._asdict() for fact in table.facts]}
+
+
+def loaded(values: Mapping[str, Any]) -> Table:
+    """Return the table that was stored."""
+    rows = [
+        Row(**{**row, "took": Figure(**row["took"]), "cpu": row["cpu"] and Figure(**row["cpu"])})
+        for row in values["rows"]
+    ]
+    facts = [Figure(**fact) for fact in values["facts"]]
+    return Table(**{**values, "rows": rows, "facts": facts})
 
 
 def _columns(table: Table) -> list[tuple[str, ...]]:
@@ -69,7 +97,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.name,
         f"{_number(row.took.median)} {row.took.unit}",
         f"{_number(row.took.low)} .. {_number(row.took.high)}",
-        NOTHING if row.ratio is None else f"{row.ratio:.2f}",
+        NOTHING if row.ratio is None else f"{row.ratio:.3f}",
         f"{_number(row.cpu.median)} ms" if row.cpu else NOTHING,
         NOTHING if row.peak_mb is None else f"{row.peak_mb:.0f}",
         str(row.left) if row.cpu else NOTHING,
@@ -82,6 +110,7 @@ def _remarks(table: Table) -> list[str]:
     before, after = table.load
     samples = sorted({row.took.samples for row in table.rows})
     return [
+        *_ahead_of_grue(table),
         *(f"{name}: not measured: {why}" for name, why in table.failed.items()),
         *(f"{fact.label}: {_spread(fact)}" for fact in table.facts),
         f"{' or '.join(map(str, samples)) or 'no'} samples each; "
@@ -89,15 +118,42 @@ def _remarks(table: Table) -> list[str]:
     ]
 
 
-def _notes(tables: Sequence[Table]) -> list[str]:
+def _ahead_of_grue(table: Table) -> list[str]:
+    """Say where others do better than grue with its default settings, or that nobody does."""
+    ours = next((row for row in table.rows if row.name == "grue"), None)
+    others = [row for row in table.rows if row.name.partition(",")[0] not in ("grue", "grue-ahead")]
+    if ours is None or not others:
+        return []
+    better = {
+        "in time": [row.name for row in others if row.ratio is not None and row.ratio < 1],
+        "in own CPU": [
+            row.name for row in others if row.cpu and ours.cpu and row.cpu.median < ours.cpu.median
+        ],
+        "in peak memory": [
+            row.name
+            for row in others
+            if row.peak_mb is not None and ours.peak_mb is not None and row.peak_mb < ours.peak_mb
+        ],
+    }
+    told = [f"{what}: {', '.join(names)}" for what, names in better.items() if names]
+    return [f"ahead of grue {'; '.join(told)}" if told else "none is ahead of grue"]
+
+
+def _verdict(bar: Bar) -> str:
+    verdict = "met" if bar.met else "**missed**"
+    return f"The bar: {bar.label}: {bar.measured}, {bar.bound}: {verdict}."
+
+
+def _notes(tables: Sequence[Table], versions: Mapping[str, str]) -> list[str]:
     asked = {row.name for table in tables if table.name == "ask" for row in table.rows}
     ran = {row.name for table in tables if table.name != "ask" for row in table.rows}
-    turns = [f"{_title(side)}: {side.note}" for side in TURNS if side.name in ran]
-    return turns + [f"{_title(side)}: {side.note}" for side in ASKS if side.name in asked]
+    turns = [f"{_title(side, versions)}: {side.note}" for side in TURNS if side.name in ran]
+    return turns + [f"{_title(side, versions)}: {side.note}" for side in ASKS if side.name in asked]
 
 
-def _title(side: Side) -> str:
-    return side.name + (" (ask)" if side in ASKS else "") + (f" [{side.version}]" if side.version else "")
+def _title(side: Side, versions: Mapping[str, str]) -> str:
+    version = versions.get(side.name) if side.venv else None
+    return side.name + (" (ask)" if side in ASKS else "") + (f" [{version}]" if version else "")
 
 
 def _spread(fact: Figure) -> str:

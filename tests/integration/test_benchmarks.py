@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -22,6 +24,43 @@ def python(*args: str | Path) -> str:
     return run.stdout
 
 
+class Ran(NamedTuple):
+    """What a run has printed, and the file that it has written."""
+
+    printed: str
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    out = tmp_path_factory.mktemp("run") / "results.json"
+    return Ran(python(BENCHMARKS / "run.py", "--quick", "--out", out), out)
+
+
+@pytest.fixture(scope="module")
+def quick_peers(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    out = tmp_path_factory.mktemp("peers") / "results.json"
+    sides = ("--only", "grue,grue-ahead,sdk-script", "--parts", "plain,ask", "--quick")
+    to = ("--out", out, "--markdown", out.with_name("page.md"))
+    return Ran(python(BENCHMARKS / "peers" / "run.py", *sides, *to), out)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A copy of the page, and beside it of the benchmarks, without figures."""
+    figures = shutil.ignore_patterns("*.json", ".venvs", "__pycache__")
+    shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=figures)
+    copied = tmp_path / "docs" / "performance.md"
+    (copied.parent / "pictures").mkdir(parents=True)
+    copied.write_text((BENCHMARKS.parent / "docs" / "performance.md").read_text())
+    return copied
+
+
+def between(page: Path, name: str) -> str:
+    """What stands between the markers of `name`."""
+    return page.read_text().partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
+
+
 def test_the_hand_written_script_plays_a_turn() -> None:
     pipe = subprocess.PIPE
     command = (sys.executable, BENCHMARKS / "servers" / "chat_server.py")
@@ -34,12 +73,9 @@ def test_the_hand_written_script_plays_a_turn() -> None:
             chat.communicate()
 
 
-def test_every_part_runs_and_is_stored(tmp_path: Path) -> None:
-    out = tmp_path / "results.json"
-    printed = python(BENCHMARKS / "run.py", "--quick", "--out", out)
-
-    assert max(len(line) for line in printed.splitlines()) <= 80
-    stored = out.read_text()
+def test_every_part_runs_and_is_stored(quick_run: Ran) -> None:
+    assert max(len(line) for line in quick_run.printed.splitlines()) <= 80
+    stored = quick_run.out.read_text()
     sections = {section["name"]: section for section in json.loads(stored)["sections"]}
     assert (
         " ".join(sections) == "turn episode frames sessions cold import version ask record long agents many"
@@ -52,15 +88,71 @@ def test_every_part_runs_and_is_stored(tmp_path: Path) -> None:
     assert str(BENCHMARKS.parent) not in stored, "results name no machine's folders"
     assert sections["episode"]["facts"] == {"spares lost, and replaced by a spawn": "0"}
     assert all(section["load"] >= 0 for section in sections.values())
+    (cold,) = sections["cold"]["bars"]
+    assert (cold["label"], cold["limit"]) == ("a cold first turn, ratio to the script", 1.0)
+    assert {bar["label"]: bar["met"] for bar in sections["many"]["bars"]} == {
+        f"many turns, {what} grown by": True for what in HELD
+    }
 
 
-def test_curves_are_measured_and_shown(tmp_path: Path) -> None:
-    figures = tmp_path / "benchmarks" / "scales.json"
-    shutil.copytree(BENCHMARKS, figures.parent, ignore=shutil.ignore_patterns("*.json", "peers"))
-    page = tmp_path / "docs" / "performance.md"
-    (page.parent / "pictures").mkdir(parents=True)
-    page.write_text((BENCHMARKS.parent / "docs" / "performance.md").read_text())
+HELD = ["malloc in use", "Python's blocks", "resident less free", "descriptors", "threads", "processes"]
+"""What the bars about many turns tell, in their order."""
 
+LEAKING = """
+import json, os, subprocess, sys, threading, time
+sys.path.insert(0, {benchmarks!r})
+from scale_worker import held
+from scaling import grown
+kept = []
+before = held()
+{leak}
+print(json.dumps([bar.label for bar in grown(before, held()) if not bar.met]))
+"""
+LEAKS = {
+    "nothing": ("pass", []),
+    "memory": ("kept += [bytes(1000) for _ in range(1000)]", ["malloc in use"]),
+    "objects": ("kept += [object() for _ in range(4000)]", ["Python's blocks"]),
+    "much memory": ("kept += [b'x' * 100_000 for _ in range(100)]", ["malloc in use", "resident less free"]),
+    "a descriptor": ("os.dup(0)", ["descriptors"]),
+    "a thread": ("threading.Thread(target=time.sleep, args=(1,), daemon=True).start()", ["threads"]),
+    "a process": ("kept.append(subprocess.Popen(['sleep', '1']))", ["processes"]),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is all of it told")
+@pytest.mark.parametrize(("leak", "missed"), LEAKS.values(), ids=LEAKS)
+def test_each_thing_that_grows_misses_its_own_bar(leak: str, missed: list[str]) -> None:
+    told = json.loads(python("-W", "ignore", "-c", LEAKING.format(benchmarks=str(BENCHMARKS), leak=leak)))
+    assert told == [f"many turns, {what} grown by" for what in missed]
+
+
+def test_the_page_shows_a_run_of_all_parts(quick_run: Ran, page: Path) -> None:
+    run = json.loads(quick_run.out.read_text())
+    sections = {section["name"]: section for section in run["sections"]}
+    sections["turn"]["bars"][0]["value"] = 1.0041
+    results = page.parents[1] / "benchmarks" / "results.json"
+    results.write_text(json.dumps(run))
+    python(results.with_name("performance_page.py"))
+
+    bars = between(page, "bars")
+    assert "| a turn, ratio to the script | 1.004 x | at most 1 x | **missed** |\n" in bars
+    assert all(f"| {bar['label']} |" in bars for section in run["sections"] for bar in section["bars"])
+    for name in ("turn", "cold", "episode", "frames"):
+        shown = between(page, name)
+        assert all(f"| {figure['label']} |" in shown for figure in sections[name]["figures"])
+    facts = sections["frames"]["facts"]
+    assert f"- p95 of lateness, no turn: {facts['p95 of lateness, no turn']}\n" in between(page, "frames")
+
+    # The bars are one run's: another one of some parts does not take their place.
+    few = {**run, "whole": False, "sections": [sections["frames"] | {"figures": []}]}
+    results.write_text(json.dumps(few))
+    python(results.with_name("performance_page.py"))
+    assert between(page, "bars") == bars
+    assert "a frame is late" not in between(page, "frames")
+
+
+def test_curves_are_measured_and_shown(page: Path) -> None:
+    figures = page.parents[1] / "benchmarks" / "scales.json"
     python(BENCHMARKS / "scales.py", "--quick", "--only", "iterations,turns", "--out", figures)
     python(figures.parent / "performance_page.py")
 
@@ -88,19 +180,42 @@ def test_a_plot_is_svg_with_its_curves_named() -> None:
     assert plots.Scale(0, 10, 0, 300, log=False).ticks() == [0, 2, 4, 6, 8, 10]
 
 
-def test_peers_are_compared_without_any_peer(tmp_path: Path) -> None:
-    out, page = tmp_path / "results.json", tmp_path / "page.md"
-    sides = ("--only", "grue,sdk-script", "--parts", "plain,ask", "--quick")
-    printed = python(BENCHMARKS / "peers" / "run.py", *sides, "--out", out, "--markdown", page)
-
+def test_peers_are_compared_without_any_peer(quick_peers: Ran) -> None:
+    printed, out = quick_peers
     assert max(len(line) for line in printed.splitlines()) <= 80
     turns, asks = json.loads(out.read_text())["tables"]
-    assert sorted(row["name"] for row in turns["rows"]) == ["grue", "sdk-script"]
-    assert all(row["took"]["median"] > 0 and row["left"] == 0 for row in turns["rows"])
+    rows = {row["name"]: row for row in turns["rows"]}
+    assert [*rows] == ["grue", "grue-ahead", "sdk-script"]
+    assert all(row["took"]["median"] > 0 for row in rows.values())
+    assert (rows["grue"]["left"], rows["sdk-script"]["left"]) == (0, 0)
     assert [row["name"] for row in asks["rows"]] == ["grue", "grue, no trace"]
     assert turns["failed"] == asks["failed"] == {}
-    assert "| sdk-script |" in page.read_text()
-    assert str(BENCHMARKS.parent) not in out.read_text() + page.read_text() + printed
+    markdown = out.with_name("page.md").read_text()
+    assert "| sdk-script |" in markdown
+    assert str(BENCHMARKS.parent) not in out.read_text() + markdown + printed
+
+
+def test_the_page_shows_the_peers_and_who_is_ahead(quick_peers: Ran, page: Path) -> None:
+    run = json.loads(quick_peers.out.read_text())
+    turns, asks = run["tables"]
+    ours, ahead, script = turns["rows"]
+    ours["peak_mb"], ours["cpu"]["median"] = 70, 10.0
+    script |= {"ratio": 0.9961, "peak_mb": 60}
+    script["cpu"]["median"] = 12.0
+    ahead["ratio"] = 0.1
+    peer = {**asks["rows"][0], "name": "autogen-core", "ratio": 2.9981, "peak_mb": 1000}
+    asks["rows"].append(peer)
+    run["versions"] = {"autogen-core": "autogen-core 0.0.1"}
+    (page.parents[1] / "benchmarks" / "peers" / "results.json").write_text(json.dumps(run))
+    python(page.parents[1] / "benchmarks" / "performance_page.py")
+
+    shown = between(page, "peers")
+    assert re.search(r"^\| sdk-script \|.*\| 0\.996 \|", shown, re.MULTILINE)
+    assert re.search(r"^\| grue-ahead \|", shown, re.MULTILINE)
+    assert "- ahead of grue in time: sdk-script; in peak memory: sdk-script\n" in shown
+    assert "- none is ahead of grue\n" in shown
+    assert "autogen-core's to grue's: 2.998 x, at least 3 x: **missed**." in shown
+    assert "- autogen-core (ask) [autogen-core 0.0.1]: " in shown
 
 
 def test_an_unknown_part_is_refused() -> None:
