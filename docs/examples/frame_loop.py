@@ -1,7 +1,7 @@
 """A game loop that never waits: the player's next move is thought out while frames are drawn.
 
-    python docs/examples/frame_loop.py            against a scripted model, which needs no network and no key
-    python docs/examples/frame_loop.py BASE_URL MODEL
+    .venv/bin/python docs/examples/frame_loop.py   against a scripted model, which needs no network and no key
+    .venv/bin/python docs/examples/frame_loop.py BASE_URL MODEL
 
 One frame lasts a sixtieth of a second. The loop starts a turn, looks at it once a frame, and takes its result
 when it is there.

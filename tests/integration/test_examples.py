@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from commands import environment
+
+from grue import LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "frame_loop.py"
@@ -33,10 +37,38 @@ def test_the_guide_shows_the_examples_own_code() -> None:
     assert shown.strip() in EXAMPLE.read_text()
 
 
+def snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+
+
 def test_every_snippet_of_the_guide_compiles_and_names_what_there_is() -> None:
     import grue
 
-    for code in re.findall(r"```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL):
+    for code in snippets():
         compile(code, "guide", "exec")
         for names in re.findall(r"^from grue import (.*)$", code, re.MULTILINE):
             assert all(hasattr(grue, name) for name in names.split(", "))
+
+
+def test_the_guides_batch_goes_on_in_the_same_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, whose cell is run again and whose names stay."""
+    (code,) = [code for code in snippets() if "resume=again" in code]
+    monkeypatch.chdir(tmp_path)
+    recalled, kept = [], []
+    with ScriptedLlmServer(lambda _: text_reply("an animal")) as server:
+        for _ in range(2):
+            names = {
+                "Recorder": Recorder,
+                "Runner": Runner,
+                "TraceWriter": TraceWriter,
+                "llm": LlmSettings(base_url=server.base_url, model="m"),
+                "servers": {},
+                "requests": [TurnRequest(system="Classify.", user=text) for text in ("a cat", "a dog")],
+            }
+            kept.append(names)
+            exec(code, names)
+            recalled.append([item.recalled for item in names["items"]])
+    assert recalled == [[False, False], [True, True]]
+    assert len(server.requests) == 2

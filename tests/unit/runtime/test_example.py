@@ -32,7 +32,7 @@ def run(*arguments: str) -> str:
 
 
 def test_the_guide_quotes_what_the_example_prints() -> None:
-    quoted = GUIDE.read_text().split("$ python docs/examples/two_actors.py\n")[1].split("```")[0]
+    quoted = GUIDE.read_text().split("$ .venv/bin/python docs/examples/two_actors.py\n")[1].split("```")[0]
     assert run(str(EXAMPLE)) == quoted
 
 
