@@ -329,8 +329,7 @@ class Runner:
             return episode
 
         async def run(place: Place, index: int, request: TurnRequest[T]) -> TurnOutcome[T]:
-            own = replace(place, sampling=CurrentSampler())
-            return await self._one(replace(request, turn=index + 1), own, {}, Stage())
+            return await self._one(replace(request, turn=index + 1), place, {}, Stage())
 
         def recalled(index: int, request: TurnRequest[T]) -> TurnOutcome[T] | None:
             if earlier is None:

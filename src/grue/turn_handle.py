@@ -48,8 +48,6 @@ class TurnHandle(Generic[T]):
         self._call = call
         self._stage = stage
         self._started = time.monotonic()
-        self._ended: float | None = None
-        call.add_done_callback(self._stop_the_clock)
 
     def done(self) -> bool:
         """Say whether the turn is over, and `result` returns or raises at once."""
@@ -83,8 +81,5 @@ class TurnHandle(Generic[T]):
         """Return where the turn stands; `done` as soon as it is, with the numbers it ended with."""
         over = self._call.done()  # asked first: what is over does not change any more
         seen = self._stage.progress
-        until = time.monotonic() if self._ended is None else self._ended
+        until = time.monotonic() if self._call.ended is None else self._call.ended
         return replace(seen, doing="done" if over else seen.doing, elapsed_s=until - self._started)
-
-    def _stop_the_clock(self, _: object) -> None:
-        self._ended = time.monotonic()

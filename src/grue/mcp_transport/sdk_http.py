@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import httpcore2  # noqa: F401 - httpx2 does it with its first client: a turn is not to wait for that
 import httpx2
 import mcp_types as types
 import msgspec

@@ -106,14 +106,26 @@ class Call(Future[T]):
 
     Attributes:
         home: The loop.
+        ended: When it was over, on the monotonic clock; `None` until it is done.
     """
 
     def __init__(self, home: Home) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # only the loop may settle it
         self.home = home
+        self.ended: float | None = None
         self._work = Interruptible()
         self._watch = InterruptWatch()
+
+    def set_result(self, result: T) -> None:
+        """Settle it; known to be over as soon as anybody can see that it is."""
+        self.ended = time.monotonic()
+        super().set_result(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Settle it, likewise."""
+        self.ended = time.monotonic()
+        super().set_exception(exception)
 
     def interrupt(self) -> None:
         """Cancel the call, from any thread, and return at once; it ends when it has cleaned up."""

@@ -251,7 +251,7 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     try:
         with unmasked_interrupt():
             wait_for(finished, watch=watch)
-    except KeyboardInterrupt:
+    except BaseException:
         work.interrupt()
         thread.join(INTERRUPT_GRACE_S)
         raise
@@ -273,14 +273,12 @@ class InterruptWatch:
         self._cancelled_before = task.cancelling() if task else 0
 
     def struck(self) -> bool:
-        """Say whether there was one, for the task that made it; others have not missed anything."""
+        """Say whether there was one, once, and for the task that made it: others have not missed anything."""
         task = _current_task()
-        return (
-            task is not None
-            and self._task is not None
-            and task is self._task()
-            and task.cancelling() > self._cancelled_before
-        )
+        if task is None or self._task is None or task is not self._task():
+            return False
+        before, self._cancelled_before = self._cancelled_before, task.cancelling()
+        return self._cancelled_before > before
 
 
 def wait_for(
@@ -294,7 +292,9 @@ def wait_for(
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
-        if _counted_interrupt() or any(each.struck() for each in watches):
+        # Each of them is asked, so that none tells the next time what was told now.
+        struck = [each.struck() for each in watches]
+        if any(struck) or _counted_interrupt():
             raise KeyboardInterrupt
 
 

@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "support" / "interrupted_episode
 def interrupted(where: str, *after: str) -> tuple[int, list[str], str, float]:
     """Send the program a SIGINT after each of these lines; return its status, last lines, and seconds."""
     with subprocess.Popen(
-        [sys.executable, "-X", "dev", str(PROGRAM), where],
+        [sys.executable, "-W", "error", str(PROGRAM), where],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

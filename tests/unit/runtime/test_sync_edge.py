@@ -1,6 +1,7 @@
 """From plain code into the event loop and back, wherever the caller stands."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -17,7 +18,12 @@ import anyio.lowlevel
 import pytest
 
 from grue.runtime import sync_edge
-from grue.runtime.sync_edge import BlockingInsideEventLoopWarning, run_blocking, unmasked_interrupt
+from grue.runtime.sync_edge import (
+    BlockingInsideEventLoopWarning,
+    InterruptWatch,
+    run_blocking,
+    unmasked_interrupt,
+)
 
 T = TypeVar("T")
 
@@ -229,3 +235,19 @@ def test_an_interrupt_that_a_lock_has_masked_leaves_as_what_it_is() -> None:
         masked()
     with pytest.raises(RuntimeError, match="of its own"), unmasked_interrupt():
         raise RuntimeError("of its own")
+
+
+def test_a_ctrl_c_that_a_loop_took_is_told_once_and_to_the_task_that_watches() -> None:
+    async def main() -> list[bool]:
+        watch = InterruptWatch()
+        task = asyncio.current_task()
+        assert task is not None
+        seen = [watch.struck()]
+        task.cancel()
+        seen += [watch.struck(), watch.struck(), InterruptWatch().struck()]
+        task.uncancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        return seen
+
+    assert asyncio.run(main()) == [False, True, False, False]
