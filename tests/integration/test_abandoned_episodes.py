@@ -28,7 +28,7 @@ from killable_episodes import MARK, alive_of
 from grue import FunctionTools, LlmSettings, Runner, TurnHandle, TurnOutcome
 from grue.errors import MCPError
 from grue.messages import RunTurn, ToolCalled, TurnCompleted
-from grue.runtime.sync_edge import BlockingInsideEventLoopWarning
+from grue.runtime.sync_edge import INTERRUPT_GRACE_S, BlockingInsideEventLoopWarning
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -145,6 +145,7 @@ CTRL_C = {
     "call": ("--silent-at", "call"),
     "async call": ("--silent-at", "call"),
     "notebook": ("--silent-at", "call"),
+    "batch": ("--silent-at", "call"),
     "between turns": (),
     "opening": (),
     "closing": (),
@@ -157,6 +158,7 @@ PRESSED = [
     ("kept", "closing", 1),
     ("episode", "call", 1),
     *(("ahead", way, times) for way in ("call", "closing") for times in (2, 3)),
+    ("episode", "batch", 2),
 ]
 
 
@@ -174,6 +176,17 @@ def test_ctrl_c_ends_everything_within_seconds(llm: str, mode: str, way: str, ti
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
+def test_a_second_ctrl_c_kills_what_a_batch_waits_for(llm: str) -> None:
+    with Program(llm, "episode", "batch that takes its time", "--silent-at", "call", *STUBBORN) as program:
+        for _ in range(3):
+            program.until("now")
+        program.process.send_signal(signal.SIGINT)
+        out, errors = program.process.communicate(timeout=60)
+        assert gone(program)
+    assert (program.process.returncode, errors) == (0, "")
+    assert float(out) < INTERRUPT_GRACE_S, "the first one alone would have waited that long for them"
+
+
 @pytest.mark.parametrize("mode", ["ahead", "kept"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_that_ends_the_host_ends_its_servers(llm: str, mode: str, number: signal.Signals) -> None:
@@ -188,13 +201,16 @@ def test_a_signal_that_ends_the_host_ends_its_servers(llm: str, mode: str, numbe
 def test_sigkill_at_random_instants_leaves_nothing(llm: str) -> None:
     print(f"GRUE_KILL_SEED={SEED}")
     dice = random.Random(SEED)
-    kinds = itertools.cycle(itertools.product(MODES, [(), STUBBORN]))
+    # Every third round strikes hosts that pause: then their spares wait, which otherwise are used at once.
+    rounds = ("playing", "playing", "pausing")
+    kinds = itertools.cycle(itertools.product(rounds, MODES, [(), STUBBORN]))
     marks: dict[str, str] = {}
     with Stage() as stage:
-        for (mode, flags), _ in zip(kinds, range(INSTANTS), strict=False):
-            mark, after_s = uuid.uuid4().hex, dice.uniform(0.0, 0.4)
-            marks[mark] = f"{mode} {flags} {after_s:.4f} s"
-            assert stage.kill(mark, after_s, llm, mode, *flags), marks[mark]
+        for (host, mode, flags), _ in zip(kinds, range(INSTANTS), strict=False):
+            mark, pausing = uuid.uuid4().hex, host == "pausing"
+            after_s = dice.uniform(0.0, 0.02 if pausing else 0.4)
+            marks[mark] = f"{host} {mode} {flags} {after_s:.4f} s"
+            assert stage.kill(mark, after_s, llm, mode, *flags, pausing=pausing), marks[mark]
     deadline = time.monotonic() + WITHIN_S
     while (left := [what for mark, what in marks.items() if alive_of(mark)]) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -210,3 +210,29 @@ def test_a_secret_in_the_servers_environment_is_nowhere_in_the_run_folder(tmp_pa
     assert "[redacted:DEMO_TOKEN]" in everything
     for form in (secret, json.dumps(secret)[1:-1], "planted-key-4711-0815", "planted-7c1d9e"):
         assert form not in everything
+
+
+NOTE_SPAWNS = """
+import atexit, sys
+
+spawned = []
+
+def watch(event, args):
+    if event == "subprocess.Popen" and "grue-guard" not in args[1]:
+        spawned.append("mcp" in sys.modules)
+
+sys.addaudithook(watch)
+atexit.register(lambda: print(spawned, "mcp" in sys.modules, file=sys.stderr))
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--spawn-ahead",)], ids=" ".join)
+def test_cold_the_first_server_starts_before_what_talks_to_it_is_imported(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """So that both start up at the same time."""
+    played = grue("play", "--offline", "--turns", "1", *flags, cwd=tmp_path, before=NOTE_SPAWNS)
+    assert played.returncode == 0, played.stderr
+    spawned, _, imported = played.stderr.strip().rpartition(" ")
+    assert json.loads(spawned.lower())[0] is False
+    assert imported == "True", "the program is another one by now: look for what it imports"

@@ -8,11 +8,13 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from patient_turns import ASK, Lifetime, PatientModel, patient_model, wait_until
+from patient_turns import ASK, PatientModel, patient_model, wait_until
 
 from grue import AnswerError, AnswerSpec, LLMError, MCPServerStartupError, TurnCancelled, TurnRequest
+from grue.testing.fault_turns import MODES, Mode
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import error_reply
 
@@ -28,14 +30,20 @@ def model() -> Iterator[PatientModel]:
         yield model
 
 
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Every lifetime: for turns with a server."""
+    return request.param  # type: ignore[no-any-return]  # pytest does not know it
+
+
 @pytest.fixture(params=["turn", "episode"])
-def lifetime(request: pytest.FixtureRequest) -> Lifetime:
-    chosen: Lifetime = request.param
-    return chosen
+def loop(request: pytest.FixtureRequest) -> Mode:
+    """Those that differ without a server."""
+    return request.param  # type: ignore[no-any-return]
 
 
-def test_it_is_done_when_its_result_is_there(model: PatientModel, lifetime: Lifetime) -> None:
-    with model.runner(lifetime) as runner:
+def test_it_is_done_when_its_result_is_there(model: PatientModel, mode: Mode) -> None:
+    with model.runner(mode) as runner:
         model.gate.clear()
         handle = runner.start_turn(ASK)
         wait_until(lambda: "model" in handle.progress().doing)
@@ -50,14 +58,15 @@ def test_it_is_done_when_its_result_is_there(model: PatientModel, lifetime: Life
     assert handle.result(timeout_s=0) is outcome, "as often as it is asked for"
 
 
-def test_its_progress_goes_through_the_phases_with_the_right_numbers(
-    model: PatientModel, lifetime: Lifetime
-) -> None:
-    with model.runner(lifetime, "--slow-call", "0.1") as runner:
+def test_its_progress_goes_through_the_phases_with_the_right_numbers(model: PatientModel, mode: Mode) -> None:
+    model.gate.clear()
+    with model.runner(mode, "--slow-call", "0.1") as runner:
         handle = runner.start_turn(ASK)
         seen = [handle.progress()]
         while not handle.done():
             seen.append(handle.progress())
+            if "request 1" in seen[-1].doing:
+                model.gate.set()
             time.sleep(0.001)
         outcome = handle.result()
         end = handle.progress()
@@ -72,9 +81,9 @@ def test_its_progress_goes_through_the_phases_with_the_right_numbers(
     assert outcome.duration_s <= end.elapsed_s == handle.progress().elapsed_s, "the clock has stopped"
 
 
-def test_several_handles_queue_up_each_with_its_own_progress(model: PatientModel, lifetime: Lifetime) -> None:
+def test_several_handles_queue_up_each_with_its_own_progress(model: PatientModel, mode: Mode) -> None:
     model.gate.clear()
-    with model.runner(lifetime) as runner:
+    with model.runner(mode) as runner:
         handles = [runner.start_turn(TurnRequest[str](system="s", user=f"u{n}")) for n in range(3)]
         wait_until(lambda: "model" in handles[0].progress().doing)
         assert [handle.progress().doing for handle in handles[1:]] == ["waiting for its turn"] * 2
@@ -92,14 +101,18 @@ PHASES = {
     "start": ("starting faulty", ("--silent-at", "initialize")),
     "closing": ("closing", STUBBORN),
 }
+OPEN_ON = ("ahead", "kept")
+"""Where a session is not closed by the turn that used it."""
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_cancel_ends_it_in_every_phase(model: PatientModel, lifetime: Lifetime, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "phase"), [(m, p) for m in MODES for p in PHASES if p != "closing" or m not in OPEN_ON]
+)
+def test_cancel_ends_it_in_every_phase(model: PatientModel, mode: Mode, phase: str) -> None:
     doing, flags = PHASES[phase]
     if phase == "model":
         model.gate.clear()
-    with model.runner(lifetime, *flags) as runner:
+    with model.runner(mode, *flags) as runner:
         handle = runner.start_turn(ASK)
         wait_until(lambda: doing in handle.progress().doing)
         began = time.monotonic()
@@ -114,9 +127,23 @@ def test_cancel_ends_it_in_every_phase(model: PatientModel, lifetime: Lifetime, 
         assert again.result(timeout_s=10).response == "done: u"
 
 
-def test_cancelled_before_it_begins_it_asks_for_nothing(model: PatientModel, lifetime: Lifetime) -> None:
+def test_the_turn_after_a_cancelled_one_has_a_server_that_works(
+    model: PatientModel, mode: Mode, tmp_path: Path
+) -> None:
+    with model.runner(mode, "--only-in", "1", str(tmp_path / "lives"), "--silent-at", "call") as runner:
+        cancelled = runner.start_turn(ASK)
+        wait_until(lambda: "waiting for faulty.echo" in cancelled.progress().doing)
+        cancelled.cancel()
+        for _ in range(2):
+            (call,) = runner.start_turn(ASK).result().tool_calls
+            assert call.settlement == "returned"
+        with pytest.raises(TurnCancelled):
+            cancelled.result(timeout_s=0)
+
+
+def test_cancelled_before_it_begins_it_asks_for_nothing(model: PatientModel, loop: Mode) -> None:
     model.gate.clear()
-    with model.runner(lifetime, servers=False) as runner:
+    with model.runner(loop, servers=False) as runner:
         first, second = runner.start_turn(ASK), runner.start_turn(ASK)
         wait_until(lambda: model.server.requests)
         second.cancel()
@@ -128,17 +155,17 @@ def test_cancelled_before_it_begins_it_asks_for_nothing(model: PatientModel, lif
         assert len(model.server.requests) == 1
 
 
-def test_cancelled_after_its_end_it_keeps_its_result(model: PatientModel, lifetime: Lifetime) -> None:
-    with model.runner(lifetime, servers=False) as runner:
+def test_cancelled_after_its_end_it_keeps_its_result(model: PatientModel, loop: Mode) -> None:
+    with model.runner(loop, servers=False) as runner:
         handle = runner.start_turn(ASK)
         outcome = handle.result()
         handle.cancel()
         assert handle.result() is outcome
 
 
-def test_it_can_cancel_itself_from_inside(model: PatientModel, lifetime: Lifetime) -> None:
+def test_it_can_cancel_itself_from_inside(model: PatientModel, loop: Mode) -> None:
     told = threading.Event()
-    with model.runner(lifetime, servers=False) as runner:
+    with model.runner(loop, servers=False) as runner:
 
         def enough(_: object) -> None:
             told.wait()
@@ -150,11 +177,11 @@ def test_it_can_cancel_itself_from_inside(model: PatientModel, lifetime: Lifetim
             handle.result(timeout_s=5)
 
 
-def test_it_raises_what_run_turn_raises(model: PatientModel, lifetime: Lifetime) -> None:
+def test_it_raises_what_run_turn_raises(model: PatientModel, mode: Mode) -> None:
     def refuse(_: str) -> str:
         raise ValueError("no")
 
-    with model.runner(lifetime, servers=False) as runner:
+    with model.runner(mode, servers=False) as runner:
         asked = TurnRequest[str](system="s", user="u", answer=AnswerSpec(refuse))
         with pytest.raises(AnswerError, match="no"):
             runner.start_turn(asked).result()
@@ -164,12 +191,12 @@ def test_it_raises_what_run_turn_raises(model: PatientModel, lifetime: Lifetime)
             with pytest.raises(LLMError, match="no such key"):
                 failing.result()
         assert failing.progress().requests == 1
-    with model.runner(lifetime, "--exit-at", "initialize") as runner, pytest.raises(MCPServerStartupError):
+    with model.runner(mode, "--exit-at", "initialize") as runner, pytest.raises(MCPServerStartupError):
         runner.start_turn(ASK).result()
 
 
-def test_a_handle_that_is_forgotten_does_not_end_its_turn(model: PatientModel, lifetime: Lifetime) -> None:
-    runner = model.runner(lifetime)
+def test_a_handle_that_is_forgotten_does_not_end_its_turn(model: PatientModel, mode: Mode) -> None:
+    runner = model.runner(mode)
     model.gate.clear()
     runner.start_turn(ASK)
     lost = weakref.ref(runner)
@@ -186,10 +213,8 @@ def test_a_handle_that_is_forgotten_does_not_end_its_turn(model: PatientModel, l
 
 
 @pytest.mark.parametrize("flags", [(), ("--silent-at", "call"), STUBBORN], ids=" ".join)
-def test_closing_the_runner_cancels_it(
-    model: PatientModel, lifetime: Lifetime, flags: tuple[str, ...]
-) -> None:
-    runner = model.runner(lifetime, *flags)
+def test_closing_the_runner_cancels_it(model: PatientModel, mode: Mode, flags: tuple[str, ...]) -> None:
+    runner = model.runner(mode, *flags)
     if "call" not in flags:
         model.gate.clear()
     first, second = runner.start_turn(ASK), runner.start_turn(ASK)
@@ -204,7 +229,7 @@ def test_closing_the_runner_cancels_it(
     runner.close()
 
 
-def test_an_event_loop_goes_on_meanwhile(model: PatientModel, lifetime: Lifetime) -> None:
+def test_an_event_loop_goes_on_meanwhile(model: PatientModel, mode: Mode) -> None:
     async def window(runner: "object") -> tuple[int, str]:
         handle = runner.start_turn(ASK)  # type: ignore[attr-defined]
         ticks = 0
@@ -216,14 +241,14 @@ def test_an_event_loop_goes_on_meanwhile(model: PatientModel, lifetime: Lifetime
         return ticks, handle.result(timeout_s=0).response
 
     model.gate.clear()
-    with model.runner(lifetime) as runner:
+    with model.runner(mode) as runner:
         ticks, response = asyncio.run(window(runner))
     assert ticks >= 5
     assert response == "done: What is the plan?"
 
 
-def test_many_threads_start_and_ask_at_once(model: PatientModel, lifetime: Lifetime) -> None:
-    with model.runner(lifetime, servers=False) as runner, ThreadPoolExecutor(8) as threads:
+def test_many_threads_start_and_ask_at_once(model: PatientModel, loop: Mode) -> None:
+    with model.runner(loop, servers=False) as runner, ThreadPoolExecutor(8) as threads:
 
         def one(number: int) -> tuple[int, str]:
             handle = runner.start_turn(TurnRequest[str](system="s", user=f"u{number}"))

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -23,8 +24,8 @@ from typing import Any, Self, TypeAlias
 from killable_episodes import MARK
 from msgspec.structs import replace
 
-from grue import LlmSettings, ProcessLimits, Runner, StdioServer, TurnRequest
-from grue.messages import SpareReady, ToolCalled
+from grue import LlmSettings, ProcessLimits, Runner, StdioServer, TurnLimits, TurnRequest
+from grue.messages import CloseSession, SpareReady, ToolCalled
 from grue.testing import faulty_server
 
 MODES: dict[str, dict[str, Any]] = {
@@ -156,6 +157,31 @@ def _in_a_notebook(make: Make) -> None:
         asyncio.run(cell())
 
 
+def _in_a_batch(make: Make) -> None:
+    with make() as one:
+        list(tell_calls(one).map([ASK] * 5, concurrency=3))
+
+
+def _in_a_batch_that_takes_its_time(make: Make) -> None:
+    """Press Ctrl-C once more as soon as the clean-up begins, and say how long it took from there."""
+    one = make()
+    patient = ProcessLimits(exit_grace_s=30.0, term_grace_s=30.0, cancelled_grace_s=30.0)
+    one._wiring = replace(one._wiring, process_limits=patient)
+    one.limits = TurnLimits(teardown_s=100.0)
+    pressed: list[float] = []
+
+    def press(sent: Any, _: bytes) -> None:
+        if isinstance(sent.body, CloseSession) and not pressed:
+            pressed.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    one.recorder.add(press)
+    try:
+        list(tell_calls(one).map([ASK] * 3, concurrency=3))
+    except KeyboardInterrupt:
+        say(time.monotonic() - pressed[0])
+
+
 def _closing(make: Make) -> None:
     one = make()
     play(one)
@@ -184,6 +210,8 @@ WAYS: dict[str, Callable[[Make], None]] = {
     "call": _in_a_call,
     "async call": _in_an_async_call,
     "notebook": _in_a_notebook,
+    "batch": _in_a_batch,
+    "batch that takes its time": _in_a_batch_that_takes_its_time,
     "closing": _closing,
 }
 
@@ -205,11 +233,18 @@ class Stage:
     ) -> None:
         self._program.communicate(timeout=20)
 
-    def kill(self, mark: str, after_s: float, *asked: str) -> bool:
-        """Have an episode played (`BASE_URL MODE FLAG...`) and killed; say whether it was."""
+    def kill(self, mark: str, after_s: float, *asked: str, pausing: bool = False) -> bool:
+        """Have an episode played (`BASE_URL MODE FLAG...`) and killed; say whether it was.
+
+        Args:
+            mark: Names it.
+            after_s: When, from its start.
+            asked: What to play.
+            pausing: From when its host has played a turn, and pauses, the spare ready if there is to be one.
+        """
         assert self._program.stdin is not None
         assert self._program.stdout is not None
-        self._program.stdin.write(f"{json.dumps([mark, after_s, *asked])}\n")
+        self._program.stdin.write(f"{json.dumps([mark, after_s, pausing, *asked])}\n")
         self._program.stdin.flush()
         killed: bool = json.loads(self._program.stdout.readline())
         return killed
@@ -219,22 +254,35 @@ def _serve() -> None:
     import grue.mcp_transport.sdk  # noqa: F401 - what each child would have to import
 
     for line in sys.stdin:
-        mark, after_s, *asked = json.loads(line)
-        pid = os.fork()
-        if not pid:
-            _play_on(mark, *asked)
-        over = os.pidfd_open(pid)
-        select.select([over], [], [], after_s)
-        os.kill(pid, signal.SIGKILL)
-        os.close(over)
-        _, status = os.waitpid(pid, 0)
-        say(json.dumps(os.WIFSIGNALED(status)))
+        mark, after_s, pausing, *asked = json.loads(line)
+        say(json.dumps(_killed(mark, after_s, asked, pausing=pausing)))
 
 
-def _play_on(mark: str, *asked: str) -> None:
+def _killed(mark: str, after_s: float, asked: list[str], *, pausing: bool) -> bool:
+    paused, to_tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _play_on(mark, asked, to_tell if pausing else None)
+    os.close(to_tell)
+    over = os.pidfd_open(pid)
+    # At its end, too, there is something to read, which is nothing.
+    well = not pausing or os.read(paused, 1) == b"."
+    select.select([over], [], [], after_s)
+    os.kill(pid, signal.SIGKILL)
+    os.close(over)
+    os.close(paused)
+    _, status = os.waitpid(pid, 0)
+    return well and os.WIFSIGNALED(status)
+
+
+def _play_on(mark: str, asked: list[str], to_tell: int | None) -> None:
     os.environ[MARK] = mark
     try:
         with runner(*asked) as one:
+            if to_tell is not None:
+                play(one)
+                os.write(to_tell, b".")
+                threading.Event().wait(60)
             while True:
                 one.run_turn(ASK)
     finally:

@@ -4,13 +4,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 from grue import LlmSettings, ProcessLimits, RetryPolicy, Runner, StdioServer, TurnLimits, TurnRequest
 from grue.testing import faulty_server
+from grue.testing.fault_turns import LIFETIMES, Mode
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
-
-Lifetime = Literal["turn", "episode"]
 
 ASK = TurnRequest[str](system="Answer.", user="What is the plan?")
 DEADLINE_S = 20.0
@@ -30,7 +29,7 @@ class PatientModel:
             return text_reply(f"done: {request.messages[1]['content']}")
         return tool_calls_reply(("faulty.echo", {"text": "hello"}))
 
-    def runner(self, lifetime: Lifetime, *flags: str, servers: bool = True, **more: Any) -> Runner:
+    def runner(self, mode: Mode, *flags: str, servers: bool = True, **more: Any) -> Runner:
         command, *args = faulty_server.argv(*flags)
         faulty = StdioServer(name="faulty", command=command, args=tuple(args))
         return Runner(
@@ -38,7 +37,7 @@ class PatientModel:
             servers={"faulty": faulty} if servers else {},
             limits=TurnLimits(teardown_s=1.0),
             process_limits=ProcessLimits(exit_grace_s=0.2, term_grace_s=0.2),
-            lifetime=lifetime,
+            **LIFETIMES[mode],
             **more,
         )
 

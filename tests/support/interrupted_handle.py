@@ -1,0 +1,65 @@
+"""A program that waits for a turn's handle, is interrupted, and waits for it once more; says how it went.
+
+    python interrupted_handle.py BASE_URL LIFETIME WHERE, which is plain | loop
+
+It says `waiting` when it stands in `TurnHandle.result`, and may be sent a SIGINT.
+"""
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from grue import LlmSettings, Runner, TurnHandle, TurnRequest
+
+
+def say(text: object) -> None:
+    print(text, flush=True)
+
+
+def say_when_waiting(thread: int) -> None:
+    """Say so when the thread has called `TurnHandle.result` and waits in it."""
+    while not _waits(sys._current_frames()[thread]):
+        time.sleep(0.001)
+    say("waiting")
+
+
+def _waits(frame: FrameType | None) -> bool:
+    lock = frame is not None and frame.f_code.co_filename == threading.__file__
+    while frame is not None and frame.f_code is not TurnHandle.result.__code__:
+        frame = frame.f_back
+    return lock and frame is not None
+
+
+def interrupted(handle: TurnHandle[Any]) -> None:
+    watch = threading.Thread(target=say_when_waiting, args=(threading.get_ident(),))
+    watch.start()
+    try:
+        handle.result()
+    except KeyboardInterrupt:
+        say("over" if handle.done() else "goes on")
+    watch.join()
+
+
+async def interrupted_in_a_loop(handle: TurnHandle[Any]) -> None:
+    interrupted(handle)
+
+
+def main(base_url: str, lifetime: str, where: str) -> None:
+    settings = LlmSettings(base_url=base_url, model="m")
+    with Runner(llm=settings, lifetime=lifetime) as runner:  # type: ignore[arg-type]  # the test's to choose
+        handle = runner.start_turn(TurnRequest[str](system="s", user="u"))
+        if where == "loop":
+            # The loop has taken the Ctrl-C, and raises it once more when it ends.
+            with contextlib.suppress(KeyboardInterrupt):
+                asyncio.run(interrupted_in_a_loop(handle))
+        else:
+            interrupted(handle)
+        say(handle.result().response)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
