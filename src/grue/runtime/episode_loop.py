@@ -230,9 +230,9 @@ class EpisodeLoop:
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         watch = InterruptWatch()
-        thread.start()
         try:
             with unmasked_interrupt():
+                thread.start()
                 wait_for(self._begun, watch=watch)
         except BaseException:
             self.end()
