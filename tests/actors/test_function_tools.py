@@ -204,8 +204,8 @@ async def test_a_result_that_cannot_be_written_is_an_error_result() -> None:
     assert "RecursionError" in str(result.error_message)
 
 
-@pytest.mark.parametrize("raised", [ValueError("no"), TimeoutError("no"), KeyError("no")])
-async def test_what_a_function_raises_is_its_result(raised: Exception) -> None:
+@pytest.mark.parametrize("raised", [ValueError("no"), TimeoutError("no"), KeyError("no"), SystemExit(3)])
+async def test_what_a_function_raises_is_its_result(raised: BaseException) -> None:
     def fail() -> None:
         raise raised
 
@@ -276,3 +276,22 @@ async def test_a_function_that_changes_its_mutable_default_finds_it_fresh_each_t
         for _ in range(2):
             assert (await connection.call("tool", {"word": "x"}, 1.0)).content == ["first", "x"]
     assert collect.__defaults__ == (["first"],)
+
+
+# --- In an episode ---
+
+
+async def test_what_has_to_be_waited_for_is_over_before_a_batch_is_called() -> None:
+    log: list[str] = []
+
+    async def buried() -> None:
+        await anyio.sleep(0.01)
+        log.append("buried")
+
+    async with FunctionTools({"tool": lambda: log.append("called")}).connect("mine", buried) as connection:
+        await connection.open(1.0)
+        assert log == [], "opening is no reason to wait"
+        for _ in range(2):
+            assert await connection.relisted(1.0) is None
+            await connection.call("tool", {}, TEST_LIMIT_S)
+    assert log == ["buried", "called"] * 2

@@ -1,12 +1,13 @@
 """Untrusted text on one line of a terminal."""
 
+import contextlib
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.protocol.safe_text import cells, cut, pad, printable
+from grue.protocol.safe_text import cells, cut, pad, printable, well_formed
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=80)
 
@@ -77,3 +78,30 @@ def test_a_text_that_fits_is_not_cut() -> None:
     assert cut("漢字", 3) == "漢…"
     assert cut("漢字", 2) == "…"
     assert cut("ab", 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("plain\n\x00", "plain\n\x00"),
+        ("café 漢字 🏮", "café 漢字 🏮"),
+        ("\udc80", "\ufffd"),
+        ("a \ud83c lantern", "a \ufffd lantern"),
+        ("\ud83c\udfee", "🏮"),
+        ("\udfee\ud83c", "\ufffd\ufffd"),
+        ("\ufeffmarked", "\ufeffmarked"),
+    ],
+)
+def test_what_is_no_character_is_replaced_and_nothing_else(text: str, shown: str) -> None:
+    assert well_formed(text) == shown
+
+
+@given(text=ANY_TEXT)
+def test_a_well_formed_text_can_be_encoded_and_stays_as_it_is(text: str) -> None:
+    once = well_formed(text)
+    once.encode("utf-8")
+    assert well_formed(once) == once
+    with contextlib.suppress(UnicodeEncodeError):
+        text.encode("utf-8")
+        assert once == text

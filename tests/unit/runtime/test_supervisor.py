@@ -1,5 +1,6 @@
 """The group a turn lives in: who starts, who stops, and what a crash means."""
 
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -174,6 +175,24 @@ async def test_a_crash_is_one_flat_error_with_its_cause_and_cancels_the_others(
     assert (failed.actor, failed.error) == ("a", "LookupError: what")
     assert failed.where[-1].startswith("test_supervisor.py:")
     assert failed.where[-1].endswith(" receive")
+
+
+async def test_an_actor_that_exits_the_program_has_crashed_and_nothing_else_ends(
+    recorder: Seen, log: list[str]
+) -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def body(group: Supervisor) -> None:
+        start(group, "b", log)
+        await start(group, "a", act=leave).send("act", sender="host")
+        await anyio.sleep_forever()
+
+    with pytest.raises(ActorCrashed, match="The actor 'a' crashed: SystemExit: 3") as error:
+        await supervise(recorder, body)
+    assert isinstance(error.value.__cause__, SystemExit)
+    assert log == ["b cancelled"]
+    assert [failed.error for failed in recorder.failures] == ["SystemExit: 3"]
 
 
 async def test_a_crash_reaches_whoever_waits_for_a_reply(recorder: Seen) -> None:

@@ -1,0 +1,155 @@
+"""Who holds an episode, and for how long: runners that begin anew, handles that are kept, threads refused."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+from patient_turns import wait_until
+from worded_turns import WordedModel, ask, worded_model
+
+import grue.runner
+from grue import AnswerSpec, FunctionTools
+from grue.episode import Episode
+from grue.runtime import episode_loop
+from grue.testing.fault_turns import Mode
+
+WITHIN_S = 10.0
+
+
+@pytest.fixture
+def model() -> Iterator[WordedModel]:
+    with worded_model() as model:
+        yield model
+
+
+@pytest.fixture(params=["turn", "episode"])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Those that differ without a server."""
+    return request.param  # type: ignore[no-any-return]  # pytest does not know it
+
+
+def collected(reference: "weakref.ref[Any]") -> Callable[[], bool]:
+    def look() -> bool:
+        gc.collect()
+        return reference() is None
+
+    return look
+
+
+class Resisting:
+    """A tool that, cancelled, does not end before it may."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.cancelled = threading.Event()
+        self.may_end = threading.Event()
+
+    async def resist(self) -> None:
+        self.begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.cancelled.set()
+            with anyio.CancelScope(shield=True):
+                while not self.may_end.is_set():  # noqa: ASYNC110 - set by another thread
+                    await anyio.sleep(0.001)
+
+
+def test_a_loop_that_began_while_another_one_was_closed_ends_with_its_runner(model: WordedModel) -> None:
+    tool = Resisting()
+    runner = model.runner("episode", servers={"f": FunctionTools({"resist": tool.resist})})
+    handle = runner.start_turn(ask("call f.resist"))
+    assert tool.begun.wait(WITHIN_S)
+    closing = threading.Thread(target=runner.close)
+    closing.start()
+    assert tool.cancelled.wait(WITHIN_S)
+    assert runner.run_turn(ask()).response == "done", "a turn after it begins a new loop"
+    assert closing.is_alive()
+    tool.may_end.set()
+    closing.join(WITHIN_S)
+    assert not closing.is_alive()
+    assert handle.done()
+    assert runner.run_turn(ask()).response == "done", "and it is not the one that was closed"
+    lost = weakref.ref(runner)
+    del closing, runner
+    wait_until(collected(lost))
+    wait_until(lambda: not episode_loop._alive)
+
+
+class Host:
+    """What the host gives to a turn."""
+
+    def on_delta(self, _: object) -> None:
+        pass
+
+    def check(self, text: str) -> str:
+        return text
+
+
+def test_a_finished_handle_keeps_neither_its_runner_nor_its_turn(model: WordedModel, mode: Mode) -> None:
+    runner, host = model.runner(mode), Host()
+    handle = runner.start_turn(ask(on_delta=host.on_delta, answer=AnswerSpec(host.check)))
+    assert handle.result().response == "done"
+    lost_runner, lost_host = weakref.ref(runner), weakref.ref(host)
+    del runner, host
+    wait_until(collected(lost_runner))
+    wait_until(collected(lost_host))
+    wait_until(lambda: not episode_loop._alive)
+    last = handle.progress()
+    assert (last.doing, last.requests, handle.result().response) == ("done", 1, "done")
+
+
+@pytest.mark.parametrize("call", ["run_turn", "start_turn", "warm_up"])
+def test_closed_by_a_signal_handler_while_its_loop_begins_it_goes_on(
+    model: WordedModel, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The handler runs in the thread that holds what `close` needs, too."""
+    runner = model.runner("episode")
+    over = threading.Event()
+
+    def begin(*args: Any, **options: Any) -> Episode:
+        runner.close()  # as a handler would that strikes here
+        return Episode(*args, **options)
+
+    def use() -> None:
+        calls: dict[str, Callable[[], object]] = {
+            "run_turn": lambda: runner.run_turn(ask()),
+            "start_turn": lambda: runner.start_turn(ask()).result(),
+            "warm_up": runner.warm_up,
+        }
+        calls[call]()
+        over.set()
+
+    monkeypatch.setattr(grue.runner, "Episode", begin)
+    threading.Thread(target=use, daemon=True).start()
+    assert over.wait(WITHIN_S)
+    runner.close()
+
+
+def test_where_no_thread_can_be_started_the_call_says_so_and_nothing_is_left(
+    model: WordedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "grue-episode":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with model.runner("episode") as runner:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            for use in (runner.run_turn, runner.start_turn, lambda request: list(runner.map([request]))):
+                with pytest.raises(RuntimeError, match="can't start new thread"):
+                    use(ask())
+                assert not episode_loop._alive
+            began = time.monotonic()
+            episode_loop._close_all()  # as the interpreter does when it exits
+            runner.close()
+            assert time.monotonic() - began < episode_loop.CLOSE_GRACE_S, "there is nothing to wait for"
+        assert runner.run_turn(ask()).turn == 1

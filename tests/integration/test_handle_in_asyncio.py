@@ -1,0 +1,75 @@
+"""`TurnHandle.result` where asyncio runs: a Ctrl-C that its loop has taken is not missed."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from commands import environment
+from worded_turns import WordedModel, ask, worded_model
+
+from grue.testing.fault_turns import Mode
+
+PROGRAM = """
+    import asyncio
+    import sys
+
+    from grue import LlmSettings, Runner, TurnRequest
+
+    base_url, lifetime, limit = sys.argv[1:]
+
+    async def main(runner):
+        handle = runner.start_turn(TurnRequest(system="s", user="wait"))
+        print("waiting", flush=True)
+        try:
+            handle.result(None if limit == "none" else float(limit))
+        finally:
+            print("over" if handle.done() else "goes on", flush=True)
+
+    with Runner(llm=LlmSettings(base_url=base_url, model="m"), lifetime=lifetime) as runner:
+        try:
+            asyncio.run(main(runner))
+        except KeyboardInterrupt:
+            print("KeyboardInterrupt", flush=True)
+"""
+
+
+@pytest.fixture
+def model() -> Iterator[WordedModel]:
+    with worded_model() as model:
+        yield model
+
+
+@pytest.fixture(params=["turn", "episode"])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    return request.param  # type: ignore[no-any-return]  # pytest does not know it
+
+
+@pytest.mark.parametrize("limit", ["none", "1000"])
+def test_ctrl_c_ends_the_waiting_while_the_turn_goes_on(model: WordedModel, mode: Mode, limit: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), model.server.base_url, mode, limit],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "waiting\n"
+        program.send_signal(signal.SIGINT)
+        # The model says nothing before the gate opens: who missed the signal would wait until then.
+        assert program.stdout.readline() == "goes on\n"
+        assert program.stdout.read() == "KeyboardInterrupt\n"
+    assert program.returncode == 0
+
+
+@pytest.mark.parametrize("limit_s", [float("inf"), 1e12])
+def test_a_limit_may_be_longer_than_any_clock(model: WordedModel, mode: Mode, limit_s: float) -> None:
+    with model.runner(mode) as runner:
+        handle = runner.start_turn(ask("wait"))
+        with pytest.raises(TimeoutError, match=r"not over after 0\.01 s: it goes on"):
+            handle.result(timeout_s=0.01)
+        model.gate.set()
+        assert handle.result(timeout_s=limit_s).response == "done"

@@ -1,0 +1,140 @@
+"""An episode's loop where its begin, its calls or its end are cut into at an unlucky moment."""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from types import CodeType
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio.abc import TaskGroup
+
+from grue.runtime import episode_loop
+from grue.runtime.episode_loop import Call, EpisodeLoop
+from grue.runtime.sync_edge import wait_for
+
+WITHIN_S = 10.0
+"""What anything here may take at most; nothing takes more than a fraction."""
+
+
+@contextlib.asynccontextmanager
+async def nothing(_group: TaskGroup) -> AsyncIterator[None]:
+    yield
+
+
+def begin(hold: Any = nothing, **more: Any) -> EpisodeLoop:
+    return EpisodeLoop(hold, last_word=lambda: None, **more)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + WITHIN_S
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+        next(iter(left)).join(0.1)
+    assert not left, "a thread is left"
+    assert not episode_loop._alive
+
+
+def stands_in(thread: int, code: CodeType) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_where_no_thread_can_be_started_nothing_is_left_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            begin()
+    assert not episode_loop._alive
+
+
+def test_what_a_signal_handler_raises_while_it_begins_ends_it() -> None:
+    """Or else its thread would go on, and nobody would have it."""
+    waiting = threading.get_ident()
+    left = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def slow_to_open(_group: TaskGroup) -> AsyncIterator[None]:
+        while not stands_in(waiting, wait_for.__code__):  # noqa: ASYNC110 - in another thread
+            await anyio.sleep(0.001)
+        signal.pthread_kill(waiting, signal.SIGALRM)
+        try:
+            await anyio.sleep_forever()
+            yield
+        finally:
+            left.set()
+
+    def strike(*_: object) -> None:
+        raise TimeoutError("the host's own alarm")
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        with pytest.raises(TimeoutError, match="the host's own alarm"):
+            begin(slow_to_open)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert left.wait(WITHIN_S)
+
+
+def test_a_call_that_ends_as_it_is_asked_for_does_not_keep_the_loop_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The asking thread is held up where it has the call's end noted, and the loop is closed meanwhile."""
+    held, ran = threading.Event(), threading.Event()
+    callback = Future.add_done_callback
+
+    def hold_up(call: Call[Any], function: Callable[[Any], object]) -> None:
+        if getattr(function, "__name__", "") == "discard":
+            held.set()
+            ran.wait(0.3)
+            time.sleep(0.1)
+        callback(call, function)
+
+    async def answer() -> int:
+        ran.set()
+        await anyio.lowlevel.checkpoint()
+        return 42
+
+    monkeypatch.setattr(Call, "add_done_callback", hold_up)
+    monkeypatch.setattr(episode_loop, "CLOSE_GRACE_S", 3 * WITHIN_S)
+    loop = begin()
+    asking = threading.Thread(target=lambda: loop.submit(answer))
+    closing = threading.Thread(target=loop.close, daemon=True)
+    asking.start()
+    assert held.wait(WITHIN_S)
+    ran.wait(0.2)
+    closing.start()
+    closing.join(WITHIN_S)
+    assert not closing.is_alive(), "it has not heard of its end"
+    asking.join(WITHIN_S)
+
+
+@pytest.mark.parametrize("limit_s", [float("inf"), 1e12, 1e300])
+def test_a_call_can_be_waited_for_however_long(limit_s: float) -> None:
+    may_end = threading.Event()
+
+    async def answer() -> int:
+        while not may_end.is_set():  # noqa: ASYNC110 - set by another thread
+            await anyio.sleep(0.001)
+        return 42
+
+    with contextlib.closing(begin()) as loop:
+        call = loop.submit(answer)
+        assert not call.join(0)
+        assert not call.join(0.001)
+        may_end.set()
+        assert call.join(limit_s)
+        assert call.result() == 42
