@@ -4,11 +4,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 
 import pytest
 from commands import environment
-from worded_turns import WordedModel, ask, worded_model
+from worded_turns import WordedModel, ask
 
 from grue.testing.fault_turns import Mode
 
@@ -34,17 +33,6 @@ PROGRAM = """
         except KeyboardInterrupt:
             print("KeyboardInterrupt", flush=True)
 """
-
-
-@pytest.fixture
-def model() -> Iterator[WordedModel]:
-    with worded_model() as model:
-        yield model
-
-
-@pytest.fixture(params=["turn", "episode"])
-def mode(request: pytest.FixtureRequest) -> Mode:
-    return request.param  # type: ignore[no-any-return]  # pytest does not know it
 
 
 @pytest.mark.parametrize("limit", ["none", "1000"])

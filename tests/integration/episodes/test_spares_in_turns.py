@@ -1,14 +1,13 @@
 """Sessions that are opened ahead, as turns find them: their limits, and the older ones on their way out."""
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from patient_turns import wait_until
 from transport_servers import STUBBORN, faulty, shell
-from worded_turns import WordedModel, ask, worded_model
+from worded_turns import WordedModel, ask
 
 from grue import FunctionTools, Recorder, TurnLimits
 from grue.mcp_transport.process_table import live_members
@@ -20,12 +19,6 @@ from grue.testing import faulty_server
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 SLOW_TO_DIE = ProcessLimits(exit_grace_s=0.25, term_grace_s=0.1)
-
-
-@pytest.fixture
-def model() -> Iterator[WordedModel]:
-    with worded_model() as model:
-        yield model
 
 
 class Watch:

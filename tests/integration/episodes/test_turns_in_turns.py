@@ -1,30 +1,18 @@
 """What a turn's own code may ask of its runner: to begin a turn, never to wait for one."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from patient_turns import wait_until
-from worded_turns import WordedModel, ask, worded_model
+from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, MCPError, Runner, TurnHandle, TurnLimits, TurnOutcome
 from grue.testing.fault_turns import Mode
 
 REFUSED = "A turn cannot wait for another turn of its own episode: use another runner"
 WITHIN_S = 10.0
-
-
-@pytest.fixture
-def model() -> Iterator[WordedModel]:
-    with worded_model() as model:
-        yield model
-
-
-@pytest.fixture(params=["turn", "episode"])
-def mode(request: pytest.FixtureRequest) -> Mode:
-    """Those that differ without a server."""
-    return request.param  # type: ignore[no-any-return]  # pytest does not know it
 
 
 class Inside:

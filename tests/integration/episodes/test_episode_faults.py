@@ -17,26 +17,13 @@ import pytest
 from patient_turns import wait_until
 from sniffio import current_async_library_cvar
 from transport_servers import faulty
-from worded_turns import WordedModel, ask, worded_model
+from worded_turns import WordedModel, ask
 
 from grue import ActorCrashed, AnswerSpec, FunctionTools, MCPConfigError, Recorder, Runner, TraceWriter
 from grue.errors import TraceError, TurnCancelled
 from grue.messages import Interrupted, ServerEnded, SpareReady, TurnCompleted, TurnFailed
 from grue.runtime.trace import Envelope
 from grue.testing.fault_turns import LIFETIMES, Mode
-
-
-@pytest.fixture
-def model() -> Iterator[WordedModel]:
-    with worded_model() as model:
-        yield model
-
-
-@pytest.fixture(params=["turn", "episode"])
-def mode(request: pytest.FixtureRequest) -> Mode:
-    """Those that differ without a server."""
-    return request.param  # type: ignore[no-any-return]  # pytest does not know it
-
 
 # --- What ends a program ends no turn but its own ---
 

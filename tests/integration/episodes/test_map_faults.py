@@ -6,24 +6,17 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from worded_turns import WordedModel, ask, worded_model
+from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, MCPError, Recorder, TraceWriter
 from grue.runtime import episode_loop
 
 WITHIN_S = 10.0
-
-
-@pytest.fixture
-def model() -> Iterator[WordedModel]:
-    with worded_model() as model:
-        yield model
 
 
 class Undumpable:

@@ -4,13 +4,13 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
 from patient_turns import wait_until
-from worded_turns import WordedModel, ask, worded_model
+from worded_turns import WordedModel, ask
 
 import grue.runner
 from grue import AnswerSpec, FunctionTools
@@ -19,18 +19,6 @@ from grue.runtime import episode_loop
 from grue.testing.fault_turns import Mode
 
 WITHIN_S = 10.0
-
-
-@pytest.fixture
-def model() -> Iterator[WordedModel]:
-    with worded_model() as model:
-        yield model
-
-
-@pytest.fixture(params=["turn", "episode"])
-def mode(request: pytest.FixtureRequest) -> Mode:
-    """Those that differ without a server."""
-    return request.param  # type: ignore[no-any-return]  # pytest does not know it
 
 
 def collected(reference: "weakref.ref[Any]") -> Callable[[], bool]:
