@@ -243,8 +243,8 @@ async def test_p9_a_cancellation_while_it_is_left_shortens_what_is_still_waited_
     patient = ProcessLimits(exit_grace_s=60, term_grace_s=60, cancelled_grace_s=0.05)
     with assert_nothing_left(within_s=0), anyio.fail_after(30), anyio.CancelScope() as scope:
         async with ServerProcess(faulty(*flags), registry, patient) as process:
-            await process.receive_line()
-            scope.deadline = anyio.current_time() + 0.1
+            await _is_running_its_command(process.pid)
+            scope.deadline = anyio.current_time() + 0.5
     assert scope.cancelled_caught
     assert process.ending == ending
 
