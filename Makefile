@@ -7,6 +7,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TURNS ?= 60
 SEED ?= 7
 
+# Of the tests, those that count for coverage, which slows them down; most others start commands.
+COVERED := tests/unit tests/actors tests/properties tests/integration/episodes \
+  $(patsubst %,tests/integration/test_%.py,http_servers tool_client turn_handle)
+
 .PHONY: play test check bench bench-peers clean
 .DEFAULT_GOAL := play
 
@@ -30,10 +34,11 @@ play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoni
 test: $(VENV)/.dev ## run the test suite; with COVERAGE=1, as in CI, hold it to the floors of coverage too
 ifdef COVERAGE
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q
+	$(BIN)/coverage run -m pytest -q $(COVERED)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='src/grue/protocol/*' --show-missing --fail-under=100
+	$(BIN)/python -m pytest -q $(addprefix --ignore=,$(COVERED))
 else
 	$(BIN)/python -m pytest -q
 endif

@@ -17,8 +17,6 @@ means), `runner.py` (where all of it is wired).
 
 from typing import TYPE_CHECKING
 
-from grue.loading import load
-
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -127,6 +125,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'grue' has no attribute {name!r}")
+    from grue.loading import load
+
     value = getattr(load(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -344,12 +344,13 @@ _alive: set[EpisodeLoop] = set()
 
 def _close_all() -> None:
     loops = list(_alive)
-    for loop in loops:
-        loop.end()
-    for loop in loops:
-        # The interpreter is exiting: there is nothing left to interrupt.
-        with contextlib.suppress(KeyboardInterrupt):
-            loop.close()
+    # The interpreter is exiting: a Ctrl-C hurries that, and there is nothing else left to interrupt.
+    with contextlib.suppress(KeyboardInterrupt), counted_interrupts():
+        for loop in loops:
+            loop.end()
+        for loop in loops:
+            with contextlib.suppress(KeyboardInterrupt):
+                loop.close()
 
 
 def _only(error: BaseException) -> BaseException:
