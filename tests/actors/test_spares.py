@@ -9,6 +9,7 @@ import pytest
 from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import tool
 
+from grue.actors import spares
 from grue.actors.spares import Lent, SessionPool, Sessions
 from grue.mcp_transport.failures import ServerFailed
 from grue.messages import ServerEnded, ServerName, SpareLost
@@ -45,8 +46,10 @@ class Bench:
                 yield self.pool
                 group.cancel_scope.cancel()
 
-    def prepare(self, timeout_s: float = 10.0) -> None:
+    def prepare(self, timeout_s: float = 10.0, *, at_once: bool = True) -> None:
         self.pool.prepare(A, self.connect, timeout_s)
+        if at_once:
+            self.pool._waiting[A].wanted.set()
 
     def lend(self, turn: int = 1, deadline: float = float("inf")) -> Lent:
         return self.pool.lend(A, self.connect, turn, deadline)
@@ -90,6 +93,19 @@ async def test_a_turn_that_finds_nothing_prepared_opens_its_own_and_nobody_calls
         await bench.turn("look")
         await pool.buried()
     assert bench.noted == ["ServerEnded"]
+
+
+async def test_the_host_has_its_decision_first_unless_the_next_turn_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spares, "_HOST_FIRST_S", 60.0)
+    bench = Bench(ScriptedServer("ok"))
+    async with bench.episode():
+        bench.prepare(at_once=False)
+        await anyio.wait_all_tasks_blocked()
+        assert bench.server.log == []
+        await bench.turn("look")
+    assert bench.server.log == ["enter", "open", "call look", "leave"]
 
 
 async def test_preparing_twice_opens_one() -> None:

@@ -76,7 +76,7 @@ class ScriptedConnection:
         if self._way == "fail on entering":
             raise ServerFailed(failure())
         if self._way == "slow to enter":
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.3)
         self.entered = True
         return self
 

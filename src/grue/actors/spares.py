@@ -38,6 +38,9 @@ from grue.messages import (
 from grue.runtime.supervisor import describe_crash
 from grue.runtime.trace import Envelope, Recorder
 
+_HOST_FIRST_S = 0.005
+"""Before a spare is spawned: that takes the interpreter for a millisecond, and the host is being told."""
+
 _STILL_THERE_S = 2.0
 """For the answer of a server by URL, whether it still knows of a session that has waited."""
 
@@ -52,6 +55,7 @@ class Owned:
         connection: Open once `opened` is set, unless `failed` says why it is not.
         listing: What the server listed last.
         failed: Why it could not be opened, or, of another kind than `ServerFailed`, what crashed its owner.
+        wanted: To be set by whoever waits for it; without, it lets the host have its decision first.
         gone: Set when it is left and no process of it is alive.
         turn: Number of the turn that uses it; 0: none.
     """
@@ -63,6 +67,7 @@ class Owned:
         self.listing: Listing | None = None
         self.failed: Exception | None = None
         self.opened = anyio.Event()
+        self.wanted = anyio.Event()
         self.gone = anyio.Event()
         self._released = anyio.Event()
         self._opening = anyio.CancelScope()
@@ -99,6 +104,9 @@ class Owned:
             self.gone.set()
 
     async def _live(self) -> None:
+        if not self.turn:
+            with anyio.move_on_after(_HOST_FIRST_S):
+                await self.wanted.wait()
         begun = anyio.current_time()
         try:
             async with self.connection as connection:
@@ -328,6 +336,7 @@ class Lent:
     async def _prepared(self, owned: Owned, timeout_s: float) -> Listing | None:
         """Return the listing of the connection that was prepared; `None`: it was lost."""
         # It has a limit of its own, which began before the turn's, and says more when it has passed.
+        owned.wanted.set()
         with anyio.move_on_after(self._making.within(float("inf"))):
             await owned.opened.wait()
         if owned.listing is None or not owned.usable or not await _still_there(owned.connection):
