@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes depends on what else the machine does: a hang is pytest-timeout's to find.
+settings.register_profile("grue", deadline=None)
+settings.load_profile("grue")
 
 # A run in the background may have been started with signals ignored, and every program that a test starts
 # would inherit that: Ctrl-C could not be tried. Here they mean what they mean to a user.

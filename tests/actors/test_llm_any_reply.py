@@ -82,7 +82,7 @@ def check(wire: WireName, body: bytes, *, stream: bool) -> None:
 
 wires = pytest.mark.parametrize("wire", list(PROFILES))
 streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-patient = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 @wires

@@ -199,7 +199,7 @@ async def test_cancelling_a_receive_loses_nothing(registry: ProcessRegistry) -> 
             assert await process.receive_line() == b"%d" % number
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=200).map(lambda raw: raw.replace(b"\n", b""))))
 def test_lines_come_back_as_they_were_sent(lines: list[bytes]) -> None:
     async def there_and_back() -> list[bytes]:

@@ -16,7 +16,7 @@ from grue.tracing.diff import diff
 from grue.tracing.reading import EpisodeBody
 from grue.tracing.replay import Changes, TurnReplay, render, replay
 
-runs = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+runs = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 _BODIES = msgspec.json.Decoder(EpisodeBody)
 

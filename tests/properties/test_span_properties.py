@@ -34,7 +34,7 @@ from grue.observers.spans import (
     ToolUse,
 )
 
-turns = settings(max_examples=150, deadline=None)
+turns = settings(max_examples=150)
 
 
 class Told:

@@ -36,7 +36,7 @@ from grue.messages import (
 )
 from grue.protocol.tool_results import SKIPPED_AFTER_TIMEOUT
 
-turns = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+turns = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def told(request: RequestCompletion) -> list[ToolMessage]:

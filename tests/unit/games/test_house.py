@@ -243,7 +243,7 @@ _LINES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(-5, 2**40),
     start=st.integers(0, 44),

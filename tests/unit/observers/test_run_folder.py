@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recorded_turns import Called, Play, Tape
 
@@ -165,7 +165,6 @@ def test_a_planted_secret_is_in_no_byte_of_the_folder(
 SECRETS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map("pl4nted".__add__)
 
 
-@settings(deadline=None)
 @given(SECRETS, st.sampled_from(sorted(ESCAPES)), st.booleans(), st.text(max_size=9))
 def test_a_configured_secret_is_in_no_byte_of_the_folder(
     tmp_path_factory: pytest.TempPathFactory, secret: str, escaped: str, ascii_only: bool, around: str

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_messages import Counted, Said, Seen, shown
 
@@ -109,7 +109,6 @@ def test_a_number_that_a_message_needs_stays_a_number() -> None:
     assert envelope.body == Counted(123456789012)
 
 
-@settings(deadline=None)
 @given(st.text(min_size=4, max_size=20), st.text(max_size=20), st.text(max_size=20))
 def test_no_secret_is_shown_whatever_it_is_made_of(secret: str, before: str, after: str) -> None:
     envelope, line = shown(Said(before + secret + after, {secret: [before]}), K=secret)
@@ -232,7 +231,6 @@ JSON_VALUES: Any = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON_VALUES, st.sampled_from(HEADERS), st.text())
 def test_no_authorisation_is_shown_and_json_stays_json(extra: object, header: str, after: str) -> None:
     envelope, line = shown(Said(f"{header} {after}", extra))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_messages import Body, Counted, Said, rounded, write
 
@@ -21,7 +21,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace.jsonl"
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.builds(Said, st.text(), st.none() | st.integers() | st.text()) | st.builds(Counted, st.integers())

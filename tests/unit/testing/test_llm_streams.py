@@ -119,7 +119,7 @@ def _responses(events: list[tuple[str, Any]]) -> Json:
 
 
 @ALL
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     content=st.none() | st.text(min_size=1),
     arguments=st.lists(st.dictionaries(st.text(), st.text() | st.integers(), max_size=3), max_size=3),
