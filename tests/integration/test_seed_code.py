@@ -1,6 +1,6 @@
 """The seeds' own tests, written out: code against their names, signatures and texts works.
 
-Only imports and the `...` of the sketches are ours. Tests that need a whole agent stand with the agent's.
+Only imports, the `...` of the sketches and `asyncio.run` for pytest-asyncio are ours.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import pytest
 from grue.config.mcp_servers import MCPConfig, MCPServerConfig
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPError, MCPServerStartupError, MCPToolCallError
+from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.manager import MCPManager
@@ -206,6 +207,47 @@ def test_tool_call_result_to_dict() -> None:
 def test_errors_have_one_root() -> None:
     assert issubclass(MCPServerStartupError, MCPError)
     assert issubclass(MCPToolCallError, MCPError)
+
+
+# --- Agent ---
+
+THINKING = ToolCall(
+    id="call_1", type="function", function=FunctionCall("thoughtbox.think", '{"thought": "hm"}')
+)
+
+
+def test_agent_tool_calling_loop() -> None:
+    mock_mcp = MockMCPManager()
+    mock_mcp.set_tool_result("thoughtbox.think", {"nextThoughtNeeded": False})
+    mock_llm = MockLLMClient()
+    mock_llm.add_response(tool_calls=[THINKING], finish_reason="tool_calls")
+    mock_llm.add_response(content='{"thinking": "...", "action": "examine door"}', finish_reason="stop")
+    config = GameConfiguration(mcp_enabled=True)
+    agent = ZorkAgent(config=config, client=mock_llm, mcp_manager=mock_mcp)
+    result = asyncio.run(
+        agent._generate_action_async(game_state_text="West of House", relevant_memories=None)
+    )
+    assert result["action"] == "examine door"
+    assert mock_mcp.call_count == 1  # Tool was called once
+
+
+def test_agent_max_iterations() -> None:
+    """25 replies with tool calls: 20 are followed, and a model that goes on calling gets no further ones."""
+    mock_mcp = MockMCPManager()
+    mock_llm = MockLLMClient()
+    # Always return tool calls (never stop)
+    for _ in range(25):
+        mock_llm.add_response(tool_calls=[THINKING], finish_reason="tool_calls")
+    # Final response
+    mock_llm.add_response(content='{"thinking": "...", "action": "look"}', finish_reason="stop")
+    config = GameConfiguration(mcp_enabled=True)
+    agent = ZorkAgent(config=config, client=mock_llm, mcp_manager=mock_mcp)
+    result = asyncio.run(agent._generate_action_async(game_state_text="West of House"))
+    # Should stop at 20 iterations and force final answer
+    assert mock_mcp.call_count == 20
+    assert result["action"] is not None
+    # What the sketch leaves open: the forced request and its one repair are all that follows.
+    assert [bool(request["tools"]) for request in mock_llm.requests] == [True] * 20 + [False] * 2
 
 
 # --- Doubles ---

@@ -97,7 +97,9 @@ def remedy_for(command: str, phase: Phase, *, missing: bool = False, timed_out: 
         return "Run the command in a terminal to see why the server ends."
     if program in _NODE:
         check = "Check that Node.js is installed and the package is available."
-        return f"{check} Install Node.js: https://nodejs.org/" if missing else check
+        if missing:
+            return f"{check} Install Node.js: https://nodejs.org/"
+        return f"{check} Raise the start-up timeout if it only needs longer." if timed_out else check
     if missing:
         return _INSTALL.get(
             program, f"Install {program}, or correct `command` in the server's configuration."

@@ -1,4 +1,6 @@
-"""Whether Node is too old for a server that has just died at its start (R14); read only then, never before.
+"""Whether Node is too old for a server that has just failed to start (R14); read only then, never before.
+
+A server may fail by exiting, by answering nothing in time, or by an answer that cannot be used.
 
 What a package wants stands in the `engines.node` of its `package.json`: beside the script that is run, in a
 `node_modules` folder of the working directory or above, or where npx keeps what it has fetched. Nothing is
@@ -26,22 +28,34 @@ _KNOWN = {"@kastalien-research/thoughtbox": ">=22"}
 """For packages whose `package.json` cannot be read, and that are known to want more than most."""
 
 _ASK_LIMITS = ProcessLimits(exit_grace_s=0.1, term_grace_s=0.1, max_line_bytes=4096)
-_ASK_S = 1.0
+ASK_S = 1.0
+"""How long Node may take to say its version."""
+
+ASK_AFTER_TIMEOUT_S = 0.3
+"""The same after a server has used up the start-up limit. Node takes about 30 ms."""
+
 _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX*])){0,2})")
 
 
-async def node_too_old(server: StdioServer, registry: ProcessRegistry) -> str | None:
+async def node_too_old(
+    server: StdioServer, registry: ProcessRegistry, *, limit_s: float = ASK_S
+) -> str | None:
     """Return what to do if Node is older than the server's package wants, or `None` if it is not.
 
-    Asks `node --version`, which takes about 30 ms and is given a second. `None` also where the command is no
-    Node program, or where either version cannot be found out.
+    Asks `node --version`. `None` also where the command is no Node program, or where either version cannot be
+    found out.
+
+    Args:
+        server: The server.
+        registry: Knows Node's process until it is reaped.
+        limit_s: How long Node may take to answer.
     """
     found = _wanted(server)
     if found is None:
         return None
     package, wanted = found
     minimum = oldest_allowed(wanted)
-    have = await _installed(server, registry)
+    have = await _installed(server, registry, limit_s)
     if minimum is None or have is None or have >= minimum:
         return None
     return (
@@ -117,7 +131,7 @@ def _engines(file: Path) -> str | None:
     return wanted if isinstance(wanted, str) else None
 
 
-async def _installed(server: StdioServer, registry: ProcessRegistry) -> Version | None:
+async def _installed(server: StdioServer, registry: ProcessRegistry, limit_s: float) -> Version | None:
     """Return the version of the Node that the server would be run by."""
     own = server.command if PurePath(server.command).name == "node" else "node"
     node = shutil.which(own, path=server.environment().get("PATH"))
@@ -125,7 +139,7 @@ async def _installed(server: StdioServer, registry: ProcessRegistry) -> Version 
         return None
     asked = StdioServer(name="node", command=node, args=("--version",), env=server.env)
     try:
-        with anyio.fail_after(_ASK_S):
+        with anyio.fail_after(limit_s):
             async with ServerProcess(asked, registry, _ASK_LIMITS) as process:
                 line = (await process.receive_line()).decode("ascii", "replace")
     except (TimeoutError, MCPError, LineTooLongError, anyio.EndOfStream):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import anyio
 
 from grue.mcp_transport.failures import Phase, remedy_for
-from grue.mcp_transport.node_version import node_too_old
+from grue.mcp_transport.node_version import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old
 from grue.mcp_transport.notices import Notify
 from grue.mcp_transport.process_group import ProcessRegistry, ServerExit
 from grue.mcp_transport.redaction import Redactor
@@ -120,12 +120,17 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return what to do; if Node is too old for a server that died at its start, say so (R14)."""
-        if phase in ("initialize", "list") and self.exit is not None:
-            found = await node_too_old(self._server, self._registry)
-            if found is not None:
-                return found
-        return remedy_for(self._server.command, phase, missing=missing, timed_out=timed_out)
+        """Return what to do; if Node is too old for a server that did not start, say so (R14)."""
+        advice = remedy_for(self._server.command, phase, missing=missing, timed_out=timed_out)
+        if phase not in ("initialize", "list"):
+            return advice
+        # After a timeout the limit has passed already, and asking Node must not exceed it by much.
+        limit_s = ASK_AFTER_TIMEOUT_S if timed_out else ASK_S
+        found = await node_too_old(self._server, self._registry, limit_s=limit_s)
+        if found is None:
+            return advice
+        # A server that still runs may only be slow, so that the rest of the advice holds as well.
+        return found if self.exit is not None else f"{found}\n{advice}"
 
     @property
     def address(self) -> str:

@@ -4,8 +4,9 @@ A name is a heuristic: the configuration's word comes first, the endpoint's own 
 The last segment of the model's path is matched, in lower case, so that a vendor's name never decides.
 Rows are tried from top to bottom: every denial stands before every family that is known to call tools.
 
-The denials are the models that R12.2's own list names, whole families where it names a prefix. Some later
-members of those families do take tools; for them `mcp_force_tool_support` or the endpoint's word is the way.
+The denials are the models that R12.2's own list names, whole families where it names a prefix. No vendor is
+excepted. Some models of those families do take tools, such as Grok's and Ministral's reasoning variants: an
+endpoint whose model list says so outranks the name, and `mcp_force_tool_support` outranks both.
 A name that no row knows passes: a wrong guess then fails at the first request, with the provider's reason.
 """
 
@@ -53,9 +54,9 @@ NAME_RULES: tuple[NameRule, ...] = (
     _denied(r"deepseek-reasoner", "deepseek-reasoner is DeepSeek's reasoning endpoint"),
     _denied(rf"{_START}r1{_END}", "R1 and what was distilled from it are reasoning models"),
     _denied(
-        # "non-reasoning" says the opposite; Grok and Ministral carry the suffix and do call tools.
-        r"^(?!.*(?:grok|ministral)).*(?<!non)-reasoning",
-        "a name with '-reasoning' is a reasoning variant without tools",
+        # "non-reasoning" says the opposite.
+        r"(?<!\bnon)-reasoning",
+        "a name with '-reasoning' is that of a reasoning model",
     ),
     _known(rf"{_START}gpt-(?:3\.5|[4-9]|oss)", "OpenAI; gpt-5.4 and later need what the wire profile adds"),
     _known(rf"{_START}o4-mini", "OpenAI's o4-mini takes tools on chat completions"),
@@ -66,7 +67,7 @@ NAME_RULES: tuple[NameRule, ...] = (
     _known(r"command-(?:r|a)", "Cohere"),
     _known(r"qwen-?(?:2\.5|[3-9])", "Qwen, since 2.5"),
     _known(r"deepseek-(?:chat|v[3-9])", "DeepSeek's chat models, since V3"),
-    _known(r"grok-[3-9]", "xAI, with and without reasoning"),
+    _known(r"grok-[3-9]", "xAI, unless the name says that it reasons"),
     _known(r"glm-(?:4\.[5-9]|[5-9])|kimi-k|minimax-m", "Z.ai, Moonshot and MiniMax agent models"),
 )
 

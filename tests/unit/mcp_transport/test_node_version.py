@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_servers import faulty
 
+from grue.mcp_transport import wire
 from grue.mcp_transport.client import McpClient
 from grue.mcp_transport.failures import ServerFailed
 from grue.mcp_transport.node_version import node_too_old, oldest_allowed
@@ -144,10 +145,47 @@ async def test_r14_5_the_failure_names_both_versions_and_a_success_pays_nothing(
     assert not asked.exists()
 
 
-async def test_a_server_that_is_silent_is_no_reason_to_ask(tools: Path) -> None:
-    package(tools.parent, "server", {"node": ">=22"})
+@pytest.mark.parametrize(
+    ("behaviour", "cause"),
+    [
+        ("exec sleep 600", "no answer to initialize within 0.5 s"),
+        ("while read -r line; do echo noise; done", "no answer to initialize within 0.5 s"),
+        (
+            'read -r line; echo \'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"old"}}\'; cat',
+            "failed",
+        ),
+        ("exit 3", "ended during initialize"),
+    ],
+    ids=["hangs", "talks nonsense", "refuses", "exits"],
+)
+async def test_r14_1_a_node_that_is_too_old_is_named_however_the_start_fails(
+    tools: Path, behaviour: str, cause: str
+) -> None:
+    program(tools, "npx", behaviour)
+    with assert_nothing_left(), pytest.raises(ServerFailed, match=cause) as caught:
+        async with McpClient(npx(tools, "-y", "@kastalien-research/thoughtbox"), ProcessRegistry()) as client:
+            await client.open(0.5)
+    remedy = caught.value.failure.remedy
+    assert remedy.startswith("@kastalien-research/thoughtbox needs Node.js >=22, and 20.19.2 is installed.")
+    assert ("Raise the start-up timeout" in remedy) is ("no answer" in cause)
+
+
+async def test_a_node_that_hangs_too_adds_little_to_the_start_up_limit(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(tools, "npx", "exec sleep 600")
-    with pytest.raises(ServerFailed, match="no answer to initialize"):
+    asked: list[float] = []
+
+    async def ask(server: StdioServer, registry: ProcessRegistry, *, limit_s: float) -> None:
+        asked.append(limit_s)
+
+    monkeypatch.setattr(wire, "node_too_old", ask)
+    with pytest.raises(ServerFailed, match="no answer to initialize") as caught:
         async with McpClient(npx(tools, "server"), ProcessRegistry()) as client:
             await client.open(0.2)
-    assert not (tools.parent / "asked").exists()
+    assert asked == [wire.ASK_AFTER_TIMEOUT_S]
+    assert wire.ASK_AFTER_TIMEOUT_S < 0.5
+    assert caught.value.failure.remedy == (
+        "Check that Node.js is installed and the package is available."
+        " Raise the start-up timeout if it only needs longer."
+    )

@@ -37,6 +37,11 @@ DENIED = (
     "microsoft/mai-ds-r1:free",
     "phi-4-mini-reasoning",
     "perplexity/sonar-reasoning-pro",
+    "x-ai/grok-4-fast-reasoning",
+    "x-ai/grok-4-1-fast-reasoning",
+    "mistralai/ministral-14b-reasoning-2512",
+    "ministral-3-8b-reasoning",
+    "acme/canon-reasoning",
     "accounts/fireworks/models/deepseek-r1",
     " DeepSeek-AI/DeepSeek-R1/ ",
 )
@@ -54,14 +59,14 @@ KNOWN = (
     "claude-opus-4-5",
     "google/gemini-3.5-flash",
     "mistralai/mixtral-8x22b",
-    "mistralai/ministral-14b-reasoning-2512",
     "meta-llama/llama-3.1-70b-instruct",
     "llama3.2:3b",
     "meta-llama/llama-4-maverick",
     "cohere/command-r-plus",
     "qwen/qwen3-30b-a3b",
     "deepseek/deepseek-v3.2-exp",
-    "x-ai/grok-4-fast-reasoning",
+    "x-ai/grok-4-fast",
+    "mistralai/ministral-14b-2512",
     "x-ai/grok-4.1-fast-non-reasoning",
     "z-ai/glm-4.6",
     "moonshotai/kimi-k2",
@@ -105,6 +110,14 @@ def test_p13_a_family_with_tools_is_known_by_its_name(model: str) -> None:
 def test_p13_a_name_that_no_row_knows_passes(model: str) -> None:
     assert rule_for(model) is None
     assert supports_tool_calling(model)
+
+
+@given(
+    st.sampled_from(KNOWN + UNKNOWN), st.sampled_from(["-reasoning", "-reasoning-2512", "-fast-reasoning"])
+)
+def test_r12_2_the_reasoning_variant_of_any_model_is_denied_whoever_makes_it(model: str, suffix: str) -> None:
+    assert not supports_tool_calling(model + suffix)
+    assert supports_tool_calling(model + suffix, endpoint_says=True), "the endpoint knows better"
 
 
 @settings(max_examples=300)

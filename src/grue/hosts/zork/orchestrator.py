@@ -204,13 +204,10 @@ class ZorkOrchestratorV2:
             KeyboardInterrupt: Ctrl-C. Either way the end is recorded, and `result` tells.
         """
         try:
-            while self._end is None:
-                self._process_turn()
-        except KeyboardInterrupt:
+            while self._process_turn():
+                pass
+        except KeyboardInterrupt:  # one that strikes between two turns; within one it is recorded already
             self._ends("interrupted", "interrupted by Ctrl-C")
-            raise
-        except MCPError as error:
-            self._ends("failed", str(error))
             raise
         return self.result()
 
@@ -330,7 +327,28 @@ class ZorkOrchestratorV2:
             )
 
     def _process_turn(self) -> bool:
-        """Play one turn; return whether there was one to play."""
+        """Play one turn; return whether there was one to play.
+
+        An error that another turn would not mend ends the episode here, whoever calls: it is recorded and
+        raised once, `result` tells the reason, and every later call returns `False` and starts nothing.
+
+        Raises:
+            MCPServerStartupError: The server did not start in the first turn.
+            MCPError: The episode cannot go on for another reason.
+            KeyboardInterrupt: Ctrl-C. The turn is cut off, so that the episode ends with it too.
+
+        Source: R6.1, R10.2
+        """
+        try:
+            return self._play_turn()
+        except KeyboardInterrupt:
+            self._ends("interrupted", "interrupted by Ctrl-C")
+            raise
+        except MCPError as error:
+            self._ends("failed", str(error))
+            raise
+
+    def _play_turn(self) -> bool:
         state = self.game_state
         if not self._started:
             self._start()
@@ -426,6 +444,9 @@ class ZorkOrchestratorV2:
             self._ends("turn_limit", f"all {self.setup.max_turns} turns are used up")
 
     def _ends(self, reason: EndReason, detail: str) -> None:
+        """Record the end, unless the episode has ended already."""
+        if self._end is not None:
+            return
         seen = self.game_state.observation
         self._end = EpisodeEnded(
             reason=reason,

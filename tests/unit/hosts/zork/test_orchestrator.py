@@ -10,7 +10,7 @@ import pytest
 from commands import faulty, write_servers
 
 from grue.config.settings import GameConfiguration
-from grue.errors import GameError, LLMError, MCPConfigError, MCPError
+from grue.errors import GameError, LLMError, MCPConfigError, MCPError, MCPServerStartupError
 from grue.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized, Observed
 from grue.games.game import Observation
 from grue.games.house import HouseGame
@@ -219,6 +219,43 @@ def test_r6_1_a_server_that_never_started_ends_the_episode() -> None:
         played.play_episode()
     assert tape.of(EpisodeEnded)[0].reason == "failed"
     assert played.result().commands == ()
+
+
+def test_r6_1_played_turn_by_turn_it_ends_the_episode_too() -> None:
+    tape, manager, game = Tape(), MockMCPManager(), CorridorGame()
+    manager.connect_error = OSError("no such server")
+    played = episode(game, client_that_says("north"), tape, mcp_manager=manager)
+    with pytest.raises(MCPServerStartupError, match="no such server"):
+        played._process_turn()
+    manager.connect_error = None
+    recorded = len(tape.bodies)
+    assert [played._process_turn() for _ in range(3)] == [False] * 3
+    assert played.play_episode().reason == "failed", "the same word, however it is asked"
+    assert (manager.connect_count, game.commands, len(tape.bodies)) == (0, [], recorded)
+    (ended,) = tape.of(EpisodeEnded)
+    assert (ended.reason, ended.turns) == ("failed", 1)
+    assert "no such server" in ended.detail
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (GameError("it broke"), "failed"),
+        (LLMError("no", status=401), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_a_turn_that_is_cut_off_ends_the_episode_whoever_drives_it(error: BaseException, reason: str) -> None:
+    def breaks(command: str) -> None:
+        raise error
+
+    tape, client = Tape(), client_that_says("north", "north")
+    played = episode(CorridorGame(on_step=breaks), client, tape)
+    with pytest.raises(type(error)):
+        played._process_turn()
+    assert played._process_turn() is False
+    assert [ended.reason for ended in tape.of(EpisodeEnded)] == [played.result().reason] == [reason]
+    assert len(client.requests) == 1
 
 
 def test_the_policy_given_is_the_turns() -> None:
