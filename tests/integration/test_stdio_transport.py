@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_servers import CAT, QUICK, STUBBORN, faulty, shell
 
+from grue.mcp_transport.descendants import Descendants
 from grue.mcp_transport.process_table import live_members
 from grue.mcp_transport.stdio import (
     Ending,
@@ -94,9 +95,10 @@ async def test_an_exit_is_seen_at_once_though_a_grandchild_holds_the_pipes(regis
 
 
 async def test_an_exit_is_seen_though_a_runaway_in_its_own_session_holds_the_pipes(
-    registry: ProcessRegistry,
+    registry: ProcessRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Such a process is out of the group's reach, and so of ours; it must not keep us waiting all the same.
+    # Such a process is out of the group's reach; where nothing else reaches it, it must not keep us waiting.
+    monkeypatch.setattr(Descendants, "kill", lambda self, within_s: 0)
     script = "setsid sh -c 'echo $$; exec sleep 600' & read go; exit 3"
     async with ServerProcess(shell(script), registry) as process:
         with anyio.fail_after(1):

@@ -3,17 +3,21 @@
 One guard, a small shell, runs beside the host process in a session of its own. It reads `+pgid` and `-pgid`
 lines from a pipe whose only writing end is ours, and when that pipe ends, because the host ended in whatever
 way, it kills the process groups that are still on its list. PR_SET_PDEATHSIG cannot do this: it fires when
-the spawning *thread* ends, and it does not reach grandchildren.
+the spawning *thread* ends, and it does not reach grandchildren. It also kills what has left those groups and
+carries the mark of this host's servers (`descendants.py`), unless it was told that nothing is left.
 
 The writing end is close-on-exec, and a forked child closes its copy at once; a copy held by anything that can
 outlive the host would keep the guard waiting.
 """
 
 import atexit
+import contextlib
 import os
 import subprocess
 import threading
 import warnings
+
+from grue.mcp_transport.descendants import host_mark, unmark
 
 _SCRIPT = """
 trap '' INT HUP TERM
@@ -23,10 +27,20 @@ while read -r line; do
   case $line in
     +*) groups="$groups${line#+} " ;;
     -*) case $groups in *"$group"*) groups="${groups%%"$group"*} ${groups#*"$group"}" ;; esac ;;
+    nothing-left) exit ;;
   esac
 done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
+[ -n "$1" ] || exit
+for round in 1 2 3 4 5; do
+  found=$(grep -l "^Max realtime timeout  *$1" /proc/[0-9]*/limits 2>/dev/null)
+  [ -n "$found" ] || exit
+  for limits in $found; do limits=${limits#/proc/}; kill -s KILL "${limits%/limits}" 2>/dev/null; done
+done
 """
+"""`$1` is what the marks of this host's servers begin with. A process that forks just as it is killed may
+leave a child, so the search is repeated; a zombie that nobody reaps is found each time, so the rounds have an
+end."""
 
 _END_S = 1.0
 """How long interpreter exit waits for the guard to finish; it takes about a millisecond."""
@@ -74,6 +88,9 @@ class HostGuard:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:
                 return
+            if not self._groups:
+                with contextlib.suppress(OSError):
+                    os.write(shell.stdin.fileno(), b"nothing-left\n")
             shell.stdin.close()
             try:
                 shell.wait(_END_S)
@@ -135,15 +152,16 @@ class HostGuard:
 
 def _start_shell() -> subprocess.Popen[bytes]:
     shell = subprocess.Popen(
-        ["/bin/sh", "-c", _SCRIPT, "grue-guard"],
+        ["/bin/sh", "-c", _SCRIPT, "grue-guard", host_mark.digits()],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         bufsize=0,
         cwd="/",  # it may live long, and must not pin a directory
-        env={},  # nor keep the host's secrets
+        env={"PATH": os.environ.get("PATH", os.defpath)},  # nor keep the host's secrets
         start_new_session=True,
     )
+    unmark(shell.pid)  # of a host that is itself part of a server: killed with it, this could not do its work
     if shell.stdin is not None:
         os.set_blocking(shell.stdin.fileno(), False)
     return shell

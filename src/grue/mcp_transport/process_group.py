@@ -2,7 +2,8 @@
 
 The order at the end is what makes the rest safe. While the leader has exited but is not reaped, its id cannot
 be given to another process, and neither can its group's; so the group is killed *first*, whether the leader
-left politely or not, then the guard is told, and only then is the leader reaped. Nothing waits earlier.
+left politely or not, then what has left the group (`descendants.py`), then the guard is told, and only then
+is the leader reaped. Nothing waits earlier.
 
 Everything here is plain: no event loop, from any thread. That is what a `finally` outside `anyio.run` needs
 after a second Ctrl-C has torn the loop down.
@@ -24,6 +25,7 @@ from typing import IO
 from msgspec import Struct
 
 from grue.errors import MCPConfigError, MCPError
+from grue.mcp_transport.descendants import Descendants
 from grue.mcp_transport.exit_watch import ExitWatch
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.process_table import live_members
@@ -35,6 +37,9 @@ takes a pipe byte by byte: what follows the line is the server's. If the host di
 
 _DEATH_S = 5.0
 """How long a killed process may take to go; only one stuck in the kernel takes longer than milliseconds."""
+
+_DESCENDANTS_S = 1.0
+"""How long what has left the group is searched for and killed: a process that keeps forking could go on."""
 
 
 class ServerExit(Struct, frozen=True):
@@ -60,7 +65,7 @@ class SpawnError(MCPError):
 
 
 class ProcessGroup:
-    """A process in a session of its own, with everything it starts. Made by `ProcessRegistry.spawn`."""
+    """A process in a session of its own, with everything that it starts. Made by `ProcessRegistry.spawn`."""
 
     def __init__(self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry") -> None:
         self._leader = leader
@@ -68,6 +73,7 @@ class ProcessGroup:
         self._lock = threading.RLock()  # a signal handler may come in while this thread holds it
         self._exit: ServerExit | None = None
         self.pid = leader.pid
+        self._descendants = Descendants(leader.pid)
         self.watch = ExitWatch(leader.pid)
 
     @property
@@ -96,7 +102,7 @@ class ProcessGroup:
             self._signal(number)
 
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
-        """Kill what is left of the group, reap the leader, and see the last of the others go (P9).
+        """Kill what is left of the group and what has left it, reap the leader, and wait for the others (P9).
 
         Safe to repeat, from any thread.
 
@@ -108,6 +114,7 @@ class ProcessGroup:
                 self._signal(signal.SIGKILL)
                 if not self.watch.exited_within(patience_s):
                     return None
+                self._descendants.kill(_DESCENDANTS_S)
                 guard.release(self.pid)
                 self._exit = _exit_of(self._leader.wait())
                 _await_empty(self.pid)

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from grue.protocol.safe_text import printable
 from grue.testing.fault_turns import (
+    MODES,
     PROBE,
     Fault,
     Mode,
@@ -40,6 +41,9 @@ from grue.testing.spare_fault_rows import SPARE_FAULTS
 
 STARTUP = "MCPServerStartupError"
 STUBBORN = ("--ignore-eof", "--ignore-term")
+_LINUX: tuple[Mode, ...] = MODES if sys.platform == "linux" else ()
+"""For rows of what has left its group, which is found on Linux only."""
+
 _HANGS_S = 15.0
 """How much longer than its limit a row may take before it is given up."""
 
@@ -183,6 +187,9 @@ CALLS: Sequence[Fault] = (
 
 ENDS: Sequence[Fault] = (
     _calls("grandchild-after-polite-exit", "--grandchild", ending="polite"),
+    _calls("daemon-after-polite-exit", "--daemon", ending="polite", modes=_LINUX),
+    _calls("daemon-without-environment", "--daemon", "--bare", ending="polite", modes=_LINUX),
+    _calls("stubborn-with-daemon", *STUBBORN, "--daemon", ending="killed", modes=_LINUX),
     _calls("fork-that-holds-the-pipes", "--fork", ending="polite"),
     _calls("ignores-eof", "--ignore-eof", ending="terminated"),
     _calls("ignores-eof-and-term", *STUBBORN, ending="killed"),
@@ -203,6 +210,14 @@ ENDS: Sequence[Fault] = (
         within_s=10.0,
         drive=a_killed_host,
         modes=("turn",),
+    ),
+    Fault(
+        name="host-killed-with-daemon",
+        flags=("--silent-at", "call", *STUBBORN, "--daemon"),
+        outcome=f"killed by {int(signal.SIGKILL)}",
+        within_s=10.0,
+        drive=a_killed_host,
+        modes=_LINUX[:1],
     ),
 )
 """Rows about the end: whatever it takes, nothing is left."""

@@ -83,6 +83,14 @@ def _flags() -> argparse.ArgumentParser:
         "--grandchild", action="store_true", help="start a process that holds standard output for ten minutes"
     )
     add("--runaway", metavar="SECONDS", type=float, help="the same in a session of its own, for that long")
+    add(
+        "--daemon",
+        metavar="PID_FILE",
+        nargs="?",
+        const="",
+        help="start a process by a double fork and setsid, without pipes, that lives for ten minutes",
+    )
+    add("--bare", action="store_true", help="the daemon clears its environment too")
     add("--noise", metavar="N", type=int, default=0, help="N lines of garbage before each answer")
     add("--invalid-utf8", action="store_true", help="invalid UTF-8 inside the answers to calls")
     add("--huge-result", metavar="BYTES", type=int, default=0, help="answers to calls with that much text")
@@ -195,6 +203,8 @@ class FaultyServer:
         if flags.runaway:
             command = ["sleep", str(flags.runaway)]
             subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        if flags.daemon is not None:
+            _start_daemon(flags.daemon, {} if flags.bare else dict(os.environ))
         if flags.fork and os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _sleep_for_ever()
@@ -334,6 +344,25 @@ class FaultyServer:
                 sys.stdout.buffer.write(line[start : start + step])
                 sys.stdout.buffer.flush()
                 time.sleep(self._flags.drip or 0)
+
+
+def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
+    """Start a process that is not a child of this one, nor in its group or session, nor on its pipes."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    if pid_file:
+        with open(pid_file + ".new", "w") as file:  # noqa: PTH123 - one import less to boot with
+            file.write(str(os.getpid()))
+        os.rename(pid_file + ".new", pid_file)  # noqa: PTH104 - the same
+    os.execve("/bin/sh", ["sh", "-c", "exec sleep 600"], env)  # noqa: S606 - it is one
 
 
 def _tool(name: str, *arguments: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
 On Linux, processes are found by a mark in their environment, which every descendant inherits: so those are
-seen, too, whose parent has gone or that have made a session of their own. Elsewhere, only children are seen.
+seen, too, whose parent has gone or that have made a session of their own; and by the mark that grue's servers
+carry, which stays where the environment is cleared. Elsewhere, only children are seen.
 """
 
 import os
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from grue.mcp_transport.descendants import carries_host_mark
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.process_table import ProcessEntry, all_processes
 
@@ -96,7 +98,7 @@ def _description(left: _Present) -> Iterator[str]:
 def _is_ours(process: ProcessEntry, mark: str) -> bool:
     if process.pid in (os.getpid(), guard.pid):
         return False
-    if process.parent == os.getpid():
+    if process.parent == os.getpid() or (carries_host_mark(process.pid) and process.state != "Z"):
         return True
     try:
         return mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes()

@@ -153,3 +153,19 @@ def test_interpreter_exit_ends_it_quietly() -> None:
     )
     assert host.stderr == ""
     assert not Path(f"/proc/{host.stdout.strip()}").exists()
+
+
+def test_a_process_that_goes_while_the_guard_searches_does_not_end_the_search(
+    guard: HostGuard, sleeper: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # grep says "2" of a file that it could not read, whatever it has found in the others.
+    grep = tmp_path / "grep"
+    grep.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/once ] || echo /proc/{sleeper.pid}/limits\n: >{tmp_path}/once\nexit 2\n"
+    )
+    grep.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(guard_module.host_mark, "digits", lambda: "4000000000")
+    guard.watch(2**22 + 1)
+    guard.end()
+    assert sleeper.wait(5) == -signal.SIGKILL
