@@ -212,7 +212,9 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
         max_samplings: Requests to the model that servers may make themselves, all of them together (MCP
             sampling); 0: servers are not told that they may.
         turn_timeout_s: For the whole turn, teardown included; `None`: no limit.
-        teardown_s: The part of it that is kept for closing sessions.
+        teardown_s: Seconds of it that are kept for closing the sessions, at most half of the limit. `None`: a
+            tenth of the limit, at most 0.5 s. A turn without servers keeps nothing. Where there is no limit:
+            how long a cancelled turn waits for its sessions; `None`: 5 s.
         budget: For the model; the turn that reaches it is forced to its final answer.
     """
 
@@ -222,7 +224,7 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     max_result_chars: int = 20_000
     max_samplings: int = 0
     turn_timeout_s: float | None = None
-    teardown_s: float = 5.0
+    teardown_s: float | None = None
     budget: Budget = Budget()
 
 
@@ -308,10 +310,16 @@ class ToolsUnsupported(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
-    """The turn ran out of time; `doing` says what it was waiting for."""
+    """The turn ran out of time; `doing` says what it was waiting for.
+
+    Attributes:
+        limit_s: Of the whole turn.
+        kept_s: The part of it that was kept for closing sessions, so that the work ended that much earlier.
+    """
 
     limit_s: float
     doing: str
+    kept_s: float = 0.0
 
 
 class Interrupted(Struct, frozen=True, kw_only=True, tag=True):
@@ -638,9 +646,15 @@ class AnswerRefused(Message, frozen=True, kw_only=True):
 
 
 class DeadlinePassed(Message, frozen=True, kw_only=True):
-    """agent -> agent: the work of this turn has used up its time."""
+    """agent -> agent: the work of this turn has used up its time.
+
+    Attributes:
+        limit_s: Of the whole turn.
+        kept_s: The part of it that is kept for closing sessions.
+    """
 
     limit_s: float
+    kept_s: float = 0.0
 
 
 class TurnInterrupted(Message, frozen=True, kw_only=True):

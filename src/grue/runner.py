@@ -485,8 +485,5 @@ def _llm_actor(endpoint: "LlmEndpoint") -> LlmFactory:
 
 
 def _turn_limits(limits: TurnLimits, turn_timeout_s: float | None) -> TurnLimits:
-    """Return the limits of one turn; a short one keeps at most half of its time for teardown."""
-    limit = limits.turn_timeout_s if turn_timeout_s is None else turn_timeout_s
-    if limit is None:
-        return limits
-    return replace(limits, turn_timeout_s=limit, teardown_s=min(limits.teardown_s, limit / 2))
+    """Return the limits of one turn: its own time limit, or else the runner's."""
+    return limits if turn_timeout_s is None else replace(limits, turn_timeout_s=turn_timeout_s)

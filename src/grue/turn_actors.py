@@ -26,11 +26,11 @@ from grue.messages import (
     TurnCompleted,
     TurnEvent,
     TurnFailed,
-    TurnLimits,
 )
-from grue.protocol.connection import Proven, Settled
+from grue.protocol.connection import Disabled, Proven, Settled
 from grue.protocol.tool_lock import ToolLock
 from grue.protocol.turn_states import TurnProgress
+from grue.protocol.turn_time import kept_for_closing
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
@@ -102,6 +102,7 @@ class TurnActors:
         self._on_delta = on_delta
         self._agent: AgentActor | None = None
         self._sessions: dict[ServerName, SessionActor] = {}
+        self._end_at = self._deadline = float("inf")
         # Sessions that no other turn sees ask for themselves: turns may run at the same time.
         self._sampling = CurrentSampler() if place.pool is None else place.sampling
 
@@ -122,19 +123,40 @@ class TurnActors:
         Args:
             connections: What the episode knows of each server.
         """
-        limit_s = self._command.limits.turn_timeout_s
-        end_at = float("inf") if limit_s is None else anyio.current_time() + limit_s
-        deadline = end_at - self._command.limits.teardown_s
-        with anyio.CancelScope(deadline=end_at):
+        limit_s = self._limit_work(connections)
+        with anyio.CancelScope(deadline=self._end_at):
             try:
-                end = await self._supervised(connections, deadline)
+                end = await self._supervised(connections, self._deadline)
             finally:
                 self._sampling.sampler = None
             self._prepare_next()
             return end
+        # The agent, cancelled, has still said how the turn ended, unless a session did not let go of it.
+        if self._agent is not None and self._agent.end is not None:
+            return self._agent.end
         assert limit_s is not None, "only a limit ends the scope"
         failure = DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         return TurnFailed(turn=self._command.turn, failure=failure)
+
+    def _limit_work(self, connections: Mapping[ServerName, Settled]) -> float | None:
+        """Divide the turn's time from now on between its work and its closing; return the limit."""
+        limits = self._command.limits
+        if limits.turn_timeout_s is None:
+            return None
+        kept_s = kept_for_closing(limits) if self._has_sessions_to_close(connections) else 0.0
+        # The trace tells how much this turn kept.
+        self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
+        self._end_at = anyio.current_time() + limits.turn_timeout_s
+        self._deadline = self._end_at - kept_s
+        return limits.turn_timeout_s
+
+    def _has_sessions_to_close(self, connections: Mapping[ServerName, Settled]) -> bool:
+        """Whether any server may need time to leave; functions need none, nor does what is not connected."""
+        return any(
+            not isinstance(self._wiring.servers[name], FunctionTools)
+            and not isinstance(connections.get(name), Disabled)
+            for name in self._command.servers
+        )
 
     async def _supervised(self, connections: Mapping[ServerName, Settled], deadline: float) -> TurnEnd:
         command, recorder = self._command, self._wiring.recorder
@@ -183,11 +205,8 @@ class TurnActors:
         abilities = Abilities(
             sample=self._sampling.on_behalf_of(name) if sampled else None, elicit=self._wiring.elicit
         )
-        limits = self._wiring.process_limits
-        if self._place.pool is None:
-            limits = _within_teardown(limits, self._command.limits)
         options = ClientOptions(
-            limits=limits,
+            limits=self._wiring.process_limits,
             abilities=abilities,
             pinning=pinning(self._wiring.tool_lock, name, self._command.policy.on_tool_drift),
         )
@@ -225,13 +244,3 @@ def _shown(note: Note, on_delta: OnDelta | None) -> Note:
         return envelope
 
     return note_and_show
-
-
-def _within_teardown(process: ProcessLimits, limits: TurnLimits) -> ProcessLimits:
-    """Return graces that fit into the turn's teardown, with a fifth of it to spare for the kill."""
-    share = limits.teardown_s * 0.4
-    return replace(
-        process,
-        exit_grace_s=min(process.exit_grace_s, share),
-        term_grace_s=min(process.term_grace_s, share),
-    )

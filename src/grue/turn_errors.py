@@ -38,12 +38,21 @@ def error_for(end: TurnFailed) -> MCPError:
         case ToolsUnsupported(model=model, reason=reason):
             return tool_support_error(model, reason)
         case DeadlineMissed(limit_s=limit_s, doing=doing):
-            text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}."
+            text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}.{_kept_text(failure)}"
             return TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
         case NoAnswer(reason=reason, raw=raw):
             return AnswerError(f"The model gave no acceptable answer in turn {end.turn}: {reason}", raw=raw)
         case Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
+
+
+def _kept_text(missed: DeadlineMissed) -> str:
+    if not missed.kept_s:
+        return ""
+    return (
+        f" The work was stopped after {missed.limit_s - missed.kept_s:g} s: {missed.kept_s:g} s of the limit"
+        " are kept for closing the servers."
+    )
 
 
 def tool_support_error(model: str, reason: str = "") -> MCPError:

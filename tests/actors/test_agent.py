@@ -1,5 +1,6 @@
 """The agent's shell: receives, steps, performs; deadline and cancellation are events too."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -258,10 +259,27 @@ async def test_the_deadline_ends_the_turn_whatever_it_waits_for(doing: str) -> N
     replies, hangs = STUCK[doing]
     stage = Stage(run("a", limits=LIMITS), *replies, hangs=hangs, work_s=0.03)
     end = await stage.play()
-    assert end.failure == DeadlineMissed(limit_s=0.06, doing=doing)
+    assert end.failure == DeadlineMissed(limit_s=0.06, doing=doing, kept_s=0.03)
     (passed,) = stage.of(DeadlinePassed)
     assert (passed.sender, passed.receiver) == ("clock", "trace")
     assert len(stage.of(CloseSession)) == len(stage.of(SessionClosed)) == 1
+
+
+async def test_a_turn_that_is_cancelled_at_its_deadline_has_run_out_of_time() -> None:
+    """Where nothing is kept for closing, the deadline and the limit of the whole turn are one instant."""
+    stage = Stage(run("a", limits=LIMITS), HANG, work_s=0.05)
+    await cancelled(stage, lambda: bool(stage.of(DeadlinePassed)) or _passes_the_time(stage))
+    (failed,) = stage.of(TurnFailed)
+    assert failed.body.failure.doing == "waiting for the model (request 1)"
+    assert stage.of(SessionClosed)
+
+
+def _passes_the_time(stage: Stage) -> bool:
+    """Block the event loop, once the model is asked, until the deadline is behind; then say so."""
+    if not stage.of(RequestCompletion):
+        return False
+    time.sleep(0.1)
+    return True
 
 
 async def test_a_deadline_that_has_passed_leaves_no_work_to_begin() -> None:

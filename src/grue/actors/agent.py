@@ -32,6 +32,7 @@ from grue.messages import (
     TurnEvent,
     TurnFailed,
     TurnInterrupted,
+    TurnLimits,
     TurnNote,
 )
 from grue.protocol.tool_loop import step
@@ -44,6 +45,9 @@ Check: TypeAlias = Callable[[str], AnswerAccepted | AnswerRefused]
 """The host's check of a final text; what it raises is a crash of the agent."""
 
 
+_CLOSING_S = 5.0
+
+
 class AgentActor(Actor[TurnEvent]):
     """Run one turn: take one ask `RunTurn`, answer it with `TurnCompleted` or `TurnFailed`.
 
@@ -54,6 +58,9 @@ class AgentActor(Actor[TurnEvent]):
         check: The host's check of a final text.
         note: Records what nobody has to act upon.
         deadline: When the work has to end, on the event loop's clock; `inf`: never.
+
+    Attributes:
+        end: How the turn ended; `None` while it runs.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class AgentActor(Actor[TurnEvent]):
         self._state: TurnState = Idle()
         self._before: TurnState = self._state
         self._asked: Envelope[TurnEvent] | None = None
+        self.end: TurnCompleted | TurnFailed | None = None
 
     @property
     def progress(self) -> TurnProgress:
@@ -109,15 +117,20 @@ class AgentActor(Actor[TurnEvent]):
         if not isinstance(self._state, Idle | AwaitingClose):
             with anyio.CancelScope(deadline=self._deadline):
                 return await self.mailbox.receive()
-            return self._happened(DeadlinePassed(limit_s=self._limit_s()), sender="clock")
+            return self._happened(self._deadline_passed(), sender="clock")
         return await self.mailbox.receive()
 
     async def _wind_up(self) -> None:
         if self._asked is None or not isinstance(self._asked.body, RunTurn):
             return
-        bound = anyio.current_time() + self._asked.body.limits.teardown_s
+        bound = anyio.current_time() + _closing_s(self._asked.body.limits)
         with anyio.CancelScope(shield=True, deadline=bound):
-            await self.receive(self._happened(TurnInterrupted(reason="cancelled"), sender="supervisor"))
+            if anyio.current_time() < self._deadline:
+                interrupted = TurnInterrupted(reason="cancelled")
+                await self.receive(self._happened(interrupted, sender="supervisor"))
+            else:
+                # The turn's whole limit may pass in the same instant as the deadline of its work.
+                await self.receive(self._happened(self._deadline_passed(), sender="clock"))
             while not isinstance(self._state, Finished):
                 await self.receive(await self.mailbox.receive())
 
@@ -135,6 +148,7 @@ class AgentActor(Actor[TurnEvent]):
                 await self.mailbox.send(verdict, sender=self.name, cause=asked.seq)
             case TurnCompleted() | TurnFailed():
                 assert self._asked is not None, "a turn ends only after it began"
+                self.end = command
                 reply(self._asked, command)
             case _:
                 self._note(command, sender=self.name, cause=cause)
@@ -151,7 +165,15 @@ class AgentActor(Actor[TurnEvent]):
         """Record an event that comes out of no mailbox."""
         return self._note(event, sender=sender)
 
-    def _limit_s(self) -> float:
+    def _deadline_passed(self) -> DeadlinePassed:
         assert self._asked is not None, "the deadline counts only in a turn"
         assert isinstance(self._asked.body, RunTurn), "only RunTurn is asked"
-        return self._asked.body.limits.turn_timeout_s or 0.0
+        limits = self._asked.body.limits
+        return DeadlinePassed(limit_s=limits.turn_timeout_s or 0.0, kept_s=limits.teardown_s or 0.0)
+
+
+def _closing_s(limits: TurnLimits) -> float:
+    """Return how long a cancelled turn waits for its sessions, which end within their own bounds."""
+    if limits.turn_timeout_s is None and limits.teardown_s is not None:
+        return limits.teardown_s
+    return _CLOSING_S

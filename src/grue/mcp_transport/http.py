@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import anyio
 from msgspec import Struct, field
 
 from grue.errors import MCPConfigError
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _LEAVE_S = 1.0
 """What the server gets to be told that the session ends."""
+
+_LEAVE_AT_LEAST_S = 0.3
+"""What it gets where the deadline that it was entered under has passed, or is about to."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
@@ -103,10 +107,12 @@ class HttpWire:
         self.redactor = Redactor({**os.environ, **server.named_values()})
         self._server = server
         self._max_message_bytes = max_message_bytes
+        self._close_by = float("inf")
         self._tasks = BackgroundTasks()
         self._stream: HttpStream | None = None
 
     async def __aenter__(self) -> Self:
+        self._close_by = anyio.current_effective_deadline()
         await self._tasks.__aenter__()
         return self
 
@@ -115,7 +121,8 @@ class HttpWire:
     ) -> None:
         try:
             if self._stream is not None and not leaves_no_time(exc_type):
-                await self._stream.leave(_LEAVE_S)
+                left_s = self._close_by - anyio.current_time()
+                await self._stream.leave(max(_LEAVE_AT_LEAST_S, min(_LEAVE_S, left_s)))
         finally:
             await self._tasks.__aexit__(exc_type, exc, tb)
 

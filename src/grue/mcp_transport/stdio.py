@@ -37,6 +37,9 @@ Ending = Literal["polite", "terminated", "killed", "died", "handed_over"]
 """By itself at the end of its input, on SIGTERM, on SIGKILL; before it was asked to; or behind its turn."""
 
 _CHUNK_BYTES = 65_536
+_GRACE_AT_LEAST_S = 0.05
+"""What a server gets to leave, and again after SIGTERM, where the deadline has passed."""
+
 _KILL_GRACE_S = 5.0
 _STDERR_READS_AT_ONCE = 64
 
@@ -137,6 +140,8 @@ class ServerProcess:
 
     Args:
         registry: Knows the process until it is reaped; its owner kills leftovers outside the event loop.
+        limits: The time it gets to leave, and how much it may say. Where it is entered under a deadline, each
+            grace is cut to a part of what is left, so that there is time for SIGTERM and SIGKILL.
 
     Raises:
         SpawnError: On entering: command or directory not found, or the system refused.
@@ -149,6 +154,7 @@ class ServerProcess:
         self._server = server
         self._registry = registry
         self._limits = limits or ProcessLimits()
+        self._close_by = float("inf")
         self._group: ProcessGroup
         self._tasks = BackgroundTasks()
         self._gone: anyio.Event
@@ -163,6 +169,8 @@ class ServerProcess:
 
     async def __aenter__(self) -> Self:
         server = self._server
+        # Asked now: once a scope is cancelled, nothing tells when it would have ended.
+        self._close_by = anyio.current_effective_deadline()
         self._group = self._registry.spawn(server.command, server.args, server.environment(), server.cwd)
         self._gone = anyio.Event()
         await self._tasks.__aenter__()
@@ -365,15 +373,20 @@ class ServerProcess:
                 self._ending = "died" if died else await self._end_by_degrees()
 
     async def _end_by_degrees(self) -> Ending:
-        if not self._asked_to_end and await self._exits_within(self._limits.exit_grace_s):
+        if not self._asked_to_end and await self._exits_within(self._cut(self._limits.exit_grace_s)):
             return "polite"
         self._asked_to_end = True
         self._group.signal(signal.SIGTERM)
-        if await self._exits_within(self._limits.term_grace_s):
+        if await self._exits_within(self._cut(self._limits.term_grace_s)):
             return "terminated"
         self._group.signal(signal.SIGKILL)
         await self._exits_within(_KILL_GRACE_S)
         return "killed"
+
+    def _cut(self, grace_s: float) -> float:
+        """Return the grace, or half of the time that is left for closing, if that is less."""
+        left_s = self._close_by - anyio.current_time()
+        return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 
     async def _exits_within(self, limit_s: float) -> bool:
         with anyio.move_on_after(limit_s):

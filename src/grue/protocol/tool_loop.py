@@ -490,7 +490,7 @@ def _abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Trans
             pass
     failure: TurnFailure
     if isinstance(event, DeadlinePassed):
-        failure = DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state))
+        failure = DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state), kept_s=event.kept_s)
     else:
         failure = Interrupted(reason=event.reason)
     following, commands = _fail(turn, failure)

@@ -26,6 +26,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.tool_loop import FINAL_REQUEST
+from grue.protocol.turn_time import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
 
 NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplings"})
@@ -148,7 +149,7 @@ def _work_s(limits: TurnLimits) -> float:
     """Return the part of a turn's time that is not kept for closing sessions."""
     if limits.turn_timeout_s is None:
         return float("inf")
-    return limits.turn_timeout_s - min(limits.teardown_s, limits.turn_timeout_s / 2)
+    return limits.turn_timeout_s - kept_for_closing(limits)
 
 
 def _call_time(body: object, old: TurnLimits, new: TurnLimits) -> str:

@@ -20,7 +20,7 @@ from grue.protocol import tool_results
 from grue.runtime.actor import Note
 
 DISCONNECT_TIMEOUT_S = 4.0
-"""What a manager gets for `disconnect_session`; within the turn's default for teardown."""
+"""What a manager gets for `disconnect_session`, or less where the turn's limit leaves less."""
 
 
 class SessionManager(Protocol):
@@ -75,8 +75,12 @@ class ManagerConnection:
         self._leaving = asyncio.Event()
         self._opened: asyncio.Future[list[dict[str, Any]]] | None = None
         self._owner: asyncio.Task[None] | None = None
+        self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
+        # In a scope that is cancelled already, nothing tells when it would have ended.
+        deadline = anyio.current_effective_deadline()
+        self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self
 
     async def __aexit__(
@@ -87,11 +91,12 @@ class ManagerConnection:
         self._leaving.set()
         if not self._opened.done():
             self._owner.cancel()
+        grace_s = max(0.0, min(DISCONNECT_TIMEOUT_S, self._close_by - anyio.current_time()))
         with anyio.CancelScope(shield=True):
-            _, unfinished = await asyncio.wait({self._owner}, timeout=DISCONNECT_TIMEOUT_S)
+            _, unfinished = await asyncio.wait({self._owner}, timeout=grace_s)
         if unfinished:
             self._owner.cancel()
-            self._say("log", f"disconnect_session did not end within {DISCONNECT_TIMEOUT_S:g} s")
+            self._say("log", f"disconnect_session did not end within {grace_s:.3g} s")
 
     async def open(self, timeout_s: float) -> Listing:
         """Connect and list the tools; a manager that says that it is disabled has none.

@@ -1,0 +1,88 @@
+"""A turn's time limit in both directions: the work gets nearly all of it, and nothing exceeds it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from transport_servers import STUBBORN, faulty
+
+from grue import FunctionTools, LlmSettings, Runner, TurnRequest, TurnTimedOut
+from grue.messages import RunTurn
+from grue.runtime.trace import Envelope
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tool_calls_reply
+
+LIMIT_S = 1.0
+ASK = TurnRequest(system="s", user="u", turn_timeout_s=LIMIT_S)
+SLOW_MODEL = "waiting for the model (request 1)"
+
+
+@pytest.fixture
+def llm() -> Iterator[str]:
+    """A model that calls `faulty.echo` if it is offered, and else answers only when the test is over."""
+    over = threading.Event()
+
+    def answer(request: LlmRequest) -> LlmReply:
+        tools = [tool["function"]["name"] for tool in request.body.get("tools", ())]
+        if "faulty.echo" not in tools or any(message["role"] == "tool" for message in request.messages):
+            over.wait(20)
+        return tool_calls_reply(("faulty.echo", {"text": "hi"}))
+
+    with assert_nothing_left(), ScriptedLlmServer(answer) as server:
+        yield server.base_url
+        over.set()
+
+
+SERVERS: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({}, SLOW_MODEL),
+    "functions": ({"f": FunctionTools({"look": lambda: "dark"})}, SLOW_MODEL),
+    "polite": ({"faulty": faulty()}, "waiting for the model (request 2)"),
+    "stubborn": ({"faulty": faulty("--silent-at", "call", *STUBBORN)}, "waiting for faulty.echo"),
+    "stubborn from the start": (
+        {"faulty": faulty("--silent-at", "initialize", *STUBBORN)},
+        "starting faulty",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+def test_the_work_gets_nine_tenths_of_the_limit_and_the_end_keeps_it(
+    llm: str, kind: str, lifetime: Any
+) -> None:
+    servers, doing = SERVERS[kind]
+    begun: list[RunTurn] = []
+
+    def keep(envelope: Envelope[Any], _line: bytes) -> None:
+        if isinstance(envelope.body, RunTurn):
+            begun.append(envelope.body)
+
+    settings = LlmSettings(base_url=llm, model="m")
+    with Runner(llm=settings, servers=servers, lifetime=lifetime) as runner:
+        runner.warm_up()
+        runner.recorder.add(keep)
+        started = time.monotonic()
+        with pytest.raises(TurnTimedOut) as missed:
+            runner.run_turn(ASK)
+        took_s = time.monotonic() - started
+    kept_s = begun[0].limits.teardown_s
+    kept = "" if "faulty" not in servers else " The work was stopped after 0.9 s: 0.1 s of the limit are kept"
+    assert kept_s == (0.1 if kept else 0.0)
+    assert str(missed.value).startswith(f"Turn 1 did not end within 1 s: it was {doing}.{kept}")
+    assert missed.value.limit_s == LIMIT_S
+    assert 0.9 * LIMIT_S - 0.01 <= took_s < LIMIT_S + 0.5
+
+
+def test_a_user_may_keep_more_for_closing(llm: str) -> None:
+    from grue import TurnLimits
+
+    limits = TurnLimits(turn_timeout_s=1.0, teardown_s=0.4)
+    with (
+        Runner(
+            llm=LlmSettings(base_url=llm, model="m"), servers={"faulty": faulty()}, limits=limits
+        ) as runner,
+        pytest.raises(TurnTimedOut, match=r"after 0\.6 s: 0\.4 s of the limit are kept for closing"),
+    ):
+        runner.run_turn(TurnRequest(system="s", user="u"))
