@@ -733,11 +733,12 @@ class ServerNoted(Message, frozen=True, kw_only=True):
 
     Attributes:
         kind: `bad_tool`: it is left out, or is not as it should be; `bad_schema`: its results are not held to
-            its output schema.
+            its output schema; `too_large`: a message was not read, its values were kept as text, or further
+            notices were left out.
     """
 
     server: ServerName
-    kind: Literal["noise", "bad_tool", "bad_schema", "log", "progress"]
+    kind: Literal["noise", "bad_tool", "bad_schema", "too_large", "log", "progress"]
     text: str
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_servers import CAT, QUICK, STUBBORN, faulty, shell
 
+from grue.mcp_transport import pace
 from grue.mcp_transport.descendants import Descendants
+from grue.mcp_transport.lines import CutLineError
 from grue.mcp_transport.process_table import live_members
 from grue.mcp_transport.stdio import (
     Ending,
@@ -180,13 +183,44 @@ async def test_a_closed_input_and_a_dead_process_are_broken_not_blocked(registry
 
 
 async def test_an_endless_line_is_an_error_and_a_long_one_is_not(registry: ProcessRegistry) -> None:
-    async with ServerProcess(shell("head -c 20000000 /dev/zero; echo"), registry) as process:
+    limits = ProcessLimits(max_message_bytes=20_000_000)
+    async with ServerProcess(shell("head -c 20000000 /dev/zero; echo"), registry, limits) as process:
         with anyio.fail_after(5):
             assert len(await process.receive_line()) == 20_000_000
     limits = ProcessLimits(max_line_bytes=100_000)
     async with ServerProcess(shell("cat /dev/zero"), registry, limits) as process:
         with anyio.fail_after(5), pytest.raises(LineTooLongError, match="100000 bytes"):
             await process.receive_line()
+
+
+async def test_a_line_too_long_for_a_message_is_passed_over(registry: ProcessRegistry) -> None:
+    limits = ProcessLimits(max_message_bytes=100_000)
+    async with ServerProcess(shell("head -c 200000 /dev/zero; echo; echo next"), registry, limits) as process:
+        with anyio.fail_after(5):
+            with pytest.raises(CutLineError, match="200000 bytes"):
+                await process.receive_line()
+            assert await process.receive_line() == b"next"
+
+
+async def test_lines_that_are_here_already_do_not_keep_other_tasks_waiting(
+    registry: ProcessRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "STRETCH_S", 0.0)
+    others = 0
+    async with ServerProcess(shell("yes '' | head -1000; sleep 60"), registry, QUICK) as process:
+
+        async def tick() -> None:
+            nonlocal others
+            while True:
+                await anyio.lowlevel.checkpoint()
+                others += 1
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(tick)
+            for _ in range(1000):
+                await process.receive_line()
+            group.cancel_scope.cancel()
+    assert others >= 900
 
 
 async def test_cancelling_a_receive_loses_nothing(registry: ProcessRegistry) -> None:

@@ -8,11 +8,13 @@ import functools
 import importlib.metadata
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
+import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -43,9 +45,9 @@ from grue.messages import (
     ToolDefinition,
     ToolDrifted,
 )
-from grue.protocol.safe_text import plain_text
+from grue.protocol.safe_text import plain_text, well_formed
 from grue.protocol.tool_lock import ServerPins, screen
-from grue.protocol.tool_results import from_mcp
+from grue.protocol.tool_results import from_mcp, is_kept_as_text, is_small, json_value
 
 if TYPE_CHECKING:
     from grue.mcp_transport import sdk
@@ -54,6 +56,9 @@ McpServer: TypeAlias = StdioServer | HttpServer
 """How a server is reached: a program to start, or a URL."""
 
 _NOTICE_CHARS = 500
+_MESSAGE_CHARS = 100_000
+_MOST_NOTICES = 500
+"""Of one kind, during one request; a flood of them would fill the trace and delay the turn."""
 _METHOD_NOT_FOUND = -32601
 
 
@@ -121,6 +126,7 @@ class McpClient:
         self._link: sdk.Link | None = None
         self._outputs = OutputSchemas(self._notify)
         self._drifted: set[ToolDrifted] = set()
+        self._noticed: Counter[NoticeKind] = Counter()
         self._phase: Phase = "spawn"
         self._started = 0.0
         self._entering_s = 0.0
@@ -231,10 +237,12 @@ class McpClient:
         if self._link is None:
             raise RuntimeError("open() the client before calling a tool")
         self._phase = "call"
+        self._noticed.clear()
         timeout_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(timeout_s):
                 answer = await self._link.request("tools/call", {"name": tool, "arguments": arguments})
+                return await self._read(tool, answer)
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
         except sdk.SdkError as error:
@@ -243,10 +251,19 @@ class McpClient:
             fault = error.data if isinstance(error.data, WireFault) else None
             if fault is not None and fault.ends_session:
                 raise await self._failed(fault.cause, fault.remedy) from error
-            text = self._wire.redactor.text(plain_text(error.message))
-            details = None if fault is not None else error.data
+            text = self._wire.redactor.text(plain_text(error.message[:_MESSAGE_CHARS]))
+            details = None if fault is not None else json_value(error.data)
             raise ToolRefusedError(text, code=error.code, details=details) from error
-        return self._outputs.checked(tool, answer, from_mcp(answer))
+
+    async def _read(self, tool: str, answer: JsonObject) -> ToolCallResult:
+        """Read a result; a large one in a thread, so that it does not hold up the event loop."""
+        if is_kept_as_text(answer):
+            self._notify("too_large", f"{tool}: a result with very many values is kept as its JSON text")
+        if is_small(answer):
+            result = from_mcp(answer)
+        else:
+            result = await anyio.to_thread.run_sync(from_mcp, answer, abandon_on_cancel=True)
+        return await self._outputs.checked(tool, answer, result)
 
     async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Return the tools, listed anew, if the server says that they have changed.
@@ -300,7 +317,7 @@ class McpClient:
             tools=self._offered(await self._list(link)),
             protocol_version=plain_text(welcome.protocol_version),
             server_version=plain_text(welcome.server_version),
-            instructions=welcome.instructions,
+            instructions=well_formed(welcome.instructions),
         )
 
     def _offered(self, listed: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
@@ -355,7 +372,7 @@ class McpClient:
             server=ServerName(self._server.name),
             phase=self._phase,
             command=wire.address,
-            cause=wire.redactor.text(plain_text(cause)),
+            cause=wire.redactor.text(plain_text(cause[:_MESSAGE_CHARS])),
             exit_status=ended.status if ended else None,
             signal=ended.signal if ended else None,
             elapsed_s=time.monotonic() - self._started,
@@ -365,9 +382,16 @@ class McpClient:
         return ServerFailed(failure)
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
-        if self._options.on_notice is not None:
-            shown = self._wire.redactor.text(plain_text(text))[:_NOTICE_CHARS]
-            self._options.on_notice(ServerNotice(kind, shown))
+        """Hand a notice on; of too many of one kind during one request the rest is left out."""
+        self._noticed[kind] += 1
+        if self._options.on_notice is None or self._noticed[kind] > _MOST_NOTICES:
+            return
+        # Before anything is searched in it: it may be megabytes.
+        shown = self._wire.redactor.text(plain_text(text[: 4 * _NOTICE_CHARS]))[:_NOTICE_CHARS]
+        self._options.on_notice(ServerNotice(kind, shown))
+        if self._noticed[kind] == _MOST_NOTICES:
+            text = f"{_MOST_NOTICES} notices of the kind {kind} during one request: further ones are left out"
+            self._options.on_notice(ServerNotice("too_large", text))
 
 
 def _wire(server: McpServer, registry: ProcessRegistry, limits: ProcessLimits) -> Wire:

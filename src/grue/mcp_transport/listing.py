@@ -3,9 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from grue.mcp_transport.notices import Notify
 from grue.messages import ServerName, ToolDefinition
+from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_results import json_object
+
+MAX_TOOL_BYTES = 256 * 1024
+"""Longest definition of a tool; each request to the model carries it."""
+
+_NAME_CHARS = 1000
 
 
 def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> Iterator[ToolDefinition]:
@@ -21,16 +29,21 @@ def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> I
         fault = _fault(tool)
         if fault is not None:
             name = tool.get("name") if isinstance(tool, dict) else None
+            name = name[:_NAME_CHARS] if isinstance(name, str) else None
             notify("bad_tool", f"{name or f'tool {number}'}: {fault}")
             continue
         output_schema = tool.get("outputSchema")
-        yield ToolDefinition(
+        definition = ToolDefinition(
             server=server,
             tool=tool["name"],
-            description=tool.get("description") or "",
+            description=well_formed(tool.get("description") or ""),
             input_schema=json_object(tool["inputSchema"]),
             output_schema=json_object(output_schema) if isinstance(output_schema, dict) else None,
         )
+        if len(msgspec.json.encode(definition)) > MAX_TOOL_BYTES:
+            notify("bad_tool", f"{tool['name']}: its definition is longer than {MAX_TOOL_BYTES} bytes")
+            continue
+        yield definition
 
 
 def _fault(tool: Any) -> str | None:
@@ -38,6 +51,8 @@ def _fault(tool: Any) -> str | None:
         return "not an object"
     if not isinstance(tool.get("name"), str) or not tool["name"]:
         return "no name"
+    if len(tool["name"]) > _NAME_CHARS or well_formed(tool["name"]) != tool["name"]:
+        return f"its name is longer than {_NAME_CHARS} characters, or no Unicode text"
     if not isinstance(tool.get("description") or "", str):
         return "description is not text"
     schema = tool.get("inputSchema")

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-NoticeKind = Literal["noise", "bad_tool", "bad_schema", "log", "progress"]
+NoticeKind = Literal["noise", "bad_tool", "bad_schema", "too_large", "log", "progress"]
 
 Notify: TypeAlias = Callable[[NoticeKind, str], None]
 
@@ -15,8 +15,8 @@ class ServerNotice(Struct, frozen=True):
 
     Attributes:
         kind: `noise`: a line that is no message; `bad_tool`: a tool or page of the listing that was left out;
-            `bad_schema`: a tool's results are not held to its output schema; `log`, `progress`: the server's
-            notifications.
+            `bad_schema`: a tool's results are not held to its output schema; `too_large`: a message was not
+            read, or kept as text, or notices were left out; `log`, `progress`: the server's notifications.
         text: Untrusted, made printable, at most 500 characters.
     """
 

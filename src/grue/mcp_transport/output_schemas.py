@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
+import anyio.to_thread
 import msgspec
 
 from grue.mcp_transport.notices import Notify
@@ -24,6 +25,8 @@ from grue.protocol.safe_text import printable
 MAX_SCHEMA_BYTES = 30_000
 MAX_CONTENT_BYTES = 1_000_000
 MAX_CHECK_S = 0.5
+_CHECK_AT_ONCE_S = 0.003
+"""What takes longer than that goes on in a thread."""
 
 _FAULT_CHARS = 300
 _NOT_CHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
@@ -32,12 +35,16 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 _check_until: ContextVar[float] = ContextVar("check_until")
 
-Check: TypeAlias = Callable[[object], str | None]
-"""Says what is wrong with structured content, if anything is."""
+Check: TypeAlias = Callable[[object, float], str | None]
+"""Says what is wrong with structured content, if anything is; takes so many seconds at most."""
 
 
 class _GivenUpError(Exception):
     """The text says why."""
+
+
+class _OutOfTimeError(_GivenUpError):
+    """The check took longer than it was given."""
 
 
 class OutputSchemas:
@@ -61,8 +68,10 @@ class OutputSchemas:
         for name in [name for name in self._checks if self._schemas.get(name) != before[name]]:
             del self._checks[name]
 
-    def checked(self, tool: str, answer: JsonObject, result: ToolCallResult) -> ToolCallResult:
+    async def checked(self, tool: str, answer: JsonObject, result: ToolCallResult) -> ToolCallResult:
         """Return the result of a call, or an error with the same content if it breaks the tool's promise.
+
+        Cancelling gives the check up.
 
         Args:
             tool: Bare name.
@@ -72,34 +81,38 @@ class OutputSchemas:
         if result.is_error or tool not in self._schemas:
             return result
         if tool not in self._checks:
-            self._checks[tool] = self._compiled(tool)
+            self._checks[tool] = await self._compiled(tool)
         check = self._checks[tool]
         if check is None:
             return result
         if answer.get("structuredContent") is None:
             fault: str | None = "it has no structured content"
         else:
-            fault = self._fault(tool, check, result.content)
+            fault = await self._fault(tool, check, answer, result.content)
         if fault is None:
             return result
         message = f"The tool's result is not what its output schema says: {fault}"
         return tool_results.failure(message, result.content)
 
-    def _compiled(self, tool: str) -> Check | None:
+    async def _compiled(self, tool: str) -> Check | None:
+        schema = self._schemas[tool]
         try:
-            return _check_of(self._schemas[tool])
+            # In a thread: reading a schema, and importing what reads it, takes up to a second.
+            return await anyio.to_thread.run_sync(_check_of, schema, abandon_on_cancel=True)
         except Exception as error:  # noqa: BLE001 - a server's schema may break its compiler in any way
             self._give_up(tool, error)
             return None
 
-    def _fault(self, tool: str, check: Check, content: object) -> str | None:
-        if len(msgspec.json.encode(content)) > MAX_CONTENT_BYTES:
-            self._notify(
-                "bad_schema", f"{tool}: a result of more than {MAX_CONTENT_BYTES} bytes is not checked"
-            )
+    async def _fault(self, tool: str, check: Check, answer: JsonObject, content: object) -> str | None:
+        if tool_results.is_kept_as_text(answer) or len(msgspec.json.encode(content)) > MAX_CONTENT_BYTES:
+            why = f"{tool}: a result of more than {MAX_CONTENT_BYTES} bytes is not checked"
+            self._notify("bad_schema", why)
             return None
         try:
-            return check(content)
+            try:
+                return check(content, _CHECK_AT_ONCE_S)
+            except _OutOfTimeError:
+                return await anyio.to_thread.run_sync(check, content, MAX_CHECK_S, abandon_on_cancel=True)
         except Exception as error:  # noqa: BLE001 - or show only when it is used that it cannot be
             self._give_up(tool, error)
             return None
@@ -137,8 +150,8 @@ def _check_of(schema: JsonObject) -> Check:
     dialect.check_schema(own, format_checker=jsonschema.FormatChecker(()))
     validator = _bounded(dialect)(own, registry=Registry())
 
-    def check(content: object) -> str | None:
-        token = _check_until.set(time.monotonic() + MAX_CHECK_S)
+    def check(content: object, limit_s: float) -> str | None:
+        token = _check_until.set(time.monotonic() + limit_s)
         try:
             error = next(validator.iter_errors(content), None)
         finally:
@@ -184,7 +197,7 @@ def _bounded(dialect: Any) -> Any:
 def _timed(keyword: Any) -> Any:
     def timed(validator: Any, value: Any, content: Any, schema: Any) -> Any:
         if time.monotonic() > _check_until.get():
-            raise _GivenUpError(f"the check takes longer than {MAX_CHECK_S} s")
+            raise _OutOfTimeError(f"the check takes longer than {MAX_CHECK_S} s")
         return keyword(validator, value, content, schema)
 
     return timed

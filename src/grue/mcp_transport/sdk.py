@@ -6,12 +6,10 @@ Sending never blocks, so that its timeouts and cancellations hold against a serv
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, Self
 
 import anyio
 import mcp_types as types
-import msgspec
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
@@ -21,6 +19,8 @@ from msgspec import Struct
 from pydantic import BaseModel
 
 from grue import __version__
+from grue.mcp_transport.incoming import read_any_message, read_message, refusal_of, refusal_of_cut
+from grue.mcp_transport.lines import CutLineError, LineTooLongError
 from grue.mcp_transport.notices import Notify
 from grue.mcp_transport.server_requests import (
     Abilities,
@@ -28,11 +28,20 @@ from grue.mcp_transport.server_requests import (
     ElicitationRequest,
     SamplingRequest,
 )
-from grue.mcp_transport.stdio import LineTooLongError, ServerProcess
+from grue.mcp_transport.stdio import ServerProcess
+from grue.protocol import tool_results
 
 _KNOWS_NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
 _MOST_ROUNDS = 10
 """How often a request is repeated with what its server wanted to know first."""
+
+MOST_UNASKED = 100_000
+"""Lines of a server in a row that answer nothing, until it is given up."""
+
+_MOST_AT_ONCE = 8
+"""Requests of a server that are worked on at the same time; more are declined."""
+
+_TOO_MANY = f"{_MOST_AT_ONCE} requests are being worked on, which is the most at the same time"
 
 _DECLINED = -1
 """The code that the specification uses for a request that a person turned down."""
@@ -88,32 +97,47 @@ class MessageStream(ABC):
 class LineStream(MessageStream):
     """Both streams of the SDK's contract: one JSON-RPC message a line, in and out.
 
-    A line that is no message is reported and skipped. An answer that is not usable (`result: null`) becomes
-    an error for the request that it belongs to, which would otherwise wait for its timeout.
+    A line that is no message is reported and skipped, and so is a message that is too large. A server that
+    goes on saying what answers nothing is given up after `MOST_UNASKED` lines.
     """
 
-    def __init__(self, process: ServerProcess, on_noise: Callable[[str], None]) -> None:
+    def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
         self._process = process
-        self._on_noise = on_noise
+        self._notify = notify
+        self._max_message_bytes = max_message_bytes
+        self._unasked = 0
         self.broken: str | None = None
         """Why nothing more can be exchanged, or `None` while it can."""
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message."""
         while True:
-            try:
-                line = await self._process.receive_line()
-            except anyio.EndOfStream:
-                self.broken = self.broken or "it closed its output"
-                raise
-            except LineTooLongError as error:
-                self.broken = f"it wrote {error}"
-                raise anyio.EndOfStream from error
-            message = read_message(line)
+            message = await self._next()
+            self._unasked += 1
+            if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+                self._unasked = 0
+            if self._unasked > MOST_UNASKED:
+                self.broken = f"it wrote {MOST_UNASKED} lines, and none of them was an answer"
+                raise anyio.EndOfStream
             if message is not None:
                 return SessionMessage(message)
-            if line.strip():
-                self._on_noise(line[:500].decode("utf-8", "replace"))
+
+    async def _next(self) -> types.JSONRPCMessage | None:
+        try:
+            line = await self._process.receive_line()
+        except anyio.EndOfStream:
+            self.broken = self.broken or "it closed its output"
+            raise
+        except LineTooLongError as error:
+            self.broken = f"it wrote {error}"
+            raise anyio.EndOfStream from error
+        except CutLineError as cut:
+            self._notify("too_large", f"{cut}, and at most {self._max_message_bytes} are read")
+            return refusal_of_cut(cut, self._max_message_bytes)
+        message = await read_any_message(line)
+        if message is None and line.strip():
+            self._notify("noise", line[:500].decode("utf-8", "replace"))
+        return message
 
     async def send(self, item: SessionMessage) -> None:
         """Hand a message to the process; what it does not take at once is queued."""
@@ -141,6 +165,7 @@ class Link:
         """The server has said so since this was last set to `False`."""
         self._notify = notify
         self._abilities = abilities
+        self._at_once = anyio.Semaphore(_MOST_AT_ONCE)
         self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(self.stream, self.stream)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
@@ -176,8 +201,11 @@ class Link:
     ) -> types.CreateMessageResult | types.ErrorData:
         del context
         assert self._abilities.sample is not None, "only then is this a callback"
+        if self._at_once.value == 0:
+            return types.ErrorData(code=_DECLINED, message=_TOO_MANY)
         said = tuple((message.role, _text_of(message.content)) for message in params.messages)
-        answer = await self._abilities.sample(SamplingRequest(params.system_prompt or "", said))
+        async with self._at_once:
+            answer = await self._abilities.sample(SamplingRequest(params.system_prompt or "", said))
         if isinstance(answer, Declined):
             return types.ErrorData(code=_DECLINED, message=answer.reason)
         text = types.TextContent(type="text", text=answer.text)
@@ -186,9 +214,14 @@ class Link:
     async def _elicit(self, context: object, params: types.ElicitRequestParams) -> types.ElicitResult:
         del context
         assert self._abilities.elicit is not None, "only then is this a callback"
+        if self._at_once.value == 0:
+            return types.ElicitResult(action="decline")
         wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True)
         message = "\n".join(str(wanted[key]) for key in ("message", "url") if key in wanted)
-        answer = await self._abilities.elicit(ElicitationRequest(message, wanted.get("requestedSchema")))
+        schema = wanted.get("requestedSchema")
+        schema = None if schema is None else tool_results.json_object(schema)
+        async with self._at_once:
+            answer = await self._abilities.elicit(ElicitationRequest(message, schema))
         if isinstance(answer, Declined):
             return types.ElicitResult(action="decline")
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
@@ -277,7 +310,8 @@ class Link:
         return answer.model_dump(by_alias=True, mode="json", exclude_none=True)
 
     async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
-        text = params.data if isinstance(params.data, str) else json.dumps(params.data)
+        data = params.data
+        text = data if isinstance(data, str) else json.dumps(tool_results.json_value(data))
         self._notify("log", f"{params.level}: {text}")
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
@@ -301,42 +335,6 @@ def is_closed(error: SdkError, stream: MessageStream) -> bool:
         and error.code == types.CONNECTION_CLOSED
         and error.message == "Connection closed"
     )
-
-
-def read_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, or `None` for a line that is none. Never raises."""
-    value = _decode(line)
-    if not isinstance(value, dict):
-        return None
-    value.setdefault("jsonrpc", "2.0")
-    try:
-        return types.jsonrpc_message_adapter.validate_python(value, by_name=False)
-    except ValueError:
-        return refusal_of(value)
-
-
-def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
-    """Return the error that stands for an unusable answer, if it is an answer at all."""
-    request_id = value.get("id")
-    if "method" in value or not isinstance(request_id, int | str):
-        return None
-    member = "error" if "error" in value else "result"
-    shown = json.dumps(value.get(member))[:200]
-    text = f"The server's answer is not usable: {member} is {shown}"
-    error = types.ErrorData(code=types.INTERNAL_ERROR, message=text)
-    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
-
-
-def _decode(line: bytes) -> object:
-    try:
-        return msgspec.json.decode(line)
-    except (ValueError, RecursionError):
-        pass
-    # What is wrong may be a byte in a text, a NaN, half a surrogate pair: not worth a lost answer.
-    try:
-        return json.loads(line.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
 
 
 def encode_message(message: types.JSONRPCMessage) -> bytes:

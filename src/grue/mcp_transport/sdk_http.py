@@ -38,8 +38,9 @@ from grue.mcp_transport.http_faults import (
     too_long_fault,
     transport_fault,
 )
+from grue.mcp_transport.incoming import read_any_message, refusal_of
 from grue.mcp_transport.notices import Notify
-from grue.mcp_transport.sdk import MessageStream, encode_message, read_message, refusal_of
+from grue.mcp_transport.sdk import MessageStream, encode_message
 from grue.protocol.safe_text import plain_text
 
 __all__ = ["HttpStream"]
@@ -261,7 +262,7 @@ class _Client(httpx2.AsyncClient):
         body = await _body(response, self._max_message_bytes if response.is_success else _SAYS_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
-        message = read_message(body) if _kind(response) == _JSON else None
+        message = await read_any_message(body) if _kind(response) == _JSON else None
         if not response.is_success:
             fault = _refusal(request, response, message, body)
             if fault is not None:

@@ -18,6 +18,8 @@ import anyio.abc
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from grue.mcp_transport.lines import LineBuffer, LineTooLongError
+from grue.mcp_transport.pace import Pace
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
 from grue.mcp_transport.server_options import ServerOptions
 from grue.protocol.safe_text import plain_text
@@ -79,6 +81,9 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
         cancelled_grace_s: Most that either of them is where a cancellation closes the server: whoever pressed
             Ctrl-C waits for it.
         max_line_bytes: Longest line in either direction, and most that waits for a server that does not read.
+            A longer one breaks the connection.
+        max_message_bytes: Longest message that is read. The request that a longer one answers fails, and the
+            session goes on.
         stderr_tail_bytes: How much of the end of its standard error is kept.
     """
 
@@ -86,6 +91,7 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
     term_grace_s: float = 2.0
     cancelled_grace_s: float = 0.5
     max_line_bytes: int = 64 * 1024 * 1024
+    max_message_bytes: int = 12 * 1024 * 1024
     stderr_tail_bytes: int = 8192
 
     def when_cancelled(self) -> Self:
@@ -95,10 +101,6 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
             exit_grace_s=min(self.exit_grace_s, self.cancelled_grace_s),
             term_grace_s=min(self.term_grace_s, self.cancelled_grace_s),
         )
-
-
-class LineTooLongError(Exception):
-    """The server wrote a line longer than `max_line_bytes`; what follows cannot be told apart any more."""
 
 
 def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
@@ -158,8 +160,8 @@ class ServerProcess:
         self._group: ProcessGroup
         self._tasks = BackgroundTasks()
         self._gone: anyio.Event
-        self._received = bytearray()
-        self._searched = 0
+        self._lines = LineBuffer(self._limits.max_line_bytes, self._limits.max_message_bytes)
+        self._pace = Pace()
         self._receiving: anyio.CancelScope | None = None
         self._unsent = bytearray()
         self._flushing = False
@@ -224,19 +226,19 @@ class ServerProcess:
 
         Raises:
             anyio.EndOfStream: The output has ended, or the process has exited and all it wrote was received.
+            CutLineError: The line is longer than `max_message_bytes`; the next call goes on behind it.
             LineTooLongError: More than `max_line_bytes` came without a newline.
         """
         while True:
-            newline = self._received.find(b"\n", self._searched)
-            if newline >= 0:
-                return self._take(newline, skip=1)
-            self._searched = len(self._received)
-            if self._searched > self._limits.max_line_bytes:
-                raise LineTooLongError(f"a line longer than {self._limits.max_line_bytes} bytes")
-            if not await self._receive_more():
-                if self._received:
-                    return self._take(len(self._received), skip=0)
-                raise anyio.EndOfStream
+            # Lines that are here already must not keep everything else waiting, time limits included.
+            await self._pace.pause()
+            line = self._lines.take()
+            if line is None and not await self._receive_more():
+                line = self._lines.rest()
+                if line is None:
+                    raise anyio.EndOfStream
+            if line is not None:
+                return line
 
     def send_line(self, line: bytes) -> None:
         """Write a line, or queue what the server does not take at once. Never blocks; order is kept.
@@ -270,22 +272,16 @@ class ServerProcess:
             kept = kept.partition(b"\n")[2]  # the first line is cut
         return plain_text(kept.decode("utf-8", "replace")).strip()
 
-    def _take(self, length: int, *, skip: int) -> bytes:
-        with memoryview(self._received) as received, received[:length] as part:
-            line = part.tobytes()
-        del self._received[: length + skip]
-        self._searched = 0
-        return line
-
     async def _receive_more(self) -> bool:
         """Wait for output and add it; False at the end of it."""
         if self.exited is None:
             with anyio.CancelScope() as self._receiving:
                 await anyio.wait_readable(self._group.stdout)
             self._receiving = None
+            self._pace.paused()
         chunk = _read(self._group.stdout)
         if chunk:
-            self._received += chunk
+            self._lines.feed(chunk)
         # Once the process has exited, "nothing there just now" is the end: a grandchild may hold the pipe
         # open for ever, and what that one writes is not the server's word.
         return bool(chunk) or (chunk is None and self.exited is None)

@@ -92,6 +92,7 @@ class ProcessWire:
         self.redactor = Redactor(server.environment())
         self._server = server
         self._registry = registry
+        self._max_message_bytes = limits.max_message_bytes
         self._process = ServerProcess(server, registry, limits)
         self._spawned = False
 
@@ -109,7 +110,7 @@ class ProcessWire:
         """Return the process's pipes as a stream of messages; imports the SDK."""
         from grue.mcp_transport.sdk import LineStream
 
-        return LineStream(self._process, lambda text: notify("noise", text))
+        return LineStream(self._process, notify, self._max_message_bytes)
 
     async def broken(self, method: str, why: str | None) -> str:
         """Wait for the exit that has most likely closed the pipes, and name it."""

@@ -56,7 +56,11 @@ def well_formed(text: str) -> str:
 
     They come from bytes that were no text: a file's name, a program's output.
     """
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        text.encode()  # says the same as the next line, and costs a tenth of it
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _visible(char: str) -> str:

@@ -7,6 +7,7 @@ bytes, foreign objects) is replaced on the way in, so that nothing later can fai
 |-----------------------------|---------------------------------------|-------------------------------|
 | structured content          | that; the blocks repeat it            | its JSON                      |
 | one text block, JSON        | the object or array                   | its JSON                      |
+| either with too many values | its JSON text                         | the beginning of that         |
 | text blocks only            | the text, blocks joined by newlines   | the text                      |
 | other blocks among them     | the list of blocks as they came       | a list, each block as follows |
 | - text                      |                                       | as it came                    |
@@ -22,6 +23,7 @@ answer to a tool call, and base64 in it is noise that costs tokens.
 
 import base64
 import bisect
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -36,9 +38,26 @@ from grue.protocol.safe_text import well_formed
 MAX_DEPTH = 100
 """Deepest nesting of a JSON value; deeper ones would exhaust the stack of whoever writes them."""
 
+MAX_JSON_CHARS = 2_000_000
+MAX_JSON_VALUES = 50_000
+"""A text block that is longer, or has more values, stays text: decoding it would hold up the event loop."""
+
+MAX_ERROR_CHARS = 100_000
+"""Longest text of a tool's error that stands beside its content."""
+
+_LOOK_CHARS = 1000
+_SMALL_VALUES = 2000
+_SMALL_CHARS = 100_000
+
 SKIPPED_AFTER_TIMEOUT = "Skipped: an earlier tool call of this reply timed out"
 SKIPPED_AFTER_DEATH = "Skipped: the tool server is no longer running"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
+
+
+class JsonText(str):
+    """The JSON text of a value that has too many values in it to be decoded."""
+
+    __slots__ = ()
 
 
 def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
@@ -56,7 +75,7 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
         case float():
             return float(value) if math.isfinite(value) else None
         case str():
-            return well_formed(value)
+            return well_formed(str(value))
         case bytes() | bytearray() | memoryview():
             return base64.b64encode(bytes(value)).decode("ascii")
         case Mapping() | Sequence() | set() | frozenset() if depth < 1:
@@ -100,6 +119,30 @@ def call_failed(cause: str) -> ToolCallResult:
     return failure(f"Tool call failed: {cause}")
 
 
+def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
+    """Say whether a JSON value has so few values in it that walking through it takes no time to speak of."""
+    left, stack = most, [value]
+    while stack and left > 0:
+        left -= 1
+        match stack.pop():
+            case dict() as members:
+                stack.extend(itertools.islice(members.values(), left))
+            case list() as items:
+                stack.extend(itertools.islice(items, left))
+            case str() as text if len(text) > _SMALL_CHARS:
+                return False
+    return not stack
+
+
+def is_kept_as_text(answer: JsonObject) -> bool:
+    """Say whether a part of this result object of `tools/call` has so many values that it was not decoded."""
+    blocks = answer.get("content")
+    texts = (
+        [block.get("text") for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    )
+    return any(isinstance(part, JsonText) for part in (answer.get("structuredContent"), *texts))
+
+
 def from_mcp(answer: JsonObject) -> ToolCallResult:
     """Read the result object of `tools/call`.
 
@@ -122,7 +165,7 @@ def _unstructured(blocks: list[JsonObject]) -> object:
     if len(texts) != 1:
         return "\n".join(str(text) for text in texts)
     text = str(texts[0])
-    if text.lstrip().startswith(("{", "[")):
+    if text[:_LOOK_CHARS].lstrip().startswith(("{", "[")) and _is_readable(text):
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
@@ -130,10 +173,17 @@ def _unstructured(blocks: list[JsonObject]) -> object:
     return text
 
 
+def _is_readable(text: str) -> bool:
+    """Say whether a JSON text has few enough values to be decoded."""
+    return len(text) <= MAX_JSON_CHARS and sum(map(text.count, "[{,")) <= MAX_JSON_VALUES
+
+
 def _error_text(blocks: list[JsonObject]) -> str:
-    return "\n".join(
+    text = "\n".join(
         str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text")
     )
+    # The content has the whole.
+    return text if len(text) <= MAX_ERROR_CHARS else _marked(text, MAX_ERROR_CHARS)
 
 
 def history_text(result: ToolCallResult, max_chars: int) -> str:
@@ -144,17 +194,20 @@ def history_text(result: ToolCallResult, max_chars: int) -> str:
     all the same. Markers and braces come on top of `max_chars`.
     """
     result = replace(result, content=_readable(result.content))
-    text = _written(result.to_dict())
-    if len(text) <= max_chars:
-        return text
+    if not isinstance(result.content, str) or len(result.content) <= max_chars:
+        text = _written(result.to_dict())
+        if len(text) <= max_chars:
+            return text
     shown: JsonObject = {}
     room = max_chars
     if result.is_error:
         shown["error"] = _cut(result.error_message or "", room)
         room = max(0, room - _written_chars(shown["error"]))
     content = result.content
-    if _written_chars(content) > room:
-        content = _cut(content if isinstance(content, str) else _written(content), room)
+    if isinstance(content, str):
+        content = _cut(content, room)
+    elif len(written := _written(content)) > room:
+        content = _cut(written, room)
     return _written({**shown, "content": content})
 
 
@@ -196,10 +249,14 @@ def _decoded_bytes(base64_text: str) -> int:
 
 def _cut(text: str, room: int) -> str:
     """Keep as much of the beginning as takes up `room` characters once it is written as JSON."""
-    if _written_chars(text) <= room:
+    if len(text) <= room and _written_chars(text) <= room:
         return text
     lengths = range(1, min(len(text), room) + 1)
     kept = bisect.bisect_right(lengths, room, key=lambda length: _written_chars(text[:length]))
+    return _marked(text, kept)
+
+
+def _marked(text: str, kept: int) -> str:
     return f"{text[:kept]}… [cut: {len(text) - kept} of {len(text)} characters]"
 
 

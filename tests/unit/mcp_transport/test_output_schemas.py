@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import anyio
 import pytest
 
 from grue.mcp_transport.output_schemas import MAX_CONTENT_BYTES, MAX_SCHEMA_BYTES, OutputSchemas
@@ -33,7 +34,7 @@ class Outputs:
 
     def checked(self, structured: object, **members: Any) -> ToolCallResult:
         answer = {"content": [{"type": "text", "text": "x"}], "structuredContent": structured, **members}
-        return self.schemas.checked("t", answer, from_mcp(answer))
+        return anyio.run(self.schemas.checked, "t", answer, from_mcp(answer))
 
 
 def test_what_fits_comes_back_as_it_is() -> None:

@@ -3,12 +3,15 @@
 import json
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from grue.mcp_transport.sdk import read_message
+from grue.mcp_transport.incoming import MOST_VALUES, read_any_message, read_message, refusal_of_cut
+from grue.mcp_transport.lines import CutLineError
+from grue.protocol.tool_results import JsonText
 
 
 def answer(line: bytes) -> Any:
@@ -63,10 +66,127 @@ def test_an_unusable_answer_becomes_an_error_for_its_request(members: bytes) -> 
         b'{"x":1}',
         b"[" * 200_000,
         b'{"id":[],"r":1}',
+        b'{"id":true,"result":null}',
+        b'{"id":true,"result":{}}',
+        b'{"id":1.5,"result":{}}',
+        b'{"method":"notifications/progress","params":{"progressToken":1,"progress":1' + b"0" * 400 + b"}}",
     ],
 )
 def test_noise_is_no_message(line: bytes) -> None:
     assert read_message(line) is None
+
+
+@pytest.mark.parametrize(
+    "unusable",
+    [
+        b'"result":[' + b"[" * 900 + b"]" * 900 + b"]",
+        b'"result":"' + b"x" * 1000 + b'"',
+        b'"error":{"code":"' + b"x" * 1000 + b'"}',
+        b'"result":1' + b"0" * 5000,
+        b'"result":"\\ud800"',
+    ],
+)
+def test_an_unusable_answer_is_shown_in_few_words(unusable: bytes) -> None:
+    message = read_message(b'{"id":7,' + unusable + b"}")
+    assert isinstance(message, JSONRPCError)
+    assert len(message.error.message) < 300
+    message.model_dump_json()
+
+
+def test_a_deep_value_is_given_on_as_deep_as_it_can_be_written() -> None:
+    deep = answer(b'{"id":1,"result":{"deep":' + b"[" * 800 + b"]" * 800 + b"}}")
+    assert "nested too deeply" in json.dumps(deep)
+
+
+def large(result: str) -> Any:
+    message = anyio.run(read_any_message, b'{"jsonrpc":"2.0","id":1,"result":' + result.encode() + b"}")
+    if isinstance(message, JSONRPCResponse):
+        return message.result
+    assert isinstance(message, JSONRPCError)
+    assert message.id == 1
+    return message.error.message
+
+
+ROWS = json.dumps([{"n": 1}] * MOST_VALUES)
+
+
+def test_a_large_message_with_few_values_is_read_as_any_other() -> None:
+    text = "a, b [c] {d}" * 10_000
+    result = {
+        "content": [{"type": "text", "text": text}],
+        "isError": True,
+        "structuredContent": {"n": [1, 2]},
+    }
+    assert large(json.dumps(result)) == result
+
+
+def test_structured_content_with_too_many_values_is_kept_as_its_text() -> None:
+    result = large(
+        f'{{"content":[{{"type":"text","text":"short"}}],"structuredContent":{ROWS},"isError":false}}'
+    )
+    assert result == {
+        "content": [{"type": "text", "text": "short"}],
+        "structuredContent": ROWS,
+        "isError": False,
+    }
+    assert isinstance(result["structuredContent"], JsonText)
+
+
+def test_commas_in_a_text_are_no_values() -> None:
+    content = [{"type": "text", "text": ROWS}]
+    assert large(json.dumps({"content": content})) == {"content": content}
+
+
+def test_too_many_blocks_are_one_text_and_so_is_one_with_too_many_values() -> None:
+    block = '{"type":"text","text":""}'
+    blocks = ",".join([block] * 30_000)
+    assert large(f'{{"content":[{blocks}]}}')["content"] == [{"type": "text", "text": f"[{blocks}]"}]
+    odd = f'{{"type":"odd","rows":{ROWS}}}'
+    content = large(f'{{"content":[{block},{odd}]}}')["content"]
+    assert content == [json.loads(block), {"type": "text", "text": odd}]
+
+
+@pytest.mark.parametrize("result", [f'{{"tools":{ROWS}}}', ROWS])
+def test_another_answer_with_too_many_values_is_an_error(result: str) -> None:
+    assert "too large" in large(result)
+
+
+def test_an_error_with_too_many_values_keeps_code_and_message() -> None:
+    line = f'{{"id":1,"error":{{"code":-5,"message":"no","data":{ROWS}}}}}'
+    message = anyio.run(read_any_message, line.encode())
+    assert isinstance(message, JSONRPCError)
+    assert (message.error.code, message.error.message, message.error.data) == (-5, "no", None)
+
+
+def test_a_request_with_too_many_values_is_no_message() -> None:
+    assert anyio.run(read_any_message, f'{{"id":1,"method":"x","params":{ROWS}}}'.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "tail", "request_id"),
+    [
+        ('{"jsonrpc":"2.0","id":3,"result":{"content":', "}}", 3),
+        ('{"id": "a-1", "jsonrpc": "2.0", "result": {', "}}", None),
+        ('{"id": "a-1", "result": {', "}}", "a-1"),
+        ('{"result":{"content":', '}],"jsonrpc":"2.0","id":3}', 3),
+        ('{"result":{"content":', '}],"id":3,"jsonrpc":"2.0"} ', 3),
+        ('{"result":{"content":', '"id":3}}', None),
+        ('{"result":{"content":', r"\"id\":3}", None),
+        ('{"jsonrpc":"2.0","id":3,"method":"ping"', "}}", None),
+        ('{"jsonrpc":"2.0","id":true,"result":{', "}}", None),
+    ],
+)
+def test_an_answer_that_was_too_long_fails_the_request_that_its_ends_name(
+    head: str, tail: str, request_id: object
+) -> None:
+    error = refusal_of_cut(CutLineError(head.encode(), tail.encode(), 10**8), 1000)
+    assert (error and error.id) == request_id
+    assert error is None or "100000000 bytes" in error.error.message
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_reading_the_ends_never_raises(head: bytes, tail: bytes) -> None:
+    refusal_of_cut(CutLineError(head, tail, 10**8), 1000)
 
 
 @given(

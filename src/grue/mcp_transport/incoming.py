@@ -1,0 +1,244 @@
+"""From what a server has written to a message of the SDK, whatever it is; never raises.
+
+An answer that is not usable becomes an error for the request that it belongs to, which would otherwise wait
+for its timeout. A message with more than `MOST_VALUES` values keeps its structured parts as their JSON text:
+decoding holds up every thread of the host, and a value takes many times the memory of its text. Of a message
+that was too long to be kept only the two ends are known; a request whose id is in them fails.
+"""
+
+import json
+import math
+import re
+from typing import Any, Literal
+
+import anyio.to_thread
+import mcp_types as types
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from grue.mcp_transport.lines import CutLineError
+from grue.protocol import tool_results
+from grue.protocol.tool_results import JsonText
+
+MOST_VALUES = tool_results.MAX_JSON_VALUES
+"""A message with more values than that is not decoded to the last one."""
+
+_SMALL_BYTES = 16_384
+_SHOWN_CHARS = 200
+_MOST_BLOCKS = 1000
+_MOST_DIGITS = 4300
+_DEEP = 100
+_DEPTH = tool_results.MAX_DEPTH + 20
+"""Deepest nesting of what is given on: what is inside of a message may be `MAX_DEPTH` deep itself."""
+
+_LONG_NUMBER = re.compile(rb"[0-9]{300}")
+_ID = rb'"id"\s*:\s*(-?[0-9]{1,18}|"[^"\\]{1,100}")'
+_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
+_ID_AT_START = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb'\s*,\s*"(?:result|error)"')
+_ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*$")
+
+
+def read_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the message of a line, or `None` for a line that is none. Never raises."""
+    return _message_of(_decode(line))
+
+
+async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the same for a line of any length, in steps between which other tasks run."""
+    if len(line) <= _SMALL_BYTES:
+        return read_message(line)
+    # In a thread, because most of it is Python, which lets others run every few milliseconds.
+    value = await anyio.to_thread.run_sync(_decode_large, line, abandon_on_cancel=True)
+    return _message_of(value)
+
+
+def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
+    """Return the error for the request that a message of more than `limit` bytes answers, if that shows."""
+    found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
+    if found is None:
+        return None
+    text = (
+        f"The server's answer is too large: {cut.size} bytes, and at most {limit} are read"
+        " (ProcessLimits.max_message_bytes). Ask for less at a time."
+    )
+    return _refusal(msgspec.json.decode(found[1]), text)
+
+
+def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
+    """Return the error that stands for an unusable answer, if it is an answer at all."""
+    if "method" in value:
+        return None
+    member = "error" if "error" in value else "result"
+    return _refusal(
+        value.get("id"), f"The server's answer is not usable: {member} is {_shown(value.get(member))}"
+    )
+
+
+def values_in(text: bytes) -> int:
+    """Return about how many values a JSON text has; never fewer. Commas in its strings count, too."""
+    return len(text) - len(text.translate(None, b"[{,"))
+
+
+def _refusal(request_id: object, text: str) -> types.JSONRPCError | None:
+    if isinstance(request_id, bool) or not isinstance(request_id, int | str):
+        return None
+    error = types.ErrorData(code=types.INTERNAL_ERROR, message=text)
+    try:
+        return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
+    except ValueError:  # an id that is no Unicode text
+        return None
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None | bool() | float():
+            return json.dumps(value)
+        case int():
+            return json.dumps(value) if value.bit_length() < _MOST_DIGITS else "a number"
+        case str():
+            return json.dumps(value[:_SHOWN_CHARS])
+        case dict():
+            return f"an object with {len(value)} members"
+        case _:
+            return "an array"
+
+
+def _message_of(value: object) -> types.JSONRPCMessage | None:
+    if not isinstance(value, dict):
+        return None
+    value.setdefault("jsonrpc", "2.0")
+    if value.get("method") == "notifications/progress" and not _is_progress(value.get("params")):
+        return None
+    try:
+        return types.jsonrpc_message_adapter.validate_python(value, by_name=False)
+    except (ValueError, RecursionError):
+        return refusal_of(value)
+
+
+def _is_progress(params: object) -> bool:
+    """Say whether the SDK can make floating-point numbers of what it is told."""
+    if not isinstance(params, dict):
+        return True
+    try:
+        return all(
+            math.isfinite(float(params[name]))
+            for name in ("progress", "total")
+            if isinstance(params.get(name), int | float)
+        )
+    except OverflowError:
+        return False
+
+
+def _decode(line: bytes) -> object:
+    try:
+        value: object = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        value = _decode_damaged(line)
+        if value is None:
+            return None
+    # Everything that goes through a value later takes a level of the stack for each of its own.
+    if line.count(b"[") + line.count(b"{") > _DEEP or _LONG_NUMBER.search(line):
+        return tool_results.json_value(value, depth=_DEPTH)
+    return value
+
+
+def _decode_large(line: bytes) -> object:
+    return _decode_outside(line) if values_in(line) > MOST_VALUES else _decode(line)
+
+
+def _decode_damaged(line: bytes) -> object:
+    """Decode what has a byte that is no text, a NaN, half a surrogate pair: not worth a lost answer."""
+    text = line.decode("utf-8", "replace")
+    try:
+        return json.loads(text, parse_int=_integer)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _integer(digits: str) -> int | str:
+    return int(digits) if len(digits) <= _MOST_DIGITS else digits
+
+
+class _Outside(Struct):
+    """A message, its parts still JSON."""
+
+    jsonrpc: str = "2.0"
+    id: int | str | None = None
+    method: str | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
+class _Result(Struct):
+    content: list[Raw] | UnsetType = UNSET
+    structuredContent: Raw | UnsetType = UNSET  # noqa: N815 - as the protocol spells it
+    isError: bool | UnsetType = UNSET  # noqa: N815 - likewise
+
+
+class _Text(Struct):
+    type: Literal["text"]
+    text: str
+
+
+class _Error(Struct):
+    code: int
+    message: str
+
+
+def _decode_outside(line: bytes) -> object:
+    """Decode an answer with too many values, of which those stay text; of other messages nothing."""
+    try:
+        outside = msgspec.json.decode(line, type=_Outside)
+    except (ValueError, RecursionError):
+        return None
+    if outside.method is not UNSET:
+        return None
+    answer: dict[str, Any] = {"jsonrpc": outside.jsonrpc, "id": outside.id}
+    try:
+        if isinstance(outside.error, Raw):
+            error = msgspec.json.decode(outside.error, type=_Error)
+            return {**answer, "error": {"code": error.code, "message": error.message}}
+        if isinstance(outside.result, Raw):
+            result = msgspec.json.decode(outside.result, type=_Result)
+            if result.content is not UNSET or result.structuredContent is not UNSET:
+                return {**answer, "result": _result_of(result)}
+    except (ValueError, RecursionError):
+        pass
+    text = f"The server's answer is too large: it has more than {MOST_VALUES} values"
+    return {**answer, "error": {"code": types.INTERNAL_ERROR, "message": text}}
+
+
+def _result_of(result: _Result) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    if isinstance(result.structuredContent, Raw):
+        members["structuredContent"] = _value_or_text(bytes(result.structuredContent))
+    if isinstance(result.content, list):
+        members["content"] = _blocks(result.content)
+    if result.isError is not UNSET:
+        members["isError"] = result.isError
+    return members
+
+
+def _blocks(blocks: list[Raw]) -> list[object]:
+    if len(blocks) <= _MOST_BLOCKS:
+        return [_block(bytes(block)) for block in blocks]
+    written = b"[" + b",".join(bytes(block) for block in blocks) + b"]"
+    return [{"type": "text", "text": _json_text(written)}]
+
+
+def _block(written: bytes) -> object:
+    if values_in(written) <= MOST_VALUES:
+        return _decode(written)
+    try:
+        # The commas may be those of a text.
+        return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
+    except (ValueError, RecursionError):
+        return {"type": "text", "text": _json_text(written)}
+
+
+def _value_or_text(written: bytes) -> object:
+    return _decode(written) if values_in(written) <= MOST_VALUES else _json_text(written)
+
+
+def _json_text(written: bytes) -> JsonText:
+    return JsonText(written.decode("utf-8", "replace"))

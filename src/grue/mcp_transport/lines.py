@@ -1,0 +1,94 @@
+"""Lines out of chunks of bytes, in linear time and bounded memory; pure.
+
+A line that is longer than a message may be is not kept: its two ends are, which tell whose answer it was. One
+that goes on beyond the limit for a line ends the reading.
+"""
+
+ENDS_BYTES = 4096
+"""How much of each end of a cut line is kept."""
+
+
+class LineTooLongError(Exception):
+    """A line is longer than the limit; what follows cannot be told apart any more."""
+
+
+class CutLineError(Exception):
+    """A line is longer than a message may be; the reading goes on behind it.
+
+    Attributes:
+        head: Its first bytes.
+        tail: Its last bytes.
+        size: Its whole length in bytes, without the newline.
+    """
+
+    def __init__(self, head: bytes, tail: bytes, size: int) -> None:
+        super().__init__(f"a message of {size} bytes")
+        self.head = head
+        self.tail = tail
+        self.size = size
+
+
+class LineBuffer:
+    """Take chunks, give lines.
+
+    Args:
+        max_line_bytes: Longest line.
+        max_message_bytes: Longest line that is given whole.
+    """
+
+    def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._max_message_bytes = max(max_message_bytes, 2 * ENDS_BYTES)
+        self._received = bytearray()
+        self._searched = 0
+        self._head: bytes | None = None
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Add what was read."""
+        self._received += chunk
+
+    def take(self) -> bytes | None:
+        """Return the next whole line without its newline, `None` if there is none yet.
+
+        Raises:
+            CutLineError: The next line is longer than `max_message_bytes`; it is taken.
+            LineTooLongError: More than `max_line_bytes` came without a newline.
+        """
+        newline = self._received.find(b"\n", self._searched)
+        if newline >= 0:
+            return self._cut_off(newline, skip=1)
+        if self._dropped + len(self._received) > self._max_line_bytes:
+            raise LineTooLongError(f"a line longer than {self._max_line_bytes} bytes")
+        if len(self._received) > self._max_message_bytes or self._head is not None:
+            self._drop_middle()
+        self._searched = len(self._received)
+        return None
+
+    def rest(self) -> bytes | None:
+        """Return what stands after the last newline, `None` if that is nothing; raises `CutLineError`."""
+        if not self._received and self._head is None:
+            return None
+        return self._cut_off(len(self._received), skip=0)
+
+    def _drop_middle(self) -> None:
+        if self._head is None:
+            self._head = bytes(self._received[:ENDS_BYTES])
+        surplus = max(0, len(self._received) - ENDS_BYTES)
+        del self._received[:surplus]
+        self._dropped += surplus
+
+    def _cut_off(self, length: int, *, skip: int) -> bytes:
+        whole, cut = b"", None
+        if self._head is None and length <= self._max_message_bytes:
+            with memoryview(self._received) as received, received[:length] as line:
+                whole = line.tobytes()
+        else:
+            head = bytes(self._received[:ENDS_BYTES]) if self._head is None else self._head
+            tail = bytes(self._received[max(0, length - ENDS_BYTES) : length])
+            cut = CutLineError(head, tail, self._dropped + length)
+        del self._received[: length + skip]
+        self._searched, self._head, self._dropped = 0, None, 0
+        if cut is not None:
+            raise cut
+        return whole

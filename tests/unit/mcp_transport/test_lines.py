@@ -1,0 +1,82 @@
+"""Lines out of chunks: all of them, in order, whatever the chunks are; of one too long its ends."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.mcp_transport.lines import ENDS_BYTES, CutLineError, LineBuffer, LineTooLongError
+
+LINE = st.binary(max_size=50).map(lambda line: line.replace(b"\n", b" "))
+LARGE = 2 * ENDS_BYTES
+
+
+def taken(buffer: LineBuffer) -> list[bytes]:
+    lines = []
+    while (line := buffer.take()) is not None:
+        lines.append(line)
+    return lines
+
+
+def fed(buffer: LineBuffer, text: bytes, step: int) -> list[bytes | CutLineError]:
+    """Feed a text in pieces and return its lines, those that were too long as their errors."""
+    lines: list[bytes | CutLineError] = []
+    for start in range(0, len(text), step):
+        buffer.feed(text[start : start + step])
+        while True:
+            try:
+                line = buffer.take()
+            except CutLineError as cut:
+                lines.append(cut)
+                continue
+            if line is None:
+                break
+            lines.append(line)
+    return lines
+
+
+@given(st.lists(LINE), st.integers(1, 40))
+def test_lines_come_out_as_they_went_in(lines: list[bytes], step: int) -> None:
+    buffer = LineBuffer(10**6, 10**6)
+    assert fed(buffer, b"".join(line + b"\n" for line in lines), step) == lines
+    assert buffer.rest() is None
+
+
+@given(st.integers(1, 5 * LARGE), st.integers(1000, 3 * LARGE))
+def test_a_message_that_is_too_long_leaves_its_ends_and_the_next_one_whole(size: int, step: int) -> None:
+    text = (b"0123456789" * (size // 10 + 1))[:size]
+    long, after = fed(LineBuffer(10**6, LARGE), text + b"\nnext\n", step)
+    assert after == b"next"
+    if isinstance(long, bytes):
+        assert long == text
+        assert size <= LARGE
+    else:
+        assert size > LARGE
+        assert (long.head, long.tail, long.size) == (text[:ENDS_BYTES], text[-ENDS_BYTES:], size)
+
+
+def test_what_is_cut_is_not_kept() -> None:
+    buffer = LineBuffer(10**9, LARGE)
+    for _ in range(100):
+        buffer.feed(b"x" * LARGE)
+        assert buffer.take() is None
+        assert len(buffer._received) <= 2 * LARGE
+    with pytest.raises(CutLineError):
+        buffer.rest()
+    assert buffer.rest() is None
+
+
+def test_a_line_beyond_the_limit_is_an_error_cut_or_not() -> None:
+    buffer = LineBuffer(3 * LARGE, LARGE)
+    for _ in range(3):
+        buffer.feed(b"x" * LARGE)
+        assert buffer.take() is None
+    buffer.feed(b"x")
+    with pytest.raises(LineTooLongError, match=f"{3 * LARGE} bytes"):
+        buffer.take()
+
+
+def test_what_stands_after_the_last_newline_is_a_line_at_the_end() -> None:
+    buffer = LineBuffer(100, 100)
+    buffer.feed(b"one\ntwo")
+    assert taken(buffer) == [b"one"]
+    assert buffer.rest() == b"two"
