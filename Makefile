@@ -11,7 +11,12 @@ SEED ?= 7
 COVERED := tests/unit tests/actors tests/properties tests/integration/episodes \
   $(patsubst %,tests/integration/test_%.py,http_servers tool_client turn_handle)
 
-.PHONY: play test check bench bench-peers clean
+# Many tests wait for a process: more workers than cores keep the cores busy. Modules that share something slow to
+# make stay in one worker (tests/conftest.py).
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+.PHONY: play test test-all check bench bench-peers clean
 .DEFAULT_GOAL := play
 
 $(VENV)/bin/python:
@@ -31,16 +36,17 @@ $(VENV)/.dev: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/
 play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoning server
 	$(BIN)/grue play --offline --seed $(SEED) --turns $(TURNS)
 
-test: $(VENV)/.dev ## run the test suite; with COVERAGE=1, as in CI, hold it to the floors of coverage too
+test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included
+	$(PYTEST) $(if $(TEST),$(TEST),-m "not slow")
+
+test-all: $(VENV)/.dev ## run every test; with COVERAGE=1, as in CI, hold them to the floors of coverage too
 ifdef COVERAGE
-	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q $(COVERED)
-	$(BIN)/coverage combine --quiet
+	$(PYTEST) --cov --cov-report= $(COVERED)
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='src/grue/protocol/*' --show-missing --fail-under=100
-	$(BIN)/python -m pytest -q $(addprefix --ignore=,$(COVERED))
+	$(PYTEST) $(addprefix --ignore=,$(COVERED))
 else
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 endif
 
 check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rules, sizes

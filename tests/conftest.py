@@ -18,6 +18,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# What these modules share (a browser, a whole run of the benchmarks) takes seconds to make: with several
+# workers, each module stays in one of them.
+_ONE_WORKER = ("browser/", "integration/test_benchmarks", "integration/test_litellm", "integration/test_resume_after")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        where = item.path.relative_to(Path(__file__).parent).as_posix()
+        if where.startswith(_ONE_WORKER):
+            item.add_marker(pytest.mark.xdist_group(where))
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"

@@ -23,6 +23,8 @@ def python(*args: str | Path) -> str:
     assert run.returncode == 0, run.stderr
     return run.stdout
 
+pytestmark = pytest.mark.slow
+
 
 class Ran(NamedTuple):
     """What a run has printed, and the file that it has written."""

@@ -13,6 +13,8 @@ from real_servers import DEADLINE_S, installed
 
 from grue.testing.leftovers import assert_nothing_left
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 SUITE = "@modelcontextprotocol/conformance"

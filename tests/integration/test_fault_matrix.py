@@ -19,7 +19,8 @@ def _libraries() -> None:
 
 
 ROWS = [
-    pytest.param(fault, mode, id=f"{mode}-{fault.name}")
+    # The default mode in every run, the others where there is time for all of it.
+    pytest.param(fault, mode, id=f"{mode}-{fault.name}", marks=() if mode == "turn" else pytest.mark.slow)
     for mode in MODES
     for fault in FAULTS
     if mode in fault.modes

@@ -94,6 +94,7 @@ async def refusal_of(session: Session, **limits: Any) -> str:
     return texts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--stateless",), ("--transport", "sse")], ids=" ".join)
 async def test_a_real_server_is_listed_and_used(flags: tuple[str, ...]) -> None:
     with real_http_server(*flags) as url:

@@ -330,6 +330,7 @@ def test_missing_keys_are_one_warning() -> None:
     assert done.stderr == "Langfuse is told nothing: LANGFUSE_SECRET_KEY not set.\n"
 
 
+@pytest.mark.slow
 def test_a_dead_backend_is_one_warning(dead_backend: str) -> None:
     done = run_from_the_environment(**KEYS, LANGFUSE_BASE_URL=dead_backend)
     assert done.returncode == 0

@@ -27,6 +27,8 @@ from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-made-up-master-key"
 WIRES = ("chat_completions", "responses", "messages")
 STARTUP_S = 90.0

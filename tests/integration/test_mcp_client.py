@@ -299,6 +299,7 @@ async def test_secrets_are_not_in_the_failure(session: Session, monkeypatch: pyt
     assert caught.value.failure.stderr_tail.startswith("bad key [redacted:SOME_API_KEY]")
 
 
+@pytest.mark.slow
 def test_turns_leave_nothing_and_threads_do_not_disturb_each_other() -> None:
     failures: list[BaseException] = []
 

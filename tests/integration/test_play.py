@@ -41,6 +41,7 @@ def test_p6_p9_every_session_of_an_episode_is_opened_once_and_closed_once(tmp_pa
     assert {body.ending for body in said if isinstance(body, SessionClosed)} == {"polite"}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_commands_and_another_seed_another_puzzle(tmp_path: Path) -> None:
     for folder, seed in (("one", "7"), ("two", "7"), ("three", "8")):
         grue("play", "--offline", "--seed", seed, "--run-dir", folder, "--quiet", cwd=tmp_path)
@@ -50,6 +51,7 @@ def test_the_same_seed_gives_the_same_commands_and_another_seed_another_puzzle(t
     assert one["commands"] != three["commands"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (shutil.which("dfrotz") or Path("/usr/games/dfrotz").exists()), reason="dfrotz is not installed"
 )

@@ -35,7 +35,10 @@ from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, jso
 from grue.tracing.reading import EpisodeTrace, read_episode
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
 
 SEED = int(os.environ.get("GRUE_KILL_SEED", "20"))
 INSTANTS, TURNS, STAGES = 50, 8, 2

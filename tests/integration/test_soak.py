@@ -10,6 +10,7 @@ import pytest
 SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
 
 pytest.importorskip("mcp")
+pytestmark = pytest.mark.slow
 
 LEAKING = """
 import runpy, os, subprocess, sys, threading, time

@@ -375,6 +375,7 @@ def test_many_threads_at_once_get_each_its_own(loop: EpisodeLoop) -> None:
     assert found == {number: [number] * 20 for number in range(16)}
 
 
+@pytest.mark.slow
 def test_every_call_is_settled_however_close_and_submit_coincide() -> None:
     for _ in range(60):
         loop = begin()
