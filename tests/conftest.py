@@ -20,7 +20,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What these modules share (a browser, a whole run of the benchmarks) takes seconds to make: with several
 # workers, each module stays in one of them.
-_ONE_WORKER = ("browser/", "integration/test_benchmarks", "integration/test_litellm", "integration/test_resume_after")
+_ONE_WORKER = (
+    "browser/",
+    *(f"integration/test_{name}" for name in ("benchmarks", "litellm", "resume_after")),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

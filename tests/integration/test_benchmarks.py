@@ -23,6 +23,7 @@ def python(*args: str | Path) -> str:
     assert run.returncode == 0, run.stderr
     return run.stdout
 
+
 pytestmark = pytest.mark.slow
 
 
