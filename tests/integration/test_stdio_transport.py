@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_servers import CAT, QUICK, STUBBORN, faulty, shell
 
-from grue.mcp_transport import pace
 from grue.mcp_transport.descendants import Descendants
 from grue.mcp_transport.lines import CutLineError
 from grue.mcp_transport.process_table import live_members
@@ -31,6 +30,7 @@ from grue.mcp_transport.stdio import (
     ServerProcess,
     StdioServer,
 )
+from grue.runtime import pace
 from grue.testing.leftovers import assert_nothing_left
 
 pytestmark = pytest.mark.anyio

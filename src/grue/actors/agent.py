@@ -39,7 +39,10 @@ from grue.protocol.tool_loop import step
 from grue.protocol.turn_states import AwaitingClose, Finished, Idle, TurnProgress, TurnState, progress_of
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox, MailboxClosed
+from grue.runtime.pace import Pace
 from grue.runtime.trace import Envelope
+
+_MANY = 50
 
 Check: TypeAlias = Callable[[str], AnswerAccepted | AnswerRefused]
 """The host's check of a final text; what it raises is a crash of the agent."""
@@ -82,6 +85,7 @@ class AgentActor(Actor[TurnEvent]):
         self._state: TurnState = Idle()
         self._before: TurnState = self._state
         self._asked: Envelope[TurnEvent] | None = None
+        self._pace = Pace()
         self.end: TurnCompleted | TurnFailed | None = None
 
     @property
@@ -111,6 +115,9 @@ class AgentActor(Actor[TurnEvent]):
         following, commands = step(self._state, envelope.body)
         self._before, self._state = self._state, following
         for command in commands:
+            if len(commands) > _MANY:
+                # A reply with thousands of calls that no server gets to see.
+                await self._pace.pause()
             await self._perform(command, envelope.seq)
 
     async def _next(self) -> Envelope[TurnEvent]:

@@ -19,10 +19,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue.mcp_transport.lines import LineBuffer, LineTooLongError
-from grue.mcp_transport.pace import Pace
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
 from grue.mcp_transport.server_options import ServerOptions
 from grue.protocol.safe_text import plain_text
+from grue.runtime.pace import Pace
 
 __all__ = [
     "Ending",

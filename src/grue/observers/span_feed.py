@@ -310,7 +310,7 @@ class SpanFeed:
                 used = None if span is None else scope.open[span].subject
                 if span is not None and isinstance(used, ToolUse):
                     call = ToolCall(call_id=body.call_id, name=used.name, arguments="")
-                    outcome = record_settlement((call,), used.iteration, body)
+                    outcome = record_settlement(call, used.iteration, body)
                     self._close(scope, span, self._now, outcome, verdict_of(outcome))
 
     # --- Spans ---

@@ -18,6 +18,7 @@ from grue.messages import (
     ToolCallResult,
     ToolDefinition,
     ToolMessage,
+    ToolRejected,
     ToolReturned,
     ToolSkipped,
     ToolTimedOut,
@@ -44,27 +45,26 @@ def sort_calls(
 ) -> tuple[tuple[Run, ...], tuple[Rejected, ...]]:
     """Return the runs in order, and the calls that are unknown or unreadable (R5.3, R6.4, R8.3)."""
     listed = {tool.name: tool for tool in tools}
-    runs: list[Run] = []
+    known = ", ".join(listed)
+    runs: list[tuple[ServerName, list[ServerCall]]] = []
     rejected: list[Rejected] = []
     for call in calls:
         tool = listed.get(call.name)
         arguments = _arguments(call.arguments)
         if tool is None:
-            known = ", ".join(listed)
             error = f"Unknown MCP tool: {call.name}. Available tools: {known}"
             rejected.append(Rejected(call, error))
         elif isinstance(arguments, str):
             rejected.append(Rejected(call, f"Tool call failed: {arguments}"))
         else:
             _extend(runs, tool.server, ServerCall(call_id=call.call_id, tool=tool.tool, arguments=arguments))
-    return tuple(runs), tuple(rejected)
+    return tuple(Run(server, tuple(calls)) for server, calls in runs), tuple(rejected)
 
 
-def _extend(runs: list[Run], server: ServerName, call: ServerCall) -> None:
-    if runs and runs[-1].server == server:
-        runs[-1] = Run(server, (*runs[-1].calls, call))
-    else:
-        runs.append(Run(server, (call,)))
+def _extend(runs: list[tuple[ServerName, list[ServerCall]]], server: ServerName, call: ServerCall) -> None:
+    if not runs or runs[-1][0] != server:
+        runs.append((server, []))
+    runs[-1][1].append(call)
 
 
 def _arguments(text: str) -> JsonObject | str:
@@ -112,9 +112,8 @@ def record(
     )
 
 
-def record_settlement(calls: tuple[ToolCall, ...], iteration: int, event: Settlement) -> ToolCallRecord:
-    """Return the record of the call that `event` settles."""
-    call = next(call for call in calls if call.call_id == event.call_id)
+def record_settlement(call: ToolCall, iteration: int, event: Settlement) -> ToolCallRecord:
+    """Return the record of a call, which `event` settles."""
     match event:
         case ToolReturned(result=result):
             return record(call, iteration, "returned", result, event.duration_s)
@@ -126,6 +125,19 @@ def record_settlement(calls: tuple[ToolCall, ...], iteration: int, event: Settle
             return record(call, iteration, "skipped", tool_results.failure(reason))
         case _:
             assert_never(event)
+
+
+def reject(
+    rejected: tuple[Rejected, ...], iteration: int, batch: BatchId
+) -> tuple[tuple[ToolRejected, ...], tuple[ToolCallRecord, ...]]:
+    """Return the notes and records of calls that are answered without a server, each for its own reason."""
+    notes = tuple(
+        ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.error)
+        for item in rejected
+    )
+    return notes, tuple(
+        record(item.call, iteration, "rejected", tool_results.failure(item.error)) for item in rejected
+    )
 
 
 def skip(

@@ -74,7 +74,7 @@ from grue.messages import (
     SessionOpened,
     StartupFailed,
     ToolCall,
-    ToolRejected,
+    ToolCallRecord,
     ToolReturned,
     ToolsChanged,
     ToolSkipped,
@@ -91,7 +91,8 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol import tool_results
-from grue.protocol.tool_calls import record, record_settlement, skip, sort_calls, tool_messages
+from grue.protocol.growing import Growing, Remaining
+from grue.protocol.tool_calls import record_settlement, reject, skip, sort_calls, tool_messages
 from grue.protocol.turn_states import (
     AwaitingClose,
     AwaitingCompletion,
@@ -315,26 +316,21 @@ def _call(turn: Turn, calls: tuple[ToolCall, ...]) -> Transition:
     if not runs:
         # The number is used up by the notes, and the next reply needs one of its own (P22).
         turn = replace(turn, batches=batch)
-    settled = tuple(
-        record(item.call, turn.iterations, "rejected", tool_results.failure(item.error)) for item in rejected
-    )
-    notes = tuple(
-        ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.error)
-        for item in rejected
-    )
-    return _next_run(AwaitingTools(turn, calls, batch, (), runs, settled), notes)
+    notes, settled = reject(rejected, turn.iterations, batch)
+    by_id = {call.call_id: call for call in calls}
+    records = Growing[ToolCallRecord]().add(settled)
+    return _next_run(AwaitingTools(turn, by_id, batch, Remaining(), Remaining(runs), records), notes)
 
 
 def _next_run(state: AwaitingTools, notes: tuple[TurnNote, ...] = ()) -> Transition:
     """Send the next run of the reply, or go on when there is none left."""
     if not state.unsent:
         return _after_tools(state, notes)
-    run, *later = state.unsent
+    run = state.unsent.first
     turn = replace(state.turn, batches=state.turn.batches + 1)
     batch = BatchId(turn.batches)
-    state = replace(
-        state, turn=turn, batch=batch, pending=tuple(call.call_id for call in run.calls), unsent=tuple(later)
-    )
+    pending = Remaining(tuple(call.call_id for call in run.calls))
+    state = replace(state, turn=turn, batch=batch, pending=pending, unsent=state.unsent.without(run))
     limits, policy = turn.run.limits, turn.run.policy
     command = CallTools(
         server=run.server,
@@ -349,8 +345,9 @@ def _next_run(state: AwaitingTools, notes: tuple[TurnNote, ...] = ()) -> Transit
 def _settle(
     state: AwaitingTools, event: ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
 ) -> Transition:
-    settled = record_settlement(state.calls, state.turn.iterations, event)
-    state = replace(state, pending=without(state.pending, event.call_id), settled=(*state.settled, settled))
+    settled = record_settlement(state.calls[event.call_id], state.turn.iterations, event)
+    pending = state.pending.without(event.call_id)
+    state = replace(state, pending=pending, settled=state.settled.add([settled]))
     notes: tuple[TurnNote, ...] = ()
     match event:
         case ServerDied():
@@ -368,15 +365,15 @@ def _settle(
 
 def _skip_unsent(state: AwaitingTools, reason: str) -> tuple[AwaitingTools, tuple[TurnNote, ...]]:
     unsent = {call.call_id for run in state.unsent for call in run.calls}
-    calls = tuple(call for call in state.calls if call.call_id in unsent)
+    calls = tuple(call for call in state.calls.values() if call.call_id in unsent)
     notes, records = skip(calls, state.turn.iterations, state.batch, reason)
-    return replace(state, unsent=(), settled=(*state.settled, *records)), notes
+    return replace(state, unsent=Remaining(), settled=state.settled.add(records)), notes
 
 
 def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transition:
     """Put the results into the conversation, in the order of the calls, and decide how to go on."""
     by_id = {record.call_id: record for record in state.settled}
-    records = tuple(by_id[call.call_id] for call in state.calls)
+    records = tuple(by_id[call_id] for call_id in state.calls)
     turn = replace(state.turn, records=(*state.turn.records, *records))
     new = tool_messages(records, turn.run.limits.max_result_chars)
     policy = turn.run.policy

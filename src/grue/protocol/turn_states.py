@@ -3,6 +3,7 @@
 `tool_loop.py` says how one follows another.
 """
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from grue.messages import (
     Usage,
     UserText,
 )
+from grue.protocol.growing import Growing, Remaining
 from grue.protocol.tool_calls import Run
 
 T = TypeVar("T")
@@ -134,7 +136,7 @@ class AwaitingTools(Struct, frozen=True):
     """Waits for the settlements of `batch`.
 
     Attributes:
-        calls: The tool calls of the reply, in order.
+        calls: The tool calls of the reply by their ids, in order.
         pending: Calls of the current batch that are not settled.
         unsent: Runs that go out after it.
         settled: Settlements so far, of all runs.
@@ -142,11 +144,11 @@ class AwaitingTools(Struct, frozen=True):
     """
 
     turn: Turn
-    calls: tuple[ToolCall, ...]
+    calls: Mapping[CallId, ToolCall]
     batch: BatchId
-    pending: tuple[CallId, ...]
-    unsent: tuple[Run, ...]
-    settled: tuple[ToolCallRecord, ...]
+    pending: Remaining[CallId]
+    unsent: Remaining[Run]
+    settled: Growing[ToolCallRecord]
     broken: Literal["", "tool_timeout", "server_died"] = ""
 
 
@@ -211,8 +213,7 @@ def waiting_for(state: LiveState) -> str:
         case AwaitingCompletion():
             return f"waiting for the model (request {state.turn.requests})"
         case AwaitingTools(pending=pending, calls=calls):
-            names = [call.name for call in calls if call.call_id in pending]
-            return f"waiting for {names[0]}"
+            return f"waiting for {calls[pending.first].name}"
         case AwaitingReconnect(server=server):
             return f"restarting {server}"
         case _:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from turns import call, died, returned, skipped, timed_out, tool
 
-from grue.messages import ToolCall, ToolCallResult
+from grue.messages import ToolCallResult
 from grue.protocol.tool_calls import record_settlement, sort_calls, tool_messages
 
 VALUES = st.recursive(
@@ -122,16 +122,15 @@ def test_deep_arguments_are_cut_off_before_they_exhaust_a_stack() -> None:
 def test_each_settlement_becomes_the_record_of_its_call(
     event: object, settlement: str, result: ToolCallResult, duration_s: float | None
 ) -> None:
-    asked = (call(2, "b.look"), call(1, "a.look", '{"x": 1}'))
-    record = record_settlement(asked, 3, event)  # type: ignore[arg-type]
+    record = record_settlement(call(1, "a.look", '{"x": 1}'), 3, event)  # type: ignore[arg-type]
     assert (record.call_id, record.name, record.arguments) == ("c1", "a.look", '{"x": 1}')
     assert (record.iteration, record.settlement, record.duration_s) == (3, settlement, duration_s)
     assert record.result == result
 
 
 def test_the_conversation_is_told_the_same_in_the_same_order() -> None:
-    asked: tuple[ToolCall, ...] = (call(1), call(2))
-    records = tuple(record_settlement(asked, 1, event) for event in (returned(1), timed_out(2)))
+    settlements = ((call(1), returned(1)), (call(2), timed_out(2)))
+    records = tuple(record_settlement(asked, 1, event) for asked, event in settlements)
     assert [(item.call_id, json.loads(item.content)) for item in tool_messages(records, 20_000)] == [
         ("c1", {"content": "ok"}),
         ("c2", {"error": "Tool call timed out after 30s", "content": None}),
