@@ -33,6 +33,7 @@ from grue.protocol.turn_states import TurnProgress
 from grue.protocol.turn_time import kept_for_closing
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
+from grue.runtime.host_code import host_code
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
 from grue.tool_servers import ToolServer, connect_to, pinning
@@ -184,7 +185,7 @@ class TurnActors:
                 note=supervisor.note,
                 deadline=deadline,
             )
-            supervisor.start(self._agent)
+            supervisor.start(self._agent, whole=True)
             end: TurnEnd = await agent.ask(command, sender="host")
             return end
 
@@ -228,19 +229,21 @@ class TurnActors:
         if not self._command.servers or not limits.max_samplings:
             return None
         llm = supervisor.mailbox("llm-sampling")
-        supervisor.start(self._wiring.llm(llm, agent, supervisor.note))
+        supervisor.start(self._wiring.llm(llm, agent, _shown(supervisor.note, None)))
         return Sampler(llm, limits.max_samplings)
 
 
 def _shown(note: Note, on_delta: OnDelta | None) -> Note:
-    """Return a note-taker that shows the host the model's words after they are recorded."""
-    if on_delta is None:
-        return note
+    """Return a note-taker that shows the host the model's words after they are recorded.
+
+    What the host's observers and its callback raise is not taken for a fault of the exchange with the model.
+    """
 
     def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        envelope = note(body, sender=sender, cause=cause)
-        if isinstance(body, TextDelta):
-            on_delta(body)
+        with host_code():
+            envelope = note(body, sender=sender, cause=cause)
+            if on_delta is not None and isinstance(body, TextDelta):
+                on_delta(body)
         return envelope
 
     return note_and_show

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from grue.errors import TurnCancelled
 from grue.protocol.turn_states import TurnProgress
 from grue.runtime.episode_loop import Call
+from grue.runtime.sync_edge import WorkInterrupted
 from grue.turn_actors import TurnActors
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class TurnHandle(Generic[T]):
         if not self._call.join(timeout_s):
             waited = f" after {timeout_s:g} s" if timeout_s else ""
             raise TimeoutError(f"The turn is not over{waited}: it goes on.")
-        if isinstance(self._call.exception(), KeyboardInterrupt):
+        if isinstance(self._call.exception(), WorkInterrupted):
             raise TurnCancelled("The turn was cancelled.")
         return self._call.result()
 

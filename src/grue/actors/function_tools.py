@@ -6,6 +6,7 @@ loop nor outlasts its time limit; a coroutine function runs in the session's tas
 limit.
 """
 
+import asyncio
 import copy
 import functools
 import inspect
@@ -22,8 +23,10 @@ from grue.mcp_transport.client import Listing
 from grue.mcp_transport.failures import ToolRefusedError, ToolTimedOutError
 from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
+from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
 
 _INVALID_PARAMS = -32602
+_RESULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class FunctionTools:
@@ -104,7 +107,9 @@ class FunctionConnection:
             await self._before_calls()
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a function; what it raises is an error result.
+        """Call a function; what it raises is an error result, a `SystemExit` included.
+
+        A `KeyboardInterrupt`, or a BaseException of the user's own, ends the turn, which raises it.
 
         Raises:
             ToolTimedOutError: It took longer than `timeout_s`; a plain function goes on in its thread, and
@@ -130,14 +135,26 @@ async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
         if inspect.iscoroutinefunction(call.func):
             value = await call()
         else:
-            value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+            value = await anyio.to_thread.run_sync(_in_thread, call, abandon_on_cancel=True)
             if inspect.isawaitable(value):
                 value = await value
         if isinstance(value, ToolCallResult):
             return value
         return tool_results.success(msgspec.to_builtins(value, enc_hook=str))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's function raises is its result
+    except BaseException as raised:
+        error = single(raised)
+        # Whatever the user's function raises is its result, but for what says that the program is to end.
+        if ends_the_task(raised) or not isinstance(error, _RESULTS):
+            raise
         return tool_results.call_failed(f"{type(error).__name__}: {error}")
+
+
+def _in_thread(call: functools.partial[Any]) -> Any:
+    try:
+        return call()
+    except BaseException as error:
+        # On its way into the event loop a StopIteration or a GeneratorExit would become something else.
+        raise HostCodeFailed(error) from error
 
 
 def _arguments_type(name: str, function: Callable[..., Any]) -> type[msgspec.Struct]:

@@ -32,10 +32,12 @@ from msgspec import Struct
 from sniffio import current_async_library_cvar
 
 from grue.errors import MCPError, TurnCancelled
+from grue.runtime.host_code import single
 from grue.runtime.sync_edge import (
     INTERRUPT_GRACE_S,
     Interruptible,
     InterruptWatch,
+    WorkInterrupted,
     counted_interrupts,
     unmasked_interrupt,
     wait_for,
@@ -293,10 +295,10 @@ class EpisodeLoop:
     def _run(self) -> None:
         try:
             anyio.run(self._work.run, self._serve)
-        except KeyboardInterrupt:
+        except WorkInterrupted:
             pass  # it was asked to end
         except BaseException as error:  # noqa: BLE001 - told to whoever began it, or wants something of it
-            self._failure = _only(error)
+            self._failure = single(error)
         finally:
             try:
                 self._last_word()
@@ -351,13 +353,6 @@ def _close_all() -> None:
         for loop in loops:
             with contextlib.suppress(KeyboardInterrupt):
                 loop.close()
-
-
-def _only(error: BaseException) -> BaseException:
-    """Return what a task group raised, where it is a single thing."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 def give_up(calls: Sequence[Call[Any]]) -> None:

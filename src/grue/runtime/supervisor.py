@@ -2,16 +2,18 @@
 
 A crash has one meaning. An actor that raises something unforeseen ends the whole group: the others are
 cancelled and clean up in their own tasks, and whoever waits for the group gets one `ActorCrashed` whose cause
-is the exception, never an exception group. The trace holds the event.
+is the exception, never an exception group. The trace holds the event. What is no `Exception`, such as a
+`SystemExit` or `KeyboardInterrupt` that the host's own code raised, is raised itself after the same clean-up.
 
 The body of the `async with` only sends and waits. It must not hold anything that needs an await to be cleaned
 up: a Ctrl-C cancels it even under a shield, the actors' tasks not.
 """
 
+import asyncio
 import contextlib
 import traceback
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Never, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,6 +22,7 @@ from msgspec import Struct
 from grue.errors import ActorCrashed
 from grue.runtime.actor import Actor
 from grue.runtime.channel import BOUND, Mailbox, MailboxClosed
+from grue.runtime.host_code import ends_the_task, single
 from grue.runtime.trace import Envelope, Recorder
 
 M = TypeVar("M")
@@ -43,7 +46,8 @@ class Supervisor:
     """An async context manager around a group of actors.
 
     Leaving it closes every mailbox and waits until each actor has finished what it is doing; an actor that
-    takes longer than `stop_grace_s` is cancelled. One that finds another's mailbox closed by then just ends.
+    takes longer than `stop_grace_s` is cancelled. One that finds another's mailbox closed by then just ends;
+    so does one that finds it closed when the actor that was started as `whole` has returned.
 
     Args:
         recorder: Where every envelope goes.
@@ -52,6 +56,7 @@ class Supervisor:
 
     Raises:
         ActorCrashed: On leaving, if an actor raised; the exception is its cause.
+        BaseException: On leaving, if an actor raised what is no `Exception`.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -75,12 +80,17 @@ class Supervisor:
         """Record a fact that nobody has to act upon."""
         return self._recorder.record(body, sender=sender, cause=cause, turn=self._turn)
 
-    def start(self, actor: Actor[Any]) -> None:
-        """Run an actor in a task of its own until its mailbox is closed."""
+    def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
+        """Run an actor in a task of its own until its mailbox is closed.
+
+        Args:
+            actor: The actor.
+            whole: The group is there for this one: when it returns, nobody needs what the others still say.
+        """
         if not self._running:
             self._all_done = anyio.Event()
         self._running += 1
-        self._group.start_soon(self._run, actor, name=actor.name)
+        self._group.start_soon(self._run, actor, whole, name=actor.name)
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -93,6 +103,7 @@ class Supervisor:
         exc_tb: TracebackType | None,
     ) -> bool | None:
         cut_short: BaseException | None = None
+        self._stopping = True
         if exc_val is None:
             try:
                 await self._stop()
@@ -102,16 +113,12 @@ class Supervisor:
         left_by = exc_val or cut_short
         suppressed = await self._end(left_by)
         if self._crash is not None and (left_by is None or suppressed or isinstance(left_by, MailboxClosed)):
-            actor, error = self._crash
-            raise ActorCrashed(
-                f"The actor '{actor}' crashed: {type(error).__name__}: {error}", actor=actor
-            ) from error
+            _raise_crash(*self._crash)
         if cut_short is not None and not suppressed:
             raise cut_short
         return suppressed
 
     async def _stop(self) -> None:
-        self._stopping = True
         for mailbox in self._mailboxes:
             mailbox.close()
         if self._running:
@@ -131,10 +138,15 @@ class Supervisor:
             for mailbox in self._mailboxes:
                 mailbox.abandon()
 
-    async def _run(self, actor: Actor[Any]) -> None:
+    async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - what an unforeseen one means is decided here
+            # Before its mailbox is closed: another one may be about to send to it.
+            self._stopping = self._stopping or whole
+        except BaseException as raised:  # what an unforeseen one means is decided here
+            if ends_the_task(raised):
+                raise
+            error = single(raised)
             if not (self._stopping and isinstance(error, MailboxClosed)):
                 self._crashed(actor.name, error)
         finally:
@@ -157,6 +169,13 @@ class Supervisor:
         return self._recorder.record(
             body, sender=sender, receiver=receiver, cause=cause, turn=self._turn, reply_to=reply_to
         )
+
+
+def _raise_crash(actor: str, error: BaseException) -> Never:
+    if not isinstance(error, Exception | asyncio.CancelledError | GeneratorExit):
+        raise error
+    text = f"The actor '{actor}' crashed: {type(error).__name__}: {error}"
+    raise ActorCrashed(text, actor=actor) from error
 
 
 def describe_crash(actor: str, error: BaseException) -> ActorFailed:

@@ -34,6 +34,10 @@ _NOTICE_S = 0.05
 """How long a Ctrl-C can go unnoticed where an event loop has taken it."""
 
 
+class WorkInterrupted(KeyboardInterrupt):
+    """What was running was interrupted from outside, as opposed to a KeyboardInterrupt that it raised."""
+
+
 class BlockingInsideEventLoopWarning(UserWarning):
     """A blocking call was made where an event loop runs; everything else in that loop waits for it."""
 
@@ -210,7 +214,7 @@ class Interruptible:
         self._interrupted = False
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function`; raises KeyboardInterrupt where it was interrupted."""
+        """Run `function`; raises `WorkInterrupted` where it was interrupted."""
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
             with self._lock:
@@ -222,7 +226,7 @@ class Interruptible:
             finally:
                 with self._lock:
                     self._cancel = None
-        raise KeyboardInterrupt
+        raise WorkInterrupted
 
     def interrupt(self) -> None:
         """Cancel it, from any thread, its own included, now or when it begins; wait for nothing."""

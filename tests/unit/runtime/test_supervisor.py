@@ -1,6 +1,7 @@
 """The group a turn lives in: who starts, who stops, and what a crash means."""
 
-import sys
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -55,6 +56,13 @@ class Clumsy(Actor[Any]):
             await anyio.sleep_forever()
         finally:
             raise LookupError("while cleaning up")
+
+
+class Once(Actor[Any]):
+    """Returns with the first message."""
+
+    async def run(self) -> None:
+        await self.mailbox.receive()
 
 
 class Seen(Recorder):
@@ -177,22 +185,60 @@ async def test_a_crash_is_one_flat_error_with_its_cause_and_cancels_the_others(
     assert failed.where[-1].endswith(" receive")
 
 
-async def test_an_actor_that_exits_the_program_has_crashed_and_nothing_else_ends(
-    recorder: Seen, log: list[str]
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("own")])
+async def test_what_is_to_end_the_program_is_raised_itself_when_all_is_cleaned_up(
+    recorder: Seen, log: list[str], error: BaseException
 ) -> None:
     async def leave() -> None:
-        sys.exit(3)
+        raise error
 
     async def body(group: Supervisor) -> None:
         start(group, "b", log)
         await start(group, "a", act=leave).send("act", sender="host")
         await anyio.sleep_forever()
 
-    with pytest.raises(ActorCrashed, match="The actor 'a' crashed: SystemExit: 3") as error:
+    with pytest.raises(type(error)) as left:
         await supervise(recorder, body)
-    assert isinstance(error.value.__cause__, SystemExit)
+    assert left.value is error
     assert log == ["b cancelled"]
-    assert [failed.error for failed in recorder.failures] == ["SystemExit: 3"]
+    assert [failed.error for failed in recorder.failures] == [f"{type(error).__name__}: {error}"]
+
+
+@pytest.mark.parametrize(
+    "raised", [asyncio.CancelledError(), GeneratorExit(), ExceptionGroup("g", [OSError(), KeyError()])]
+)
+async def test_what_could_pass_for_a_cancellation_or_comes_in_a_group_is_a_crash(
+    recorder: Seen, log: list[str], raised: BaseException
+) -> None:
+    async def fail() -> None:
+        raise raised
+
+    with pytest.raises(ActorCrashed) as error:
+        await supervise(recorder, lambda group: start(group, "a", log, act=fail).ask("act", sender="host"))
+    assert error.value.__cause__ is raised
+
+
+async def test_nobody_crashes_of_what_the_whole_group_was_there_for_having_ended(recorder: Seen) -> None:
+    """Between its end and the end of the group, an actor may be about to answer it."""
+    sent = anyio.Event()
+
+    async def answer_late() -> None:
+        with contextlib.suppress(MailboxClosed):
+            while True:
+                await main.send("late", sender="b")
+                await anyio.lowlevel.checkpoint()
+        try:
+            await main.send("late", sender="b")
+        finally:
+            sent.set()
+
+    async with Supervisor(recorder) as group:
+        main = group.mailbox("main")
+        group.start(Once(main), whole=True)
+        await start(group, "b", act=answer_late).send("act", sender="host")
+        with anyio.fail_after(5):
+            await sent.wait()
+    assert recorder.failures == []
 
 
 async def test_a_crash_reaches_whoever_waits_for_a_reply(recorder: Seen) -> None:

@@ -1,0 +1,155 @@
+"""Whatever the host's code raises reaches the caller as one exception: typed, or itself, never a group."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from worded_turns import WordedModel, ask
+
+from grue import ActorCrashed, AnswerSpec, FunctionTools, Recorder, Runner, TurnOutcome, TurnRequest
+from grue.messages import CompletionReceived
+from grue.runtime.supervisor import ActorFailed
+from grue.testing.fault_turns import Mode
+
+# --- What is raised, and what comes of it ---
+
+
+class Own(BaseException):
+    """What a host may use to leave its program; pytest's own outcomes are of this kind."""
+
+
+LEAVING: dict[str, tuple[BaseException, type[BaseException]]] = {
+    "KeyboardInterrupt": (KeyboardInterrupt("own"), KeyboardInterrupt),
+    "SystemExit": (SystemExit(3), SystemExit),
+    "another BaseException": (Own("own"), Own),
+    "a group with one in it": (
+        BaseExceptionGroup("g", [ValueError(), KeyboardInterrupt()]),
+        KeyboardInterrupt,
+    ),
+}
+CRASHES: dict[str, BaseException] = {
+    "ExceptionGroup": ExceptionGroup("g", [ValueError(), KeyError()]),
+    "CancelledError": asyncio.CancelledError(),
+    "GeneratorExit": GeneratorExit(),
+    "TimeoutError": TimeoutError("not the model's"),
+    "httpx.ReadError": httpx.ReadError("not the model's"),
+    "OSError": OSError(24, "Too many open files"),
+    "MemoryError": MemoryError(),
+    "RecursionError": RecursionError(),
+}
+
+# --- Where ---
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
+
+
+def watched(error: BaseException) -> Recorder:
+    recorder = Recorder()
+
+    def fail(envelope: Any, _line: bytes) -> None:
+        if isinstance(envelope.body, CompletionReceived):
+            raise error
+
+    recorder.add(fail)
+    return recorder
+
+
+CALLBACKS: dict[str, Callable[[BaseException], tuple[dict[str, Any], dict[str, Any]]]] = {
+    "check": lambda error: ({}, {"answer": AnswerSpec(raising(error))}),
+    "on_delta": lambda error: ({}, {"on_delta": raising(error)}),
+    "observer": lambda error: ({"recorder": watched(error)}, {}),
+    "server": lambda error: ({"servers": {"f": raising(error)}}, {}),
+}
+
+
+def functions(error: BaseException) -> dict[str, Callable[[], Any]]:
+    async def later() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    return {"at_once": lambda: raising(error)(), "later": later}
+
+
+def run(runner: Runner, request: TurnRequest[Any]) -> TurnOutcome[Any]:
+    return runner.run_turn(request)
+
+
+def start(runner: Runner, request: TurnRequest[Any]) -> TurnOutcome[Any]:
+    return runner.start_turn(request).result(20)
+
+
+def map_one(runner: Runner, request: TurnRequest[Any]) -> TurnOutcome[Any]:
+    (item,) = runner.map([request])
+    if item.error is not None:
+        raise item.error
+    return item.outcome  # type: ignore[return-value]
+
+
+def run_async(runner: Runner, request: TurnRequest[Any]) -> TurnOutcome[Any]:
+    return asyncio.run(runner.run_turn_async(request))
+
+
+WAYS = [run, start, map_one, run_async]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", LEAVING)
+def test_what_is_to_end_the_program_is_raised_itself(
+    model: WordedModel, mode: Mode, kind: str, way: Callable[..., Any]
+) -> None:
+    error, expected = LEAVING[kind]
+    for make in CALLBACKS.values():
+        options, request = make(error)
+        with model.runner(mode, **options) as runner, pytest.raises(expected):
+            way(runner, ask(**request))
+    if expected is not SystemExit:
+        for name in functions(error):
+            with model.runner(mode, servers={"f": FunctionTools(functions(error))}) as runner:
+                with pytest.raises(expected):
+                    way(runner, ask(f"call f.{name}"))
+                assert way(runner, ask()).response == "done", "what it interrupted is cleaned up"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", CRASHES)
+def test_everything_else_is_a_crash_with_its_cause(
+    model: WordedModel, mode: Mode, kind: str, way: Callable[..., Any]
+) -> None:
+    error = CRASHES[kind]
+    for name, make in CALLBACKS.items():
+        options, request = make(error)
+        notes: list[Any] = []
+        with model.runner(mode, **options) as runner:
+            runner.recorder.add(lambda envelope, _, notes=notes: notes.append(envelope.body))
+            with pytest.raises(ActorCrashed) as crash:
+                way(runner, ask(**request))
+        assert crash.value.__cause__ is error, name
+        assert any(isinstance(note, ActorFailed) for note in notes)
+
+
+@pytest.mark.parametrize("kind", CRASHES)
+def test_what_a_function_raises_otherwise_is_its_result(model: WordedModel, mode: Mode, kind: str) -> None:
+    error = CRASHES[kind]
+    with model.runner(mode, servers={"f": FunctionTools(functions(error))}) as runner:
+        for name in functions(error):
+            outcome = runner.run_turn(ask(f"call f.{name}"))
+            assert outcome.response == "done"
+            message = outcome.tool_calls[0].result.error_message or ""
+            assert message.startswith(f"Tool call failed: {type(error).__name__}: ")
+
+
+def test_the_rest_of_a_batch_ends_with_what_is_to_end_the_program(model: WordedModel) -> None:
+    requests = [ask(), ask(on_delta=raising(KeyboardInterrupt())), *[ask("wait")] * 4]
+    with model.runner("turn") as runner:
+        items = runner.map(requests, concurrency=6)
+        assert next(items).error is None
+        with pytest.raises(KeyboardInterrupt):
+            next(items)
+        assert list(items) == []
