@@ -565,14 +565,15 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
     """llm -> agent: whether the model may be offered tools, by its endpoint's word or by its name.
 
     Attributes:
-        by: Whose word it is: `forced` by the configuration, the `endpoint`'s model list, the model's `name`.
+        by: Whose word it is: `forced` by the configuration, the `endpoint`'s model list, the host's `client`,
+            the model's `name`.
         reason: Why not, for people; empty where it may.
     """
 
     model: str
     endpoint: str
     supported: bool
-    by: Literal["forced", "endpoint", "name"]
+    by: Literal["forced", "endpoint", "client", "name"]
     reason: str = ""
 
 

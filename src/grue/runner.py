@@ -31,6 +31,7 @@ from grue.messages import (
     LlmCommand,
     RunTurn,
     ServerName,
+    SupportCheck,
     TurnCompleted,
     TurnEvent,
     TurnFailed,
@@ -66,7 +67,8 @@ class Runner:
     turns that they ask for run side by side, an event loop each; those of an episode run one at a time.
 
     Args:
-        llm: The model: an endpoint, the settings for one, or a factory for an actor of your own.
+        llm: The model: an endpoint, the settings for one, or a factory for an actor of your own. If a factory
+            has a method `support_check`, that says when the actor gets `CheckToolSupport`.
         servers: Tool servers by name; names may not contain a dot. Empty: turns without tools.
         limits: How much a turn may use.
         policy: What failures lead to.
@@ -411,9 +413,15 @@ class Runner:
             fallback=None if answer.fallback is None else as_json(answer.fallback),
             limits=limits,
             policy=self.policy,
-            support_check="skip" if self._endpoint is None else self._endpoint.support_check(),
+            support_check=self._support_check(),
             stream=request.on_delta is not None,
         )
+
+    def _support_check(self) -> SupportCheck:
+        if all(name in self.disabled for name in self._servers):
+            return "skip"  # no tools will be on offer
+        check = getattr(self._endpoint or self._wiring.llm, "support_check", None)
+        return "skip" if check is None else check()
 
     def _hide_secrets(self, llm: "LlmSettings | LlmEndpoint | LlmFactory") -> None:
         """Keep what must not be shown out of everything that is recorded."""

@@ -29,6 +29,7 @@ from grue.messages import (
     OpenSession,
     ServerCall,
     ServerDied,
+    ServerFailure,
     SessionClosed,
     SessionOpened,
     Settlement,
@@ -129,6 +130,8 @@ class OwnedSession:
         fault: What ended the session's actors, if anything unforeseen did.
         tools: What the server lists, as far as it has said.
         closed: How the session was closed, once it is.
+        pid: The server's process, if it is one.
+        died: What ended the server in the middle of the session; `None`: nothing has.
     """
 
     def __init__(self, command: OpenSession, wiring: SessionWiring) -> None:
@@ -136,6 +139,8 @@ class OwnedSession:
         self.fault: Exception | None = None
         self.tools: tuple[ToolDefinition, ...] = ()
         self.closed: SessionClosed | None = None
+        self.pid: int | None = None
+        self.died: ServerFailure | None = None
         self._command = command
         self._wiring = wiring
         self._client: CancellableConnection | None = None
@@ -183,6 +188,7 @@ class OwnedSession:
             case ToolTimedOut(timeout_s=limit_s):
                 raise TimeoutError(f"Tool call timed out after {limit_s:g}s")
             case ServerDied(failure=failure):
+                self.died = failure
                 raise MCPError(failure.cause)
             case ToolSkipped(reason=reason):
                 raise MCPError(reason)
@@ -274,6 +280,7 @@ class OwnedSession:
             case SessionOpened() | McpDisabled() | StartupFailed():
                 self.connection = self._actor.connection
                 self.tools = event.tools if isinstance(event, SessionOpened) else ()
+                self.pid = event.pid if isinstance(event, SessionOpened) else None
                 self._opened.set_result(event)
                 return isinstance(event, SessionOpened)
             case ToolsChanged(tools=tools):

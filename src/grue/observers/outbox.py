@@ -100,7 +100,7 @@ class Outbox:
         self._bound = bound
         self._warn = warn_once(warn)
         # Its `put` neither waits nor takes a lock that the thread could hold.
-        self._queue: queue.SimpleQueue[Envelope[Any] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Envelope[Any] | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._starting = threading.Lock()
@@ -125,6 +125,29 @@ class Outbox:
         return OutboxStatistics(
             taken=self._taken, dropped=self._dropped, failed=self._failed, waiting=self._queue.qsize()
         )
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no further envelope."""
+        return self._closed
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until the thread has handed over everything taken so far; return whether it has.
+
+        It blocks, so call it where no event loop runs, or from a thread. Nothing is flushed.
+
+        Args:
+            timeout_s: How long to wait, in seconds.
+        """
+        thread = self._thread
+        if thread is None or self._process != os.getpid():
+            return True
+        if self._closed:
+            thread.join(timeout_s)
+            return not thread.is_alive()
+        reached = threading.Event()
+        self._queue.put(reached)
+        return reached.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Take no further envelope, send what is left, and end the thread. A second call only waits again.
@@ -169,8 +192,11 @@ class Outbox:
             atexit.register(self.close)
 
     def _run(self) -> None:
-        while (envelope := self._queue.get()) is not None:
-            self._attempt(self._consumer.consume, envelope)
+        while (taken := self._queue.get()) is not None:
+            if isinstance(taken, threading.Event):
+                taken.set()
+            else:
+                self._attempt(self._consumer.consume, taken)
         self._attempt(self._consumer.finish)
         if self._dropped:
             total = self._taken + self._dropped

@@ -17,9 +17,13 @@ class LoggerObserver:
     Args:
         logger: A logger, or anything with its `info`, `warning` and `error`.
         episode_id: Carried by every record; `EpisodeStarted` replaces it.
+
+    Attributes:
+        logger: The logger.
     """
 
     def __init__(self, logger: logging.Logger, *, episode_id: str = "") -> None:
+        self.logger = logger
         self._feed = EventFeed(episode_id)
         self._log = {"info": logger.info, "warning": logger.warning, "error": logger.error}
 

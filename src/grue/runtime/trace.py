@@ -104,6 +104,11 @@ class Recorder:
             self._seq = after_seq
             self._started = self._clock() - after_t
 
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Everything that is shown what is recorded, in the order in which it was added."""
+        return tuple(self._observers)
+
     def add(self, observer: Observer) -> None:
         """Show every further envelope to `observer`, in order, before `record` returns. It may not record."""
         self._observers.append(observer)

@@ -30,6 +30,7 @@ from grue.errors import MCPError
 from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
 from grue.messages import ToolCallResult
 from grue.protocol import tool_results
+from grue.protocol.model_support import supports_tool_calling
 
 THINK = "thoughtbox.think"
 """The tool that is there from the start."""
@@ -152,12 +153,12 @@ class MockLLMClient:
     Attributes:
         requests: The arguments of every `create` so far, as they were then.
         chat: `chat.completions.create` is `chat_completions_create`.
-        supports_tools: What `_supports_tool_calling` says.
+        supports_tools: What `_supports_tool_calling` says; `None`: what the model's name says.
     """
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
-        self.supports_tools = True
+        self.supports_tools: bool | None = None
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.chat_completions_create))
         self._responses: list[LLMResponse | Exception] = []
         self._made = 0
@@ -213,8 +214,8 @@ class MockLLMClient:
         """Do nothing: there is nothing to close."""
 
     def _supports_tool_calling(self, model: str, config: object = None) -> bool:
-        del model, config
-        return self.supports_tools
+        del config
+        return supports_tool_calling(model) if self.supports_tools is None else self.supports_tools
 
     def _tool_call(self, call: ToolCall | Mapping[str, Any]) -> ToolCall:
         if isinstance(call, ToolCall):

@@ -14,6 +14,7 @@ _LONG = 200
 _SAYS_WHO = {
     "forced": "says the configuration",
     "endpoint": "says its endpoint",
+    "client": "says the host's client",
     "name": "going by its name",
 }
 

@@ -54,6 +54,23 @@ def test_envelopes_reach_the_consumer_in_order_in_one_thread_of_its_own() -> Non
     assert consumer.threads == {"grue-test"}
 
 
+def test_who_waits_until_it_is_idle_waits_for_all_that_was_taken_and_no_longer_than_asked() -> None:
+    consumer = Collector(held=True)
+    with assert_nothing_left():
+        outbox = Outbox(consumer, name="test")
+        assert outbox.wait_idle(DEADLINE_S), "nothing was taken"
+        say(Tape(outbox), "a", "b", "c")
+        assert consumer.busy.wait(DEADLINE_S)
+        assert not outbox.wait_idle(0.01)
+        consumer.leave.set()
+        assert outbox.wait_idle(DEADLINE_S)
+        assert consumer.seen == ["a", "b", "c"]
+        assert not outbox.closed
+        assert outbox.close(DEADLINE_S)
+        assert outbox.closed
+        assert outbox.wait_idle(DEADLINE_S)
+
+
 def test_there_is_no_thread_before_the_first_envelope_and_none_after_the_end() -> None:
     before = threading.active_count()
     consumer = Collector()

@@ -69,6 +69,9 @@ def test_tool_calls_may_be_given_in_any_form() -> None:
 
 def test_a_client_says_of_tools_what_it_is_told_to() -> None:
     client = MockLLMClient()
+    assert client._supports_tool_calling("gpt-4o")
+    assert not client._supports_tool_calling("o1-mini"), "as a real client, which goes by the name"
+    client.supports_tools = True
     assert client._supports_tool_calling("o1-mini")
     client.supports_tools = False
     assert not client._supports_tool_calling("gpt-4o", None)

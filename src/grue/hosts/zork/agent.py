@@ -1,32 +1,34 @@
 """The agent as its host sees it: one blocking call a turn, a dict back (R10.4, R15.4)."""
 
 import logging
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import anyio.to_thread
 from msgspec.structs import replace
 
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
+from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
+from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.duck_types import client_actor, connect_manager
-from grue.hosts.zork.manager import MCPManager
+from grue.hosts.zork.listeners import tell_langfuse, tell_loggers
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
-from grue.mcp_transport.client import McpServer
 from grue.messages import FailurePolicy, ServerName, TextDelta, TurnCompleted, TurnFailed
-from grue.observers.python_log import LoggerObserver
+from grue.observers.langfuse import LangfuseObserver
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled
-from grue.protocol.model_support import supports_tool_calling
-from grue.runner import LlmFactory, Runner, TurnOutcome, TurnRequest, outcome_of
+from grue.runner import Runner, TurnOutcome, TurnRequest, outcome_of
 from grue.runtime.trace import Recorder
-from grue.tool_servers import ToolServer
-from grue.turn_errors import error_for, tool_support_error
+from grue.tool_servers import ToolServer, hide_secrets
+from grue.turn_errors import error_for
 
 _RAW_SHOWN = 100
-_UNNAMED = "mcp"
-"""The session's name where a manager does not say its server's; its tools keep their own names."""
+_UNKNOWN = "unknown"
+_TOLD_S = 0.5
+"""How long a turn waits at its end until the manager's Langfuse client knows of it; a few ms are usual."""
 
 
 class ZorkAgent:
@@ -37,12 +39,14 @@ class ZorkAgent:
     Args:
         config: Limits and policies of the turn.
         model: The model; `None`: the configuration's.
-        client: An `LLMClient`, or any object with `chat.completions.create`; `None`: a new `LLMClient`.
+        client: An `LLMClient`, or any object with `chat.completions.create`; `None`: a new `LLMClient`. A
+            `_supports_tool_calling` of its own decides whether the model is offered tools.
         max_tokens: Longest completion, in tokens.
-        logger: Takes the seeds' records.
+        logger: Takes the seeds' records. The logger and the Langfuse client of an `MCPManager` are told of
+            the turns too, and once, though agent and manager may have been given the same ones.
         episode_id: Carried by every record.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines;
-            `None`: no tools.
+            `None`: no tools. Methods that a subclass of `MCPManager` overrides are called in every turn.
         recorder: Where every message is recorded; `None`: a new one.
         policy: What failures lead to; what becomes of a tool that drifts is the configuration's word.
         turn_timeout_s: Limit for a turn; `None`: none.
@@ -66,7 +70,7 @@ class ZorkAgent:
         top_k: int | None = None,
         min_p: float | None = None,
         logger: logging.Logger | None = None,
-        episode_id: str = "unknown",
+        episode_id: str = _UNKNOWN,
         mcp_manager: Any = None,
         *,
         recorder: Recorder | None = None,
@@ -96,21 +100,14 @@ class ZorkAgent:
             name: getattr(config.agent_sampling, name) if value is None else value
             for name, value in given.items()
         }
-        recorder = recorder or Recorder()
-        if logger is not None:
-            recorder.add(LoggerObserver(logger, episode_id=episode_id))
-        self._server, servers = self._tool_servers()
-        self._runner = Runner(
-            llm=self._llm(sampling),
-            servers=servers,
-            limits=turn_limits(config, turn_timeout_s),
-            policy=replace(policy or FailurePolicy(), on_tool_drift=on_tool_drift(config)),
-            recorder=recorder,
-            tool_lock=mcp_manager.tool_lock if isinstance(mcp_manager, MCPManager) else None,
-            budget=episode_budget(config),
-            lifetime="episode" if spawn_ahead else "turn",
-            spawn_ahead=spawn_ahead,
-        )
+        self._sampling = cast("Sampling", sampling)
+        self._limits = turn_limits(config, turn_timeout_s)
+        self._policy = replace(policy or FailurePolicy(), on_tool_drift=on_tool_drift(config))
+        self._spawn_ahead = spawn_ahead
+        self._server: ServerName | None = None
+        self._langfuse: LangfuseObserver | None = None
+        self._route = route_of(mcp_manager, self.client)
+        self._runner = self._wire(recorder or Recorder())
 
     @property
     def server(self) -> str | None:
@@ -147,11 +144,19 @@ class ZorkAgent:
             outcome = self._runner.run_turn(request)
         finally:
             self._after_turn()
+            if self._route.manager_called and not self._spawn_ahead:
+                self.mcp_manager.kill_leftovers()  # the turn's event loop has ended
+            self._wait_for_langfuse()
         return self._result(outcome)
 
     def close(self) -> None:
-        """End what lives from turn to turn, if anything does. A second call does nothing."""
+        """End what lives from turn to turn, and flush the manager's Langfuse client, within seconds.
+
+        Without it, that client is flushed at the program's end. A second call does nothing.
+        """
         self._runner.close()
+        if self._langfuse is not None:
+            self._langfuse.close()
 
     def recall(self, end: TurnCompleted | TurnFailed) -> dict[str, str | None]:
         """Return what a turn decided that ended before this program was started; nothing is asked again.
@@ -187,16 +192,14 @@ class ZorkAgent:
             outcome = await self._runner.run_turn_async(request)
         finally:
             self._after_turn()
+        if self._langfuse is not None:
+            await anyio.to_thread.run_sync(self._wait_for_langfuse)
         return self._result(outcome)
 
     def _request(self, game_state_text: str, memories: str | None) -> TurnRequest[AgentResponse]:
         self.turn += 1
-        disabled = self._before_turn()
-        offered = self.mcp_enabled and not disabled
-        # An endpoint of ours is asked within the turn, where what it says outranks the model's name.
-        asked = isinstance(self.client, LLMClient)
-        if offered and not asked and not supports_tool_calling(self.model, self.config):
-            raise tool_support_error(self.model)
+        self._rewire()
+        self._before_turn()
         user = f"{game_state_text}\n\n{memories}" if memories else game_state_text
         return TurnRequest(
             system=self.system_prompt,
@@ -220,36 +223,68 @@ class ZorkAgent:
             "raw_response": outcome.raw_response,
         }
 
-    def _tool_servers(self) -> tuple[ServerName | None, dict[str, ToolServer]]:
-        if not self.mcp_enabled:
-            return None, {}
-        if isinstance(self.mcp_manager, McpServer):
-            return ServerName(self.mcp_manager.name), {self.mcp_manager.name: self.mcp_manager}
-        if isinstance(self.mcp_manager, MCPManager):
-            server = self.mcp_manager.server_name
-            return server, {server: self.mcp_manager.tool_server}
-        server = ServerName(getattr(self.mcp_manager, "server_name", None) or _UNNAMED)
-        return server, {server: connect_manager(self.mcp_manager, server)}
+    def _wire(self, recorder: Recorder) -> Runner:
+        """Return a runner for the turns from now on, and have those who want to hear of them told."""
+        servers: dict[str, ToolServer] = {}
+        manager = own_manager(self.mcp_manager) if self.mcp_enabled else None
+        if self.mcp_enabled:
+            self._server, server = tool_server_of(self.mcp_manager, self._route)
+            servers = {self._server: server}
+        heard = (self.logger, manager.logger if manager else None)
+        tell_loggers(recorder, *heard, episode_id=self.episode_id)
+        if manager is not None:
+            hide_secrets(recorder, [manager.tool_server])
+            self._tell_langfuse(recorder, manager.langfuse_client)
+        return Runner(
+            llm=model_of(self.client, self.model, self.config, self._sampling, self._route),
+            servers=servers,
+            limits=self._limits,
+            policy=self._policy,
+            recorder=recorder,
+            tool_lock=manager.tool_lock if manager else None,
+            budget=episode_budget(self.config),
+            lifetime="episode" if self._spawn_ahead else "turn",
+            spawn_ahead=self._spawn_ahead,
+        )
 
-    def _llm(self, sampling: dict[str, Any]) -> Any:
-        if isinstance(self.client, LLMClient):
-            forced = self.config.mcp_force_tool_support
-            return self.client.endpoint(self.model, force_tool_support=forced, **sampling)
-        make: LlmFactory = client_actor(self.client, self.model, **sampling)
-        return make
+    def _rewire(self) -> None:
+        """Wire the turns anew if the manager or the client was replaced, or methods of them were."""
+        route = route_of(self.mcp_manager, self.client)
+        if route == self._route:
+            return
+        same_manager = route.manager == self._route.manager
+        self._route, before, server = route, self._runner, self._server
+        self._runner = self._wire(before.recorder)
+        self._runner.spent = before.spent
+        if same_manager and server is not None:
+            self._runner.remember(server, before.connection(server))
+        before.close()
 
-    def _before_turn(self) -> bool:
-        """Take over what the manager knows of its server; return whether it is given up."""
+    def _tell_langfuse(self, recorder: Recorder, client: Any) -> None:
+        session_id = None if self.episode_id == _UNKNOWN else self.episode_id
+        observer = tell_langfuse(recorder, client, session_id=session_id)
+        if observer is not None:
+            self._langfuse = observer
+            # An agent that is lost without `close` has everything sent in the background.
+            weakref.finalize(self, observer.close, timeout_s=0)
+
+    def _wait_for_langfuse(self) -> None:
+        """Wait until the manager's client has been told of the turn, so that its `flush` sends all of it."""
+        if self._langfuse is not None:
+            self._langfuse.wait_idle(_TOLD_S)
+
+    def _before_turn(self) -> None:
+        """Take over from the manager that its server is given up."""
         if self._server is None or not getattr(self.mcp_manager, "is_disabled", False):
-            return False
+            return
         if not isinstance(self._runner.connection(self._server), Disabled):
             self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
-        return True
 
     def _after_turn(self) -> None:
         """Let the façade know what the episode knows of its server."""
-        if isinstance(self.mcp_manager, MCPManager) and self._server is not None:
-            self.mcp_manager.connection = self._runner.connection(self._server)
+        manager = own_manager(self.mcp_manager)
+        if manager is not None and self._server is not None:
+            manager.connection = self._runner.connection(self._server)
 
 
 def _unheard(delta: TextDelta) -> None:

@@ -1,7 +1,8 @@
 """`LLMClient`: the seeds' synchronous client (R4) on the core's wire format, profiles and retries.
 
-A turn does not go through here: `ZorkAgent` takes the client's endpoint and lets the LLM actor ask it. This
-is for code that calls the client by itself.
+A turn does not go through `chat_completions_create` as long as it is the one below: `ZorkAgent` takes the
+client's endpoint and lets the LLM actor ask it. A client with a `chat_completions_create` of its own is
+called like any other object (`client_actor.py`); one with its own `_supports_tool_calling` is asked by that.
 """
 
 import dataclasses
@@ -26,10 +27,20 @@ from grue.hosts.zork.chat_messages import (
     model_settings,
     response_of,
 )
+from grue.hosts.zork.overrides import is_overridden, own_methods
 from grue.hosts.zork.replies import LLMResponse
-from grue.messages import AnswerSchema, LlmFailure, OfferTools, RequireAnswer, TurnFailed
+from grue.hosts.zork.tool_support import asked_of_client
+from grue.messages import (
+    AnswerSchema,
+    LlmFailure,
+    OfferTools,
+    RequireAnswer,
+    SupportCheck,
+    ToolSupportChecked,
+    TurnFailed,
+)
 from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback
+from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice
 from grue.protocol.model_support import supports_tool_calling
@@ -92,7 +103,7 @@ class LLMClient:
         self._transport = transport
         self._sleep = sleep
         self._http: httpx.Client | None = None
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.chat_completions_create))
+        self.chat = SimpleNamespace(completions=_Completions(self))
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +148,21 @@ class LLMClient:
         settings = self.llm_settings(model, **sampling)
         if force_tool_support:
             settings = replace(settings, force_tool_support=True)
+        if self.judges_tool_support:
+            return _AskedByClient(self, settings, transport=transport)
         return LlmEndpoint(settings, transport=transport)
+
+    @property
+    def judges_tool_support(self) -> bool:
+        """Whether a program has put a method of its own in the place of `_supports_tool_calling`."""
+        return is_overridden(self, _SUPPORT_METHOD)
+
+    @property
+    def completes_by_itself(self) -> bool:
+        """Whether a program has put a method of its own in the place of `chat_completions_create`."""
+        completions = getattr(self.chat, "completions", None)
+        ours = isinstance(completions, _Completions) and not is_overridden(completions, _COMPLETIONS_METHOD)
+        return not ours or is_overridden(self, _COMPLETION_METHOD)
 
     def chat_completions_create(
         self,
@@ -259,6 +284,44 @@ class LLMClient:
                 timeout=httpx.Timeout(endpoint.settings.retry.timeout_s),
             )
         return self._http
+
+
+class _Completions:
+    """`client.chat.completions`: calls what the client's `chat_completions_create` is at that time."""
+
+    def __init__(self, client: LLMClient) -> None:
+        self._client = client
+
+    def create(self, *args: Any, **kwargs: Any) -> LLMResponse:
+        """Ask for a completion, as `LLMClient.chat_completions_create`."""
+        return self._client.chat_completions_create(*args, **kwargs)
+
+
+_COMPLETION_METHOD = own_methods(LLMClient, ("chat_completions_create",))
+_SUPPORT_METHOD = own_methods(LLMClient, ("_supports_tool_calling",))
+_COMPLETIONS_METHOD = own_methods(_Completions, ("create",))
+
+
+class _AskedByClient(LlmEndpoint):
+    """An endpoint whose client says by its own method whether a model can call tools."""
+
+    def __init__(
+        self, client: LLMClient, settings: LlmSettings, *, transport: httpx.AsyncBaseTransport | None
+    ) -> None:
+        super().__init__(settings, transport=transport)
+        self._client = client
+
+    def support_check(self) -> SupportCheck:
+        """Return that the client is to be asked before anything else, unless tools are forced."""
+        return "skip" if self.settings.force_tool_support else "before"
+
+    async def tool_support(self) -> ToolSupportChecked:
+        """Ask the client."""
+        settings = self.settings
+        config = self._client.config
+        return await asked_of_client(
+            self._client, settings.model, config, endpoint=shown_endpoint(settings.base_url)
+        )
 
 
 class _Request:

@@ -11,6 +11,7 @@ import anyio.to_thread
 from grue.errors import MCPError
 from grue.hosts.zork.chat_messages import Sampling, model_settings
 from grue.hosts.zork.look_alikes import accepts, completion_body, completion_failure, foreign_failure
+from grue.hosts.zork.tool_support import METHOD, asked_of_client
 from grue.messages import (
     CheckToolSupport,
     CompletionFailed,
@@ -19,6 +20,7 @@ from grue.messages import (
     JsonObject,
     LlmCommand,
     RequestCompletion,
+    SupportCheck,
     ToolSupportChecked,
     TurnEvent,
 )
@@ -26,8 +28,7 @@ from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.model_support import checked_support
-from grue.runner import LlmFactory
+from grue.protocol.model_support import ToolSupportPolicy, supports_tool_calling
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
@@ -66,6 +67,7 @@ class ClientActor(Actor[LlmCommand]):
         agent: Where replies go.
         client: The client; its retries are its own.
         settings: The model and its sampling.
+        config: Handed to the client when it is asked whether the model can call tools; `None`: nothing is.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class ClientActor(Actor[LlmCommand]):
         agent: Mailbox[TurnEvent],
         client: Any,
         settings: ModelSettings,
+        config: ToolSupportPolicy | None = None,
     ) -> None:
         super().__init__(mailbox)
+        self._config = config
         self._agent = agent
         self._client = client
         self._create: Callable[..., Any] = client.chat.completions.create
@@ -89,7 +93,9 @@ class ClientActor(Actor[LlmCommand]):
         outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
         match envelope.body:
             case CheckToolSupport():
-                outcome = checked_support(self._settings.model, type(self._client).__name__)
+                outcome = await asked_of_client(
+                    self._client, self._settings.model, self._config, endpoint=type(self._client).__name__
+                )
             case RequestCompletion(conversation=name) as command:
                 conversation = self._conversations.setdefault(name, Conversation(self._profile))
                 conversation.ask(command.new, command.mode)
@@ -136,12 +142,45 @@ class ClientActor(Actor[LlmCommand]):
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def client_actor(client: Any, model: str, **sampling: Unpack[Sampling]) -> LlmFactory:
+class ClientModel:
+    """What a `Runner` takes as its model: it makes the actors that ask a client.
+
+    Args:
+        client: Any object with `chat.completions.create`. One that has `_supports_tool_calling` too is asked
+            by it whether the model can call tools, before a server is started.
+        settings: The model and its sampling.
+        config: Forces tool support, where it says so; handed to that method.
+    """
+
+    def __init__(self, client: Any, settings: ModelSettings, config: ToolSupportPolicy | None) -> None:
+        self._client = client
+        self._settings = settings
+        self._config = config
+
+    def __call__(
+        self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
+    ) -> Actor[LlmCommand]:
+        """Make the actor of a turn."""
+        del note
+        return ClientActor(mailbox, agent, self._client, self._settings, self._config)
+
+    def support_check(self) -> SupportCheck:
+        """Return when to ask whether the model can call tools: before anything else, unless it is forced."""
+        if self._config is not None and self._config.mcp_force_tool_support:
+            return "skip"
+        asks = callable(getattr(self._client, METHOD, None))
+        return "before" if asks or not supports_tool_calling(self._settings.model) else "skip"
+
+
+def client_actor(
+    client: Any, model: str, config: ToolSupportPolicy | None = None, **sampling: Unpack[Sampling]
+) -> ClientModel:
     """Return what a `Runner` takes as its model: a factory of actors that ask `client`.
 
     Args:
         client: Any object with `chat.completions.create`.
         model: The model to ask for.
+        config: See `ClientModel`.
         sampling: How it samples; what is left out is left to the client.
 
     Raises:
@@ -152,12 +191,7 @@ def client_actor(client: Any, model: str, **sampling: Unpack[Sampling]) -> LlmFa
         client.chat.completions.create  # noqa: B018 - asked for here, so that its absence is told at once
     except AttributeError as error:
         raise MCPError(f"{type(client).__name__} has no chat.completions.create: {error}") from error
-
-    def make(mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note) -> Actor[LlmCommand]:
-        del note
-        return ClientActor(mailbox, agent, client, settings)
-
-    return make
+    return ClientModel(client, settings, config)
 
 
 def _as_seeds(asked: JsonObject) -> dict[str, Any]:

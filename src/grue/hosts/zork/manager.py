@@ -1,8 +1,9 @@
-"""`MCPManager`: the seeds' façade over one MCP server (R2, R3, R8), for whoever calls it by itself.
+"""`MCPManager`: the seeds' façade over one MCP server (R2, R3, R8).
 
-A turn does not go through its coroutines: `ZorkAgent` takes the server from here and lets its runner open the
-sessions, so that the turn's machine sees everything. Both ways use the same session actor and the same rules
-for connecting.
+A turn does not go through its coroutines as long as they are the ones below: `ZorkAgent` takes the server
+from here and lets its runner open the sessions, so that the turn's machine sees everything. A manager that
+overrides any of them is called, as `manager_turn.py` says. Both ways use the same session actor and the same
+rules for connecting.
 """
 
 import logging
@@ -15,6 +16,8 @@ from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import on_tool_drift, tool_lock
 from grue.errors import MCPError, MCPServerStartupError
+from grue.hosts.zork.overrides import own_methods
+from grue.hosts.zork.session_news import SessionNews, TurnUse
 from grue.mcp_transport.client import ClientOptions
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import StdioServer
@@ -22,6 +25,7 @@ from grue.messages import (
     JsonObject,
     McpDisabled,
     OpenSession,
+    ServerFailure,
     ServerName,
     SessionOpened,
     StartupFailed,
@@ -34,7 +38,7 @@ from grue.observers.python_log import LoggerObserver
 from grue.protocol import tool_results
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_names import split_name
-from grue.protocol.tool_schemas import openai_tool, openai_tools
+from grue.protocol.tool_schemas import openai_tool
 from grue.runtime.trace import Recorder
 from grue.tool_servers import connect_to, hide_secrets, pinning
 from grue.turn_errors import error_for
@@ -49,11 +53,14 @@ class MCPManager:
     Args:
         config: Names the file of servers, and the limits. To make a manager is to want MCP: the file is read
             whatever `mcp_enabled` says (R2.1, R2.5).
-        logger: Takes the seeds' records of what the coroutines do.
-        langfuse_client: Told of what the coroutines do, by an observer; what it was told is sent when the
-            client is flushed, at the latest at the program's end. It is never shut down here.
+        logger: Takes the seeds' records of what the coroutines do, and of the turns of an agent that is given
+            this manager.
+        langfuse_client: Told of the same, by an observer; what it was told is sent when the client is
+            flushed, at the latest at the program's end. It is never shut down here.
 
     Attributes:
+        logger: As given.
+        langfuse_client: As given.
         server_name: Name of the first server.
         server_config: Its configuration, expanded.
         ignored_servers: Names of the others (R2.6).
@@ -63,7 +70,7 @@ class MCPManager:
             `None`: whatever it lists.
         connection: What the episode knows of it: never connected, connected before, given up. Plain data,
             to be read, stored and set.
-        recorder: Where the messages of its sessions are recorded.
+        recorder: Where the messages of the sessions that its coroutines open are recorded.
 
     Raises:
         MCPConfigError: The file is missing, or names no server that can be used (R2.2, R2.3); the tool lock
@@ -81,20 +88,25 @@ class MCPManager:
         self.config_warnings = servers.warnings
         self.tool_server = to_tool_server(name, self.server_config)
         self.tool_lock = tool_lock(config)
+        self.logger = logger
         self.langfuse_client = langfuse_client
         self.connection: Settled = Untried()
         self.recorder = Recorder()
         hide_secrets(self.recorder, [self.tool_server])
+        self._news = SessionNews()
+        self._startup_failure: ServerFailure | None = None
+        self.recorder.add(self._news)
         if logger is not None:
-            self.recorder.add(LoggerObserver(logger))
+            self._news.observers.append(LoggerObserver(logger))
         if langfuse_client is not None:
             langfuse = LangfuseObserver(langfuse_client)
-            self.recorder.add(langfuse)
+            self._news.observers.append(langfuse)
             weakref.finalize(self, langfuse.close, timeout_s=0)
         self._registry = ProcessRegistry()
         # Whoever loses the manager without a disconnect, or its loop, does not keep its server.
         weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)
         self._session: OwnedSession | None = None
+        self._last_session: OwnedSession | None = None
         self._sessions = 0
 
     @property
@@ -112,6 +124,16 @@ class MCPManager:
         """What a tool call may take, unless its caller says otherwise (R13.2)."""
         return self.config.mcp_tool_call_timeout_seconds
 
+    @property
+    def session(self) -> OwnedSession | None:
+        """The session that is open, or the last one that was; `None` before the first."""
+        return self._session or self._last_session
+
+    @property
+    def failure(self) -> ServerFailure | None:
+        """Why the last session could not be opened, or what ended its server; `None`: nothing has."""
+        return self._startup_failure or (self.session.died if self.session else None)
+
     async def connect_session(self) -> None:
         """Start or reach the server, initialize the session and list the tools (R3.1-3.4).
 
@@ -122,6 +144,7 @@ class MCPManager:
             MCPServerStartupError: It failed; see `is_disabled` for whether another connect would be tried.
             MCPError: A session is open already.
         """
+        turn = self._news.turn
         if isinstance(self.connection, Disabled):
             raise self._given_up(self.connection.reason)
         if self._session is not None and self._session.alive:
@@ -130,23 +153,24 @@ class MCPManager:
             )
         self._registry.kill_leftovers(loop_running=True)  # of a loop that ended without a disconnect
         self._sessions += 1
-        command = OpenSession(
-            server=self.server_name,
-            turn=self._sessions,
-            timeout_s=self.config.mcp_server_startup_timeout_seconds,
-        )
+        self._startup_failure = None
+        limit_s = self.config.mcp_server_startup_timeout_seconds if turn is None else turn.startup_timeout_s
+        command = OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
         # The session must not refer to the manager, or nobody could lose the manager while it is open.
         options = ClientOptions(pinning=pinning(self.tool_lock, self.server_name, on_tool_drift(self.config)))
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        session = OwnedSession(command, SessionWiring(connect, self.recorder, self.connection))
+        # A turn has its own rules for trying again, and remembers for itself: here it gets a single try.
+        known = self.connection if turn is None else Untried()
+        session = OwnedSession(command, SessionWiring(connect, self.recorder, known))
         self._session = session
         outcome = await session.opened()
-        if isinstance(session.connection, Settled):
+        if turn is None and isinstance(session.connection, Settled):
             self.connection = session.connection
         match outcome:
             case SessionOpened():
                 pass
             case StartupFailed(failure=failure):
+                self._startup_failure = failure
                 raise error_for(TurnFailed(turn=command.turn, failure=failure))
             case McpDisabled(reason=reason):
                 raise self._given_up(reason)
@@ -159,6 +183,7 @@ class MCPManager:
         """Close the session, if there is one; no process of it is alive afterwards (R3.5, R3.7, P9)."""
         session, self._session = self._session, None
         if session is not None:
+            self._last_session = session
             await session.close()
 
     async def get_tool_schemas(self) -> list[JsonObject]:
@@ -169,7 +194,7 @@ class MCPManager:
         """
         if self._session is None or not self._session.alive:
             raise MCPError(self._not_connected())
-        return openai_tools(self._session.tools)
+        return [self._translate_schema(_as_listed(tool), self.server_name) for tool in self._session.tools]
 
     async def call_tool(
         self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
@@ -196,6 +221,22 @@ class MCPManager:
             return await self._session.call(tool, tool_results.json_object(arguments), timeout_s)
         except MCPError as error:
             return tool_results.call_failed(str(error))
+
+    def lend(self, turn: TurnUse) -> None:
+        """Let a turn use the coroutines until `give_back`.
+
+        Meanwhile `connect_session` has one try and the turn's limit, and what the sessions record is not told
+        to `logger` and `langfuse_client`, which hear of the turn itself.
+        """
+        self._news.turn = turn
+
+    def give_back(self) -> None:
+        """End `lend`."""
+        self._news.turn = None
+
+    def kill_leftovers(self) -> None:
+        """Kill the processes of sessions whose event loop has ended without a disconnect."""
+        self._registry.kill_leftovers(loop_running=True)
 
     def _refusal(self, tool_name: str, arguments: object) -> ToolCallResult | None:
         """Return the result of a call that is not worth sending."""
@@ -245,6 +286,24 @@ class MCPManager:
 
     def _not_connected(self) -> str:
         return f"no session with MCP server '{self.server_name}' is open"
+
+
+TURN_METHODS = own_methods(
+    MCPManager,
+    (
+        "connect_session",
+        "disconnect_session",
+        "get_tool_schemas",
+        "call_tool",
+        "_translate_schema",
+        "_parse_tool_name",
+    ),
+)
+"""What a turn does by itself, unless a program has a method of its own for it."""
+
+
+def _as_listed(tool: ToolDefinition) -> JsonObject:
+    return {"name": tool.tool, "description": tool.description, "inputSchema": tool.input_schema}
 
 
 def _member(tool: object, name: str) -> Any:

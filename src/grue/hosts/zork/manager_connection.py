@@ -15,6 +15,8 @@ from grue.hosts.zork.chat_messages import given_tool
 from grue.hosts.zork.look_alikes import accepts, tool_result
 from grue.mcp_transport.client import Listing
 from grue.mcp_transport.failures import ServerFailed, ToolTimedOutError
+from grue.mcp_transport.process_group import ServerExit
+from grue.mcp_transport.stdio import Ending
 from grue.messages import JsonObject, ServerFailure, ServerName, ServerNoted, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.runtime.actor import Note
@@ -62,10 +64,8 @@ class ManagerConnection:
     """
 
     alive = True
-    pid = None
-    exit = None
-    ending = None
-    last_words = ""
+    report_s = 0.0
+    """What a manager that keeps the start-up limit itself gets beyond it, to say what went wrong."""
 
     def __init__(self, manager: SessionManager, server: ServerName, note: Note) -> None:
         self._manager = manager
@@ -98,6 +98,26 @@ class ManagerConnection:
             self._owner.cancel()
             self._say("log", f"disconnect_session did not end within {grace_s:.3g} s")
 
+    @property
+    def pid(self) -> int | None:
+        """Unknown."""
+        return None
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """Unknown."""
+        return None
+
+    @property
+    def ending(self) -> Ending | None:
+        """Unknown."""
+        return None
+
+    @property
+    def last_words(self) -> str:
+        """Unknown."""
+        return ""
+
     async def open(self, timeout_s: float) -> Listing:
         """Connect and list the tools; a manager that says that it is disabled has none.
 
@@ -111,7 +131,7 @@ class ManagerConnection:
         self._owner = loop.create_task(self._own(self._opened), name=f"grue-manager-{self._server}")
         started = time.monotonic()
         try:
-            with anyio.fail_after(timeout_s):
+            with anyio.fail_after(timeout_s + self.report_s):
                 await asyncio.wait({self._opened})
             schemas = self._opened.result()
         except TimeoutError as error:
@@ -120,7 +140,7 @@ class ManagerConnection:
         except Exception as error:
             if self._is_disabled():
                 return Listing(tools=(), protocol_version="")
-            raise self._failed(str(error) or type(error).__name__, started) from error
+            raise self._failure(error, started) from error
         return Listing(tools=self._read(schemas), protocol_version="")
 
     async def relisted(self, timeout_s: float) -> None:
@@ -189,6 +209,9 @@ class ManagerConnection:
 
     def _is_disabled(self) -> bool:
         return getattr(self._manager, "is_disabled", False) is True
+
+    def _failure(self, error: Exception, started: float) -> ServerFailed:
+        return self._failed(str(error) or type(error).__name__, started)
 
     def _failed(self, cause: str, started: float) -> ServerFailed:
         opening = f"Failed to start MCP server '{self._server}': "

@@ -1,0 +1,115 @@
+"""An `MCPManager` with methods of the program's own, as the tool server of a turn: its methods are called.
+
+Where those methods call ours, a turn learns the same as from an ordinary manager: why the server did not
+start, that it died, its process, how it ended and its last words.
+"""
+
+from types import TracebackType
+
+from grue.actors.mcp_session import Connect
+from grue.actors.owned_session import OwnedSession
+from grue.errors import MCPServerStartupError
+from grue.hosts.zork.manager import MCPManager
+from grue.hosts.zork.manager_connection import ManagerConnection
+from grue.hosts.zork.session_news import TurnUse
+from grue.mcp_transport.client import Listing
+from grue.mcp_transport.failures import ServerFailed
+from grue.mcp_transport.process_group import ServerExit
+from grue.mcp_transport.stdio import Ending
+from grue.messages import JsonObject, SessionClosed, ToolCallResult
+from grue.runtime.actor import Note
+
+_REPORT_S = 0.45
+"""What our `connect_session` gets beyond the start-up limit, which it keeps itself, to say why it failed."""
+
+
+class OverriddenManagerConnection(ManagerConnection):
+    """One session with such a manager.
+
+    The manager's coroutines run in one task from connect to disconnect. They have one try and the turn's time
+    limits, and its logger and Langfuse client hear of the turn instead of them.
+
+    Args:
+        manager: The manager.
+        note: Puts a note into the turn's trace.
+    """
+
+    report_s = _REPORT_S
+
+    def __init__(self, manager: MCPManager, note: Note) -> None:
+        super().__init__(manager, manager.server_name, note)
+        self._lent = manager
+        self._before = manager.session
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(exc_type, exc, tb)
+        finally:
+            self._lent.give_back()
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Connect and list the tools.
+
+        Raises:
+            ServerFailed: It failed; with what our session knows of the cause, where that is what failed.
+        """
+        self._lent.lend(TurnUse(self._note, timeout_s))
+        return await super().open(timeout_s)
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        """Call a tool by the manager's `call_tool`.
+
+        Raises:
+            ServerFailed: The result is an error, and the server has died.
+            ToolTimedOutError: The manager raised `TimeoutError`, or took longer than `timeout_s`.
+        """
+        result = await super().call(tool, arguments, timeout_s)
+        session = self._session
+        if result.is_error and session is not None and session.died is not None:
+            raise ServerFailed(session.died)
+        return result
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process."""
+        return self._session.pid if self._session else None
+
+    @property
+    def exit(self) -> ServerExit | None:
+        """How the process ended; known only where it exited with a status."""
+        closed = self._closed
+        return ServerExit(closed.exit_status) if closed and closed.exit_status is not None else None
+
+    @property
+    def ending(self) -> Ending | None:
+        """What it took to end the process."""
+        closed = self._closed
+        return None if closed is None or closed.ending == "none" else closed.ending
+
+    @property
+    def last_words(self) -> str:
+        """The end of what the server wrote to standard error."""
+        return self._closed.stderr_tail if self._closed else ""
+
+    @property
+    def _session(self) -> OwnedSession | None:
+        """Our session, if the manager's methods have opened one in this turn."""
+        session = self._lent.session
+        return None if session is self._before else session
+
+    @property
+    def _closed(self) -> SessionClosed | None:
+        return self._session.closed if self._session else None
+
+    def _failure(self, error: Exception, started: float) -> ServerFailed:
+        known = self._lent.failure
+        if isinstance(error, MCPServerStartupError) and known is not None:
+            return ServerFailed(known)
+        return super()._failure(error, started)
+
+
+def connect_overridden(manager: MCPManager) -> Connect:
+    """Return what a `Runner` takes as a tool server: connections by the manager's own methods."""
+    return lambda note: OverriddenManagerConnection(manager, note)

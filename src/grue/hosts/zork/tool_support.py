@@ -1,0 +1,53 @@
+"""Ask a client whether a model can call tools, by its own `_supports_tool_calling` (R12, P13)."""
+
+import functools
+import inspect
+from typing import Any
+
+import anyio.to_thread
+
+from grue.hosts.zork.look_alikes import accepts, foreign_failure
+from grue.messages import ToolSupportChecked
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.model_support import ToolSupportPolicy, checked_support
+
+METHOD = "_supports_tool_calling"
+
+
+async def asked_of_client(
+    client: Any, model: str, config: ToolSupportPolicy | None, *, endpoint: str
+) -> ToolSupportChecked:
+    """Return whether the model may be offered tools: forced, then the client's word, then the model's name.
+
+    The method is called with the model, and with `config` if it takes one; it may block or be asynchronous.
+    Whatever it raises is a no, with the reason.
+
+    Args:
+        client: Any client.
+        model: The model.
+        config: Its `mcp_force_tool_support` bypasses every check (R12.4); `None`: not forced.
+        endpoint: What the verdict calls the endpoint.
+    """
+    method = getattr(client, METHOD, None)
+    forced = config is not None and config.mcp_force_tool_support
+    if forced or not callable(method):
+        return checked_support(model, endpoint, forced=forced)
+    options = {"config": config} if config is not None and accepts(method, "config") else {}
+    try:
+        said = await _called(functools.partial(method, model, **options), method)
+    except Exception as error:  # noqa: BLE001 - whatever a foreign client raises, it has not said yes
+        words = Fault(kind="unavailable", message=f"{type(error).__name__}: {error}")
+        told = foreign_failure(words, client, model).message
+        said, reason = False, f"the client's {METHOD} raised {told}"
+    else:
+        reason = f"the client's {METHOD} says so"
+    return ToolSupportChecked(
+        model=model, endpoint=endpoint, supported=bool(said), by="client", reason="" if said else reason
+    )
+
+
+async def _called(call: "functools.partial[Any]", method: Any) -> object:
+    if inspect.iscoroutinefunction(method):
+        return await call()
+    said = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    return await said if inspect.isawaitable(said) else said
