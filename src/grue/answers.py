@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from grue.messages import AnswerAccepted, AnswerRefused, AnswerSchema, JsonObject
 from grue.protocol.answers import json_objects
+from grue.protocol.chat_wire.reply import UNREADABLE
+from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_results import json_value
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ class AnswerSpec(Generic[T]):
 
     Args:
         parse: Turns the model's final text into the answer; raises `ValueError` with a reason that the model
-            can read when it cannot (R15.3). Anything else that it raises ends the turn as a crash.
+            can read when it cannot (R15.3). What Python raises over text that is too much for it, such as
+            `RecursionError`, counts as such a reason. Anything else that it raises ends the turn as a crash.
         schema: JSON Schema that the endpoint is asked to keep to, or `None` for free text.
         name: The schema's name for the endpoint.
         fallback: The answer to use when the model gives no acceptable one; `None`: the turn fails instead.
@@ -76,7 +79,7 @@ class AnswerCheck(Generic[T]):
         """Put a final text before the host's check."""
         try:
             self.accepted = self._spec.parse(text)
-        except ValueError as error:
+        except UNREADABLE as error:
             return AnswerRefused(reason=_reason(error))
         return AnswerAccepted(answer=as_json(self.accepted))
 
@@ -101,9 +104,10 @@ def _read(model: type[Model], text: str) -> Model:
     raise first_error or ValueError("it contains no JSON object")
 
 
-def _reason(error: ValueError) -> str:
+def _reason(error: Exception) -> str:
     errors: Any = getattr(error, "errors", None)
     if not callable(errors):
-        return str(error)
+        said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
+        return well_formed(said)
     faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in errors()]
-    return "; ".join(faults)
+    return well_formed("; ".join(faults))

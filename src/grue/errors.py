@@ -72,7 +72,7 @@ class LLMError(MCPError):
     """The model gave no completion, after all retries.
 
     Attributes:
-        kind: `refused`, `unavailable`, `timed_out`, `invalid_reply` or `unreachable`.
+        kind: `refused`, `unavailable`, `timed_out`, `invalid_reply`, `damaged` (a stream) or `unreachable`.
         status: HTTP status, or `None` if there was no reply.
         model: The model that was asked for.
         endpoint: Base URL without credentials.

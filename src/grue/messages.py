@@ -284,7 +284,8 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         kind: `refused` is the endpoint's word that another try will not change (key, credit, model);
-            `invalid_reply` an answer that is none.
+            `invalid_reply` an answer that is none; `damaged` a stream with an event that is garbled, lost, or
+            out of order.
         endpoint: Base URL without credentials.
         status: HTTP status, if there was one.
         message: The endpoint's own words, or what happened to the connection; untrusted.
@@ -292,7 +293,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         remedy: What to do.
     """
 
-    kind: Literal["refused", "unavailable", "timed_out", "invalid_reply", "unreachable"]
+    kind: Literal["refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"]
     endpoint: str
     model: str
     message: str
@@ -814,15 +815,20 @@ class ReplyCut(Message, frozen=True, kw_only=True):
 
 
 class TextDelta(Message, frozen=True, kw_only=True):
-    """llm: a piece of a reply as it comes, in a turn that streams; a retry begins the reply anew.
+    """llm: a piece of a reply as it comes, in a turn that streams.
+
+    The pieces of a request since its last restart, joined, are the reply's text so far.
 
     Attributes:
         part: What it belongs to: the answer's text, or what the model says of its thinking.
+        restart: The reply begins anew, because the request is sent again: drop every piece of this request,
+            of both parts, that came before. `text` is empty then.
     """
 
     request: int
     text: str
     part: Literal["content", "reasoning"] = "content"
+    restart: bool = False
 
 
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed

@@ -22,7 +22,8 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         turn: Its number in the episode; `None`: one more than the last.
         tools: Offer the runner's tools; `False`: none this turn.
         on_delta: Takes the model's words as they come, in the thread or task of the turn; what it raises
-            ends the turn. `None`: replies are not streamed.
+            ends the turn. A delta with `restart` says that its request is sent again: drop what has come of
+            that reply. `None`: replies are not streamed.
     """
 
     system: str

@@ -163,10 +163,12 @@ def test_a_lesson_that_another_conversation_had_is_this_ones_too() -> None:
 def test_the_larger_limit_for_a_reply_that_was_cut(
     most: int | None, limit: int | None, factor: float, larger: int | None
 ) -> None:
-    profile = msgspec.structs.replace(OPENROUTER, max_output_tokens=most)
-    retry = RetryPolicy(length_retry_factor=factor)
-    settings = LlmSettings(model="m", profile=profile, max_tokens=limit, retry=retry)
+    profile = msgspec.structs.replace(OPENROUTER, max_output_tokens=most, default_max_tokens=limit)
+    settings = LlmSettings(model="m", profile=profile, retry=RetryPolicy(length_retry_factor=factor))
     assert LlmEndpoint(settings).larger_limit() == larger
+    if limit is not None:
+        own = msgspec.structs.replace(settings, max_tokens=limit)
+        assert LlmEndpoint(own).larger_limit() is None
 
 
 def test_the_profile_follows_the_base_url_unless_given() -> None:

@@ -1,6 +1,7 @@
 """Streamed replies: shown as they come, whole in the end, and given up in time."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -47,6 +48,7 @@ pytestmark = pytest.mark.anyio
 
 LONG = "You are standing in an open field west of a white house, with a boarded front door."
 COMPLETION = text_reply(LONG)
+LOOK = b'data: {"choices":[{"delta":{"content":"look"},"finish_reason":"stop"}]}\n\n'
 ONCE = RetryPolicy(max_retries=0, timeout_s=10.0)
 
 
@@ -132,6 +134,14 @@ async def test_an_endpoint_that_refuses_to_stream_is_not_asked_to_again() -> Non
 # --- Time limits ---
 
 
+def shown_to_host(lines: list[bytes], part: str = "content") -> str:
+    """Return what a host shows that drops everything when it is told to start over."""
+    shown = ""
+    for note in notes(lines, TextDelta):
+        shown = "" if note.restart else shown + (note.text if note.part == part else "")
+    return shown
+
+
 @pytest.mark.parametrize(
     ("reply", "limits", "message"),
     [
@@ -210,10 +220,46 @@ async def test_a_stream_that_breaks_is_begun_anew(broken: LlmReply, wire: str) -
     assert note.failure.kind == "unavailable"
 
 
-async def test_garbage_between_two_events_is_passed_over() -> None:
-    reply, _ = await asked_script([garbage_in_stream(COMPLETION)], retry=ONCE)
+@pytest.mark.parametrize(
+    "garbage",
+    [b"data: {garbage\n\n", b"data: [1]\n\n", b"data: {}\xe9\n\n", b"dbta: {}\n\n", b'{"error": {}}\n\n'],
+    ids=["not JSON", "not an object", "not UTF-8", "no field", "no event"],
+)
+@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+async def test_a_damaged_stream_is_begun_anew_and_said_so(garbage: bytes, wire: str) -> None:
+    reply, lines = await asked_script([garbage_in_stream(COMPLETION, garbage), COMPLETION], wire=wire)
     assert isinstance(reply, CompletionReceived), reply
-    assert reply.content == LONG
+    assert reply.content == shown_to_host(lines) == LONG
+    (note,) = notes(lines, CompletionRetried)
+    assert note.failure.kind == "damaged"
+    assert re.match(r"the stream is damaged: (event|line) \d+ ", note.failure.message)
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "responses", "messages"])
+async def test_no_call_of_a_damaged_stream_is_made(wire: str) -> None:
+    call = tool_calls_reply(("think__think", {"thought": "/data/projects/old/build/cache/file.txt"}))
+    retry = RetryPolicy(max_retries=1, initial_delay_s=0.0, timeout_s=10.0)
+    script = [garbage_in_stream(call), garbage_in_stream(call)]
+    failed, lines = await asked_script(script, wire=wire, retry=retry)
+    assert isinstance(failed, CompletionFailed), failed
+    assert (failed.failure.kind, failed.failure.attempts) == ("damaged", 2)
+    assert notes(lines, CompletionReceived) == []
+
+
+async def test_a_retry_tells_the_host_to_start_over() -> None:
+    reply, lines = await asked_script([truncated(COMPLETION), truncated(COMPLETION), COMPLETION])
+    assert isinstance(reply, CompletionReceived), reply
+    deltas = notes(lines, TextDelta)
+    restarts = [delta for delta in deltas if delta.restart]
+    assert [(delta.text, delta.request) for delta in restarts] == [("", 1), ("", 1)]
+    assert len(said(lines)) > len(LONG)
+    assert shown_to_host(lines) == LONG
+
+
+async def test_a_retry_of_what_nobody_has_seen_starts_nothing_over() -> None:
+    reply, lines = await asked_script([error_reply(503, "busy"), COMPLETION])
+    assert isinstance(reply, CompletionReceived), reply
+    assert not any(delta.restart for delta in notes(lines, TextDelta))
 
 
 @pytest.mark.parametrize("then", ["stall", "close", "break"])
@@ -223,7 +269,7 @@ async def test_what_follows_the_end_of_a_reply_is_not_waited_for(then: str) -> N
         if then == "break":
             framing = framing.replace(b"Connection: close", b"Content-Length: 9999")
         await stream.send(framing)
-        await stream.send(b'data: {"choices":[{"delta":{"content":"look"},"finish_reason":"stop"}]}\n\n')
+        await stream.send(LOOK)
         if then == "stall":
             await stream.receive()
 
@@ -247,7 +293,7 @@ async def test_what_comes_together_is_one_note_and_the_rest_is_read_for_the_conn
                 (b"content", b"ok"),
             )
         )
-        yield b"data: [DONE]\n\n"
+        yield b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
         yield b": bye\n\n"
         ended.set()
 
@@ -268,7 +314,7 @@ async def test_what_comes_together_is_one_note_and_the_rest_is_read_for_the_conn
 async def test_a_stream_that_is_held_open_after_its_last_event_is_let_go() -> None:
     async def held(stream: SocketStream) -> None:
         await stream.send(head("text/event-stream"))
-        await stream.send(b'data: {"choices":[{"delta":{"content":"look"}}]}\n\ndata: [DONE]\n\n')
+        await stream.send(LOOK + b"data: [DONE]\n\n")
         await stream.receive()
 
     async with raw_server(held) as base_url:

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 
 import anyio
+import anyio.to_thread
 from msgspec.structs import replace
 
 from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-from grue.actors.llm_exchange import Answered, Streamed
+from grue.actors.llm_exchange import LONG_BYTES, Answered, Streamed
 from grue.messages import (
     CheckToolSupport,
     CompletionFailed,
@@ -128,6 +129,7 @@ class _Asking:
         self._command = command
         self._used_ids = used_ids
         self._say = say
+        self._shown = False
 
     async def whole_reply(self) -> Reply | LlmFailure:
         """Return the reply, asked for once more where it was cut and a larger limit may help."""
@@ -139,9 +141,13 @@ class _Asking:
         self._say_cut(reply, settings, retried_with=larger)
         if larger is None:
             return reply
+        shown = self._shown
+        self._start_over()
         settings = replace(settings, max_tokens=larger)
         again = await self._reply(settings)
         if isinstance(again, LlmFailure):
+            if shown:
+                self._show_again(reply)
             return reply
         if again.cut:
             self._say_cut(again, settings)
@@ -153,7 +159,7 @@ class _Asking:
         while True:
             attempt += 1
             answer = await self._exchange(settings)
-            reply = self._read(answer)
+            reply = await self._read(answer)
             if isinstance(reply, Reply):
                 return reply
             failure = replace(endpoint.describe(reply), attempts=attempt)
@@ -168,6 +174,7 @@ class _Asking:
                 return failure
             request = self._command.request
             self._say(CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure))
+            self._start_over()
             await anyio.sleep(delay_s)
 
     async def _exchange(self, settings: LlmSettings) -> Answered | Fault:
@@ -176,15 +183,18 @@ class _Asking:
         streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
         return await self._endpoint.post(body, streamed)
 
-    def _read(self, answer: Answered | Fault) -> Reply | Fault:
-        match answer:
-            case Fault():
-                return answer
-            case Answered(status=status) if 200 <= status < 300:
-                request = self._command.request
-                return self._conversation.read(answer.body, request=request, used_ids=self._used_ids)
-            case _:
-                return fault_of_status(answer.status, answer.body, answer.location)
+    async def _read(self, answer: Answered | Fault) -> Reply | Fault:
+        if isinstance(answer, Fault):
+            return answer
+        if len(answer.body) <= LONG_BYTES:
+            return self._understood(answer)
+        return await anyio.to_thread.run_sync(self._understood, answer, abandon_on_cancel=True)
+
+    def _understood(self, answer: Answered) -> Reply | Fault:
+        if not 200 <= answer.status < 300:
+            return fault_of_status(answer.status, answer.body, answer.location)
+        request = self._command.request
+        return self._conversation.read(answer.body, request=request, used_ids=self._used_ids)
 
     def _say_cut(self, reply: Reply, settings: LlmSettings, retried_with: int | None = None) -> None:
         self._say(
@@ -197,4 +207,19 @@ class _Asking:
         )
 
     def _show(self, delta: Delta) -> None:
+        self._shown = True
         self._say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))
+
+    def _start_over(self) -> None:
+        """Tell whoever reads along that what was shown of the reply so far is void."""
+        if self._shown:
+            self._shown = False
+            self._say(TextDelta(request=self._command.request, text="", restart=True))
+
+    def _show_again(self, reply: Reply) -> None:
+        """Show a reply that stands after all, though another was begun in its place."""
+        self._start_over()
+        if reply.reasoning:
+            self._show(Delta(reply.reasoning, "reasoning"))
+        if reply.content:
+            self._show(Delta(reply.content))

@@ -15,25 +15,30 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 import httpx
 import msgspec
 from anyio.lowlevel import RunVar
 
-from grue.actors.llm_exchange import Answered, Streamed, exchange
+from grue.actors.llm_exchange import LONG_BYTES, Answered, Streamed, exchange
 from grue.errors import MCPConfigError
 from grue.messages import LlmFailure, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.lessons import lesson
-from grue.protocol.chat_wire.model_list import find_model, read_models
+from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_models
 from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile
 from grue.protocol.chat_wire.profiles import profile_for
+from grue.protocol.content_encoding import ACCEPTED
 from grue.protocol.model_support import checked_support
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
 """For a model list: it saves a failed request, and is not worth more than that."""
+
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+"""What the formats call the limit on a reply's length, where `extra_body` sets it."""
 
 _HIDDEN = "[redacted]"
 _OURS = frozenset({"model", "messages", "input", "system", "tools", "tool_choice", "stream"})
@@ -195,6 +200,13 @@ class LlmEndpoint:
             request = client.build_request("GET", self.url_of("/models"), headers=headers)
             return await exchange(client, request, patience)
 
+    async def _listed(self, answer: Answered | Fault) -> dict[str, ListedModel] | None:
+        if isinstance(answer, Fault):
+            return None
+        if len(answer.body) <= LONG_BYTES:
+            return read_models(answer.body)
+        return await anyio.to_thread.run_sync(read_models, answer.body, abandon_on_cancel=True)
+
     def support_check(self) -> SupportCheck:
         """Return when the endpoint has to be asked whether the model takes tools (R12, D8)."""
         unasked = self.profile.lists_parameters and not self._list_read
@@ -205,8 +217,7 @@ class LlmEndpoint:
     async def tool_support(self) -> ToolSupportChecked:
         """Say whether the model may be offered tools; the endpoint's list is read once, if it has one."""
         if self.profile.lists_parameters and not (self._list_read or self.settings.force_tool_support):
-            answer = await self.models()
-            models = read_models(answer.body) if isinstance(answer, Answered) else None
+            models = await self._listed(await self.models())
             listed = find_model(models or {}, self.settings.model)
             self._says_tools = listed.takes_tools if listed else None
             self._list_read = True
@@ -226,9 +237,13 @@ class LlmEndpoint:
         return True
 
     def larger_limit(self) -> int | None:
-        """Return the limit to ask for where a reply was cut at the one sent; `None`: no larger one."""
+        """Return the limit to ask for where a reply was cut at the one sent; `None`: no larger one.
+
+        Only the profile's own default may be enlarged. A limit that the settings name is the user's: nothing
+        ever asks for more.
+        """
         limit = self.profile.limit(self.settings)
-        if limit is None:
+        if limit is None or self.settings.max_tokens is not None or _LIMITS & self.settings.extra_body.keys():
             return None
         larger = int(limit * self.settings.retry.length_retry_factor)
         larger = min(larger, self.profile.max_output_tokens or larger)
@@ -316,6 +331,7 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
     own = FORMATS[profile.wire].headers(key)
     headers = {
         "Accept": "application/json, text/event-stream",
+        "Accept-Encoding": ACCEPTED,
         "Content-Type": "application/json",
         "User-Agent": "grue",
         **own,

@@ -10,16 +10,28 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import httpx
 from msgspec import Struct
 
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.server_events import EventLines, ServerEvent
+from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
+from grue.protocol.content_encoding import STEP_BYTES, BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.retry import RetryPolicy, retry_after
 
 MAX_REPLY_BYTES = 64 * 2**20
 """Longest reply that is read; an endpoint that sends more is not answering the question."""
+
+LONG_BYTES = 256 * 2**10
+"""What is longer is read in a worker thread, since the event loop has others to serve."""
+
+_SLICE_BYTES = 8 * 2**10
+"""Most of a stream that is read without a pause: it may be thousands of lines."""
+
+_HEAD_BYTES = 256
+"""What of a body is looked at to tell whether it is a JSON object."""
 
 _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
@@ -91,30 +103,64 @@ async def _first_byte(
     raise _TooSlow(f"no reply began within {limit_s:g} s")
 
 
-class _TooLong(Exception):  # noqa: N818 - never leaves this module
-    """What is sent is longer than any reply; the text says how long that is."""
-
-
 async def _received(
     response: httpx.Response, patience: RetryPolicy, streamed: Streamed | None
 ) -> Answered | Fault:
     named = response.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
-    incoming = _Incoming(streamed if response.status_code < 300 else None)
-    chunks = response.aiter_bytes()
+    incoming = _Incoming(streamed if response.status_code < 300 else None, named=named)
+    chunks = _decompressed(response)
+    try:
+        await _take_all(incoming, chunks, patience.idle_timeout_s if named and incoming.streamed else None)
+        body = await incoming.body()
+    except (EncodingError, OversizedStream, DamagedStream) as error:
+        return _unreadable(error, response.status_code)
+    if incoming.finished:
+        await _used_up(chunks)
+    return _answered(response, body)
+
+
+async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
     try:
         while not incoming.finished:
-            chunk = await _next(chunks, patience.idle_timeout_s if named and incoming.streamed else None)
+            chunk = await _next(chunks, idle_s)
             if chunk is None:
-                break
-            incoming.take(chunk)
+                return
+            await incoming.take(chunk)
     except (httpx.HTTPError, _TooSlow):
         if not incoming.whole:
             raise
-    except _TooLong as error:
-        return Fault(kind="invalid_reply", status=response.status_code, message=str(error))
-    if incoming.finished:
-        await _used_up(chunks)
-    return _answered(response, incoming.body(named=named))
+
+
+def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: int) -> Fault:
+    match error:
+        case DamagedStream():
+            return Fault(kind="damaged", status=status, message=f"the stream is damaged: {error}")
+        case OversizedStream():
+            return Fault(kind="invalid_reply", status=status, message=str(error))
+        case _:
+            return fault_of_body(error, status)
+
+
+def fault_of_body(error: EncodingError, status: int) -> Fault:
+    """Return what a body that cannot be decompressed, or not within its limit, means."""
+    what = "is" if isinstance(error, BodyTooLongError) else "cannot be decompressed:"
+    words = f"the reply {what} {error}"
+    return Fault(kind="invalid_reply", status=status, message=words)
+
+
+async def _decompressed(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the body as it comes: no piece is large, and no more of it than a reply can have."""
+    if response.is_stream_consumed:
+        # It never came over a network: a transport made it up and httpx has read it.
+        async for chunk in response.aiter_bytes(STEP_BYTES):
+            yield chunk
+        return
+    decoder = ContentDecoder(response.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
+    async for raw in response.aiter_raw():
+        for number, chunk in enumerate(decoder.feed(raw)):
+            if number:
+                await anyio.lowlevel.checkpoint()
+            yield chunk
 
 
 def _answered(response: httpx.Response, body: bytes | None) -> Answered | Fault:
@@ -130,13 +176,19 @@ def _answered(response: httpx.Response, body: bytes | None) -> Answered | Fault:
 
 
 class _Incoming:
-    """A reply as it comes: as events if any come, whatever its content type says."""
+    """A reply as it comes: as events if any come, whatever its content type says.
 
-    def __init__(self, streamed: Streamed | None) -> None:
+    Args:
+        streamed: Takes the events; `None`: none are expected.
+        named: The content type says that events come.
+    """
+
+    def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
         self.streamed = streamed
+        self._named = named
         self._lines = EventLines()
         self._size = 0
-        self._any_event = False
+        self._events = 0
         self._plain = bytearray()
 
     @property
@@ -149,35 +201,76 @@ class _Incoming:
         """Nothing that may still come is needed."""
         return self.streamed is not None and self.streamed.assembler.whole
 
-    def take(self, chunk: bytes) -> None:
+    async def take(self, chunk: bytes) -> None:
+        """Take the next bytes in, in a worker thread where an event in them may be long."""
         self._size += len(chunk)
         if self._size > MAX_REPLY_BYTES:
-            raise _TooLong(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
-        if not self._any_event:
+            raise BodyTooLongError(f"longer than {MAX_REPLY_BYTES} bytes")
+        if not self._events:
             self._plain += chunk
         if self.streamed is None:
             return
+        deltas: list[Delta] = []
         try:
-            events = list(self._lines.feed(chunk))
-        except ValueError as error:
-            raise _TooLong(str(error)) from error
-        self._assemble(self.streamed, events)
+            for start in range(0, len(chunk), _SLICE_BYTES):
+                if start:
+                    await anyio.lowlevel.checkpoint()
+                deltas += await self._read(self.streamed.assembler, chunk[start : start + _SLICE_BYTES])
+        finally:
+            # What came before a fault was shown to be so, and the host is told when it is void.
+            for delta in _joined(deltas):
+                self.streamed.show(delta)
 
-    def body(self, *, named: bool) -> bytes | None:
-        """Return what came, or `None` for a stream without an end; `named`: its content type says stream."""
+    async def body(self) -> bytes | None:
+        """Return what came, or `None` for a stream without an end."""
         if self.streamed is not None:
-            self._assemble(self.streamed, self._lines.end())
-            if self._any_event or (named and not self._plain.lstrip().startswith(b"{")):
-                return self.streamed.assembler.body() if self.whole else None
+            self._last_event(self.streamed)
+            if self._is_stream:
+                assembler = self.streamed.assembler
+                if not self.whole:
+                    return None
+                if self._size > LONG_BYTES:
+                    return await anyio.to_thread.run_sync(assembler.body, abandon_on_cancel=True)
+                return assembler.body()
         return bytes(self._plain)
 
-    def _assemble(self, streamed: Streamed, events: Iterable[ServerEvent]) -> None:
+    @property
+    def _is_stream(self) -> bool:
+        return bool(self._events) or (self._named and not self._plain[:_HEAD_BYTES].lstrip().startswith(b"{"))
+
+    async def _read(self, assembler: Assembler, data: bytes) -> list[Delta]:
+        if self._lines.waiting > LONG_BYTES and b"\n" in data:
+            return await anyio.to_thread.run_sync(self._assemble, assembler, data, abandon_on_cancel=True)
+        return self._assemble(assembler, data)
+
+    def _assemble(self, assembler: Assembler, data: bytes) -> list[Delta]:
+        try:
+            return self._feed(assembler, self._lines.feed(data))
+        except ValueError as error:
+            raise OversizedStream(str(error)) from error
+
+    def _feed(self, assembler: Assembler, events: Iterable[ServerEvent]) -> list[Delta]:
         deltas: list[Delta] = []
         for event in events:
-            self._any_event = True
-            deltas += streamed.assembler.feed(event)
-        for delta in _joined(deltas):
-            streamed.show(delta)
+            self._events += 1
+            try:
+                deltas += assembler.feed(event)
+            except DamagedStream as error:
+                raise DamagedStream(f"event {self._events} {error}") from error
+            if assembler.finished:
+                break
+        if self._is_stream and self._lines.damage:
+            raise DamagedStream(self._lines.damage)
+        return deltas
+
+    def _last_event(self, streamed: Streamed) -> None:
+        """Take in the event that only the end of the stream completes; broken off, it counts as not sent."""
+        sound = not self._lines.damage
+        with contextlib.suppress(DamagedStream):
+            for delta in _joined(self._feed(streamed.assembler, self._lines.end())):
+                streamed.show(delta)
+        if not sound and self._is_stream:
+            raise DamagedStream(self._lines.damage)
 
 
 def _joined(deltas: list[Delta]) -> list[Delta]:
@@ -199,7 +292,7 @@ async def _next(chunks: AsyncIterator[bytes], limit_s: float | None) -> bytes | 
 
 async def _used_up(chunks: AsyncIterator[bytes]) -> None:
     """Read what follows the last event, if it is there: only then can the connection be used again."""
-    with contextlib.suppress(httpx.HTTPError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
+    with contextlib.suppress(httpx.HTTPError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
         async for _ in chunks:
             pass
 

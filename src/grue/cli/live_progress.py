@@ -176,7 +176,7 @@ class Progress:
                 self.doing["ask"] = Doing(activity="thinking", since=now)
             case CompletionRetried(attempt=attempt, delay_s=delay_s):
                 self.doing["ask"] = Doing(activity="retrying", since=now + delay_s, attempt=attempt + 1)
-            case ReplyCut() if asked:
+            case ReplyCut() | TextDelta(restart=True) if asked:
                 self.doing["ask"] = replace(asked, text="")
             case TextDelta(text=text) if asked:
                 so_far = asked.text + printable(text.replace("\n", " "))

@@ -5,10 +5,15 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from grue.protocol.tool_results import is_deep
+
 _FENCE = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"\{(?=\s*[\"}])")
 _MOST_CANDIDATES = 50
 _UNKNOWN_COST = 10_000
+
+MAX_CHARS = 2 * 2**20
+"""Longest text that is looked through for an answer."""
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
@@ -55,6 +60,7 @@ def _embedded(text: str) -> list[dict[str, object]]:
             budget -= _UNKNOWN_COST
             end = start.end()
         else:
-            found.append(value)
+            if not is_deep(value):
+                found.append(value)
         start = _OPENING.search(text, end)
     return found

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from grue.messages import LlmFailure
 
-FailureKind = Literal["refused", "unavailable", "timed_out", "invalid_reply", "unreachable"]
+FailureKind = Literal["refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"]
 
 RETRYABLE = frozenset({408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """HTTP statuses after which another try can help; from 520 on, proxies speak of the server behind them."""

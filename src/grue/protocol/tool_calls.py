@@ -1,14 +1,11 @@
 """The tool calls of a reply: which go to which server, which no server gets to see, what became of each."""
 
-import json
-import math
 from typing import Literal, assert_never
 
 from msgspec import Struct
 
 from grue.messages import (
     BatchId,
-    JsonObject,
     ServerCall,
     ServerDied,
     ServerName,
@@ -24,6 +21,7 @@ from grue.messages import (
     ToolTimedOut,
 )
 from grue.protocol import tool_results
+from grue.protocol.tool_arguments import MAX_CHARS, read_arguments
 
 
 class Rejected(Struct, frozen=True):
@@ -48,49 +46,22 @@ def sort_calls(
     known = ", ".join(listed)
     runs: list[tuple[ServerName, list[ServerCall]]] = []
     rejected: list[Rejected] = []
+    room = MAX_CHARS
     for call in calls:
         tool = listed.get(call.name)
-        arguments = _arguments(call.arguments)
         if tool is None:
             error = f"Unknown MCP tool: {call.name}. Available tools: {known}"
             rejected.append(Rejected(call, error))
-        elif isinstance(arguments, str):
+            continue
+        arguments = read_arguments(call.arguments, room)
+        room -= len(call.arguments)
+        if isinstance(arguments, str):
             rejected.append(Rejected(call, f"Tool call failed: {arguments}"))
-        else:
-            _extend(runs, tool.server, ServerCall(call_id=call.call_id, tool=tool.tool, arguments=arguments))
-    return tuple(Run(server, tuple(calls)) for server, calls in runs), tuple(rejected)
-
-
-def _extend(runs: list[tuple[ServerName, list[ServerCall]]], server: ServerName, call: ServerCall) -> None:
-    if not runs or runs[-1][0] != server:
-        runs.append((server, []))
-    runs[-1][1].append(call)
-
-
-def _arguments(text: str) -> JsonObject | str:
-    """Return the arguments, or what is wrong with them."""
-    if not text.strip():
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        if str(error).startswith("Extra data") and text.lstrip().startswith("{"):
-            return "the arguments are more than one JSON object: make one call for each"
-        return f"the arguments are not valid JSON: {error}"
-    if not isinstance(value, dict):
-        return f"the arguments must be a JSON object, not {type(value).__name__}"
-    return tool_results.json_object(value)
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"{digits} is out of range")
-    return number
+            continue
+        if not runs or runs[-1][0] != tool.server:
+            runs.append((tool.server, []))
+        runs[-1][1].append(ServerCall(call_id=call.call_id, tool=tool.tool, arguments=arguments))
+    return tuple(Run(server, tuple(served)) for server, served in runs), tuple(rejected)
 
 
 def record(

@@ -26,7 +26,7 @@ import bisect
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -91,6 +91,22 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
 def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> JsonObject:
     """Return a mapping as a JSON object, in the same way."""
     return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
+
+
+def is_deep(value: object, depth: int = MAX_DEPTH) -> bool:
+    """Say whether a parsed JSON value is nested more than `depth` deep."""
+    level = [value]
+    for _ in range(depth):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 _MAX_INT_BITS = 14_000

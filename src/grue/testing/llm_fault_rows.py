@@ -217,7 +217,15 @@ def _streamed(label: str, wire: str) -> Sequence[Fault]:
     return (
         _llm(f"{label}-stream-well-behaved", SOUND, **more),
         _llm(f"{label}-stream-drips", dripping(SOUND, size=64, every_s=0.002), **more),
-        _llm(f"{label}-stream-with-garbage", garbage_in_stream(SOUND), **more),
+        _again(f"{label}-stream-with-garbage", garbage_in_stream(SOUND), "damaged", **more),
+        _llm(
+            f"{label}-stream-with-garbage",
+            *[garbage_in_stream(SOUND)] * 2,
+            outcome="LLMError damaged",
+            says=("the stream is damaged", "is not JSON"),
+            **more,
+        ),
+        _again(f"{label}-stream-not-utf-8", garbage_in_stream(SOUND, b"data: {\xe9}\n\n"), "damaged", **more),
         _again(f"{label}-stream-stalls", stalled(SOUND), "timed_out", **impatient),
         _llm(f"{label}-stream-stalls", stalled(SOUND), stalled(SOUND), **timed_out),
         _again(f"{label}-stream-resets", reset(SOUND, after=0.5), "unavailable", **more),

@@ -145,6 +145,8 @@ def _of_model(body: EpisodeBody) -> str:
             most = "the endpoint's limit" if limit is None else f"{limit} tokens"
             then = "taken as it is" if larger is None else f"again with {larger}"
             return f"request {body.request} cut at {most}, {then}"
+        case messages.TextDelta(restart=True):
+            return f"request {body.request} begins anew: what came of its reply is void"
         case messages.TextDelta(text=text, part=part):
             return f"{'' if part == 'content' else f'{part} '}{_quoted(text, strip=False)}"
         case _:

@@ -249,11 +249,26 @@ def test_a_body_that_is_no_completion(body: bytes, kind: str, status: int, said:
 
 
 def test_near_json_is_read() -> None:
-    body = b'\xef\xbb\xbf{"choices":[{"message":{"content":"\\ud83d look \xff","reasoning_details":[NaN]}}]}'
+    body = b'\xef\xbb\xbf{"choices":[{"message":{"content":"\\ud83d look","reasoning_details":[NaN]}}]}'
     reply = CHAT.decode(body, CANONICAL, request=1)
     assert isinstance(reply, Reply)
-    assert reply.content == "\ufffd look \ufffd"
+    assert reply.content == "\ufffd look"
     assert reply.echo == {"reasoning_details": [None]}
+
+
+def test_a_body_that_is_not_utf_8_is_not_read_with_other_characters_in_it() -> None:
+    body = completion_of_call(b'{\\"path\\":\\"caf\xe9\\"}')
+    fault = CHAT.decode(body, CANONICAL, request=1)
+    assert isinstance(fault, Fault)
+    assert fault.kind == "invalid_reply"
+
+
+def completion_of_call(arguments: bytes, finish: bytes = b"tool_calls") -> bytes:
+    function = b'{"name":"s.t","arguments":"%b"}' % arguments
+    return b'{"choices":[{"message":{"tool_calls":[{"function":%b}]},"finish_reason":"%b"}]}' % (
+        function,
+        finish,
+    )
 
 
 # --- Anything at all ---

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grue.protocol.chat_wire.server_events as server_events
-from grue.protocol.chat_wire.server_events import EventLines, ServerEvent
+from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, ServerEvent, intact
 
 LINES = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)), max_size=8)
 EVENTS = st.lists(
@@ -90,11 +90,42 @@ def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ('{"a": [1]}', {"a": [1]}),
         ("[DONE]", {}),
-        ("[1]", {}),
         ("", {}),
-        ('{"a"', {}),
         ('{"a": NaN}', {"a": None}),
     ],
 )
 def test_the_object_of_an_event(text: str, value: object) -> None:
     assert ServerEvent("", text).object == value
+
+
+@pytest.mark.parametrize("text", ["[1]", "1", '"text"', "null", '{"a"', "{garbage", '{"a": 1}}', "DONE"])
+def test_data_that_is_no_object_is_damage(text: str) -> None:
+    with pytest.raises(DamagedStream, match="is not"):
+        assert ServerEvent("", text).object is None
+
+
+@pytest.mark.parametrize(
+    ("stream", "damage"),
+    [
+        (b"data: caf\xe9\n\n", "line 1 of the stream is not UTF-8"),
+        (b": x\n\x0bdata: a\n\n", "line 2 of the stream has no field of an event"),
+        (b"dbta: a\n\n", "line 1 of the stream has no field of an event"),
+        (b"data; a\n\n", "line 1 of the stream has no field of an event"),
+        (b"data: a\xc3", "line 1 of the stream is not UTF-8"),
+        (b": \xe9t\xe9\n\n", "line 1 of the stream is not UTF-8"),
+        (b": ping\n\nid: 1\nretry: 5\nevent: x\ndata:\n\ndata\n\n", ""),
+    ],
+)
+def test_lines_that_no_stream_has_are_remembered(stream: bytes, damage: str) -> None:
+    lines = EventLines()
+    list(lines.feed(stream))
+    list(lines.end())
+    assert lines.damage == damage
+
+
+def test_a_member_with_one_wrong_character_is_damage() -> None:
+    names = frozenset({"content", "tool_calls", "role"})
+    with pytest.raises(DamagedStream, match="a member 'cpntent' where 'content' should be"):
+        intact({"cpntent": "x"}, names)
+    for sound in ({"content": ""}, {"annotations": []}, {"contents": 1}, {"id": 1}, {"c" * 500: 1}):
+        assert intact(dict(sound), names) == sound

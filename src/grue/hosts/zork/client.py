@@ -7,7 +7,7 @@ called like any other object (`client_actor.py`); one with its own `_supports_to
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, Unpack
 
@@ -15,7 +15,7 @@ import httpx
 from msgspec.structs import replace
 
 from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-from grue.actors.llm_exchange import MAX_REPLY_BYTES, Answered, fault_of_exchange
+from grue.actors.llm_exchange import MAX_REPLY_BYTES, Answered, fault_of_body, fault_of_exchange
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.errors import LLMError, MCPConfigError
@@ -43,6 +43,7 @@ from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice
+from grue.protocol.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.model_support import supports_tool_calling
 from grue.protocol.retry import retry_after
 from grue.turn_errors import error_for, tool_support_error
@@ -369,16 +370,28 @@ def _received(response: httpx.Response, timeout_s: float) -> Answered | Fault:
     # The limits of httpx are for each read: a reply that drips could last for ever.
     deadline = time.monotonic() + timeout_s
     received = bytearray()
-    for chunk in response.iter_bytes():
-        received += chunk
-        if len(received) > MAX_REPLY_BYTES:
-            words = f"the reply is longer than {MAX_REPLY_BYTES} bytes"
-            return Fault(kind="invalid_reply", status=response.status_code, message=words)
-        if time.monotonic() > deadline:
-            raise TimeoutError
+    try:
+        for chunk in _decompressed(response):
+            received += chunk
+            if len(received) > MAX_REPLY_BYTES:
+                raise BodyTooLongError(f"longer than {MAX_REPLY_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    except EncodingError as error:
+        return fault_of_body(error, response.status_code)
     return Answered(
         status=response.status_code,
         body=bytes(received),
         retry_after_s=retry_after(response.headers.get("retry-after"), time.time()),
         location=response.headers.get("location"),
     )
+
+
+def _decompressed(response: httpx.Response) -> Iterator[bytes]:
+    if response.is_stream_consumed:
+        # A transport made it up, and httpx has read it.
+        yield from response.iter_bytes()
+        return
+    decoder = ContentDecoder(response.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
+    for raw in response.iter_raw():
+        yield from decoder.feed(raw)

@@ -88,7 +88,7 @@ def _listed(holder: object, name: str) -> Sequence[Any]:
 
 def _kind(error: Exception, status: int | None, words: str) -> FailureKind:
     if isinstance(error, LLMError):
-        for kind in ("refused", "unavailable", "timed_out", "invalid_reply", "unreachable"):
+        for kind in ("refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"):
             if error.kind == kind:
                 return kind
     if status is not None:

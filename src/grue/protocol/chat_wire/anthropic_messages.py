@@ -22,6 +22,7 @@ from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import (
+    MAX_CALLS,
     CallIds,
     Reply,
     as_object,
@@ -33,6 +34,7 @@ from grue.protocol.chat_wire.reply import (
     read_object,
     text_of,
     tokens,
+    unless_cut,
 )
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.chat_wire.wire_format import (
@@ -142,6 +144,8 @@ class AnthropicMessages:
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("content"), list):
             return no_completion("no content")
+        if len(listed(answer["content"])) > MAX_CALLS:
+            return no_completion(f"more than {MAX_CALLS} blocks")
         return _read(answer, CallIds(request, used_ids), names)
 
     def assembler(self) -> Assembler:
@@ -239,6 +243,8 @@ def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
     said = "".join(text_of(block) for block in blocks if block.get("type") == "text")
     stop = as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None
+    if finish == "length" and calls and blocks[-1].get("type") == "tool_use":
+        calls = list(unless_cut(calls, blocks[-1].get("input")))
     why = as_text(as_object(answer.get("stop_details")).get("explanation"))
     refused = stop == "refusal"
     return Reply(

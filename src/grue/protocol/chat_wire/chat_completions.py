@@ -20,6 +20,7 @@ from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
+    MAX_CALLS,
     CallIds,
     Reply,
     as_object,
@@ -31,6 +32,7 @@ from grue.protocol.chat_wire.reply import (
     read_object,
     text_of,
     tokens,
+    unless_cut,
 )
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.chat_wire.wire_format import (
@@ -114,6 +116,8 @@ class ChatCompletions:
         match answer.get("choices"):
             case [{"error": error}, *_] if error:
                 return fault_of_error(error)
+            case [{"message": {"tool_calls": list(calls)}}, *_] if len(calls) > MAX_CALLS:
+                return no_completion(f"more than {MAX_CALLS} tool calls")
             case [{"message": dict() as message} as choice, *_]:
                 return _read(answer, as_object(choice), message, CallIds(request, used_ids), names)
             case _ if answer.get("error"):
@@ -192,6 +196,8 @@ def _read(
     raw_calls = [call for call in listed(message.get("tool_calls")) if isinstance(call, dict)]
     calls = tuple(_call(call, ids, names) for call in raw_calls)
     finish = as_text(choice.get("finish_reason"))
+    if finish == "length" and raw_calls:
+        calls = unless_cut(calls, _function(raw_calls[-1]).get("arguments"))
     beside = {
         call.call_id: {"extra_content": raw["extra_content"]}
         for call, raw in zip(calls, raw_calls, strict=True)
@@ -212,9 +218,13 @@ def _read(
 
 
 def _call(call: JsonObject, ids: CallIds, names: WireNames) -> ToolCall:
-    # Some local servers leave the inner object out.
-    function = as_object(call.get("function")) or call
+    function = _function(call)
     return read_call(call.get("id"), function.get("name"), function.get("arguments"), ids, names)
+
+
+def _function(call: JsonObject) -> JsonObject:
+    # Some local servers leave the inner object out.
+    return as_object(call.get("function")) or call
 
 
 def _refusal_part(content: object) -> str | None:

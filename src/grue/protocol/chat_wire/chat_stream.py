@@ -1,14 +1,50 @@
-"""A streamed chat completion, put together from its chunks."""
+"""A streamed chat completion, put together from its chunks.
+
+Chunks carry no numbers, so that a lost one shows only in what the others need: every call has to begin with
+its name, the indexes of calls count up one by one (or never, at some servers, or are absent), and the reply
+has to end with a reason. A stream that breaks one of these rules raises `DamagedStream`.
+"""
 
 from collections.abc import Iterable
 
+from msgspec import Struct, field
+
 from grue.messages import JsonObject
 from grue.protocol.chat_wire.json_text import to_json
-from grue.protocol.chat_wire.reply import as_object, as_text, listed, text_of
-from grue.protocol.chat_wire.server_events import ServerEvent
+from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text, listed, text_of
+from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
 from grue.protocol.chat_wire.wire_format import Delta
 
 _THOUGHTS = ("reasoning_content", "reasoning")
+_TEXTS = ("content", "refusal", *_THOUGHTS)
+
+_CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
+_CHOICE = frozenset({"delta", "message", "finish_reason", "error", "index", "logprobs"})
+_DELTA = frozenset({*_TEXTS, "tool_calls", "reasoning_details", "role"})
+_PIECE = frozenset({"index", "function", "type", "extra_content"})
+_FUNCTION = frozenset({"name", "arguments"})
+
+
+class _Call(Struct):
+    """A call whose pieces are coming in.
+
+    Attributes:
+        index: As the stream has it; `None`: it has none.
+        whole: Arguments that came as an object and not as text.
+    """
+
+    index: object
+    id: str
+    name: str
+    texts: list[str] = field(default_factory=list)
+    whole: object = None
+    extra: object = None
+
+    def as_json(self) -> JsonObject:
+        arguments = "".join(self.texts) if self.whole is None else self.whole
+        function: JsonObject = {"name": self.name, "arguments": arguments}
+        call: JsonObject = {"index": self.index, "id": self.id, "type": "function", "function": function}
+        return call | ({"extra_content": self.extra} if self.extra else {})
 
 
 class ChatAssembler:
@@ -18,7 +54,7 @@ class ChatAssembler:
         self.finished = False
         self._top: JsonObject = {}
         self._texts: dict[str, list[str]] = {}
-        self._calls: list[JsonObject] = []
+        self._calls = _Calls()
         self._details: list[object] = []
         self._finish: object = None
 
@@ -28,14 +64,25 @@ class ChatAssembler:
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
-        """Take the next chunk in, and return the text in it."""
+        """Take the next chunk in, and return the text in it.
+
+        Raises:
+            DamagedStream: The chunk, or one before it, is not as it was sent.
+            OversizedStream: It has more calls than any reply.
+        """
         if event.text.strip() == "[DONE]":
+            if self._finish is None:
+                raise DamagedStream("ends the reply, but no event gave it a finish_reason")
             self.finished = True
             return ()
-        chunk = event.object
+        chunk = intact(event.object, _CHUNK)
         self._top |= {key: value for key, value in chunk.items() if key != "choices" and value is not None}
-        self.finished = self.finished or bool(chunk.get("error"))
-        return [delta for choice in listed(chunk.get("choices")) for delta in self._add(as_object(choice))]
+        if chunk.get("error"):
+            self.finished = True
+        choices = chunk.get("choices")
+        if choices is not None and not isinstance(choices, list):
+            raise DamagedStream("has choices that are no list")
+        return [delta for choice in listed(choices) for delta in self._add(_member(choice, "choice"))]
 
     def body(self) -> bytes:
         """Return the completion so far."""
@@ -43,65 +90,120 @@ class ChatAssembler:
         message |= {key: "".join(pieces) for key, pieces in self._texts.items()}
         if self._details:
             message["reasoning_details"] = self._details
-        if self._calls:
-            message["tool_calls"] = self._calls
-        began = self._texts or self._calls or self._finish is not None
+        calls = self._calls.as_json()
+        if calls:
+            message["tool_calls"] = calls
+        began = self._texts or calls or self._finish is not None
         if self._top.get("error") or not began:
             return to_json(self._top)
         choice = {"index": 0, "message": message, "finish_reason": self._finish}
         return to_json({**self._top, "choices": [choice]})
 
     def _add(self, choice: JsonObject) -> Iterable[Delta]:
+        intact(choice, _CHOICE)
         if choice.get("error"):
             self._top["error"] = choice["error"]
             self.finished = True
             return
-        delta = as_object(choice.get("delta"))
+        delta = _member(choice.get("delta") or {}, "delta")
         if not (delta or self._texts or self._calls):
             # A gateway that does not stream sends the whole message as its one chunk.
-            delta = as_object(choice.get("message"))
+            delta = _member(choice.get("message") or {}, "message")
+        intact(delta, _DELTA)
         self._finish = choice.get("finish_reason") or self._finish
         for call in listed(delta.get("tool_calls")):
-            self._call(as_object(call))
+            self._calls.add(_member(call, "tool call"))
         self._details += listed(delta.get("reasoning_details"))
-        for field in ("content", "refusal", *_THOUGHTS):
-            text = text_of(delta.get(field))
+        for name in _TEXTS:
+            text = _text(delta.get(name), name)
             if text:
-                self._texts.setdefault(field, []).append(text)
-                yield Delta(text, "reasoning" if field in _THOUGHTS else "content")
+                self._texts.setdefault(name, []).append(text)
+                yield Delta(text, "reasoning" if name in _THOUGHTS else "content")
 
-    def _call(self, piece: JsonObject) -> None:
-        call = self._call_of(piece)
-        function = as_object(call["function"])
-        said = as_object(piece.get("function"))
+
+class _Calls:
+    """The calls of a reply. Pieces are told apart by index; without one by id, or belong to the last."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by_index: dict[str, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def as_json(self) -> list[JsonObject]:
+        return [call.as_json() for call in self._calls]
+
+    def add(self, piece: JsonObject) -> None:
+        """Take a piece in.
+
+        Raises:
+            DamagedStream: It belongs to no call that has begun, and begins none.
+        """
+        said = intact(_member(intact(piece, _PIECE).get("function") or {}, "function"), _FUNCTION)
+        call = self._of(piece, said)
         # Names come whole; some gateways repeat them with every piece.
-        function["name"] = as_text(said.get("name")) or function["name"]
+        call.name = as_text(said.get("name")) or call.name
         arguments = said.get("arguments")
         if isinstance(arguments, str):
-            function["arguments"] = f"{function['arguments']}{arguments}"
+            call.texts.append(arguments)
         elif arguments is not None:
-            function["arguments"] = to_json(arguments).decode()
-        if piece.get("extra_content"):
-            call["extra_content"] = piece["extra_content"]
+            call.whole = arguments
+        call.extra = piece.get("extra_content") or call.extra
 
-    def _call_of(self, piece: JsonObject) -> JsonObject:
-        """Return the call that a piece belongs to: by index, and where there is none by id, or the last."""
+    def _of(self, piece: JsonObject, said: JsonObject) -> _Call:
         index, call_id = piece.get("index"), as_text(piece.get("id")) or ""
-        for call in reversed(self._calls):
-            if index is not None and call["index"] is not None and call["index"] != index:
-                continue
-            # Another id under the same index is another call: some servers never count up.
-            if call["id"] == call_id if call_id and call["id"] else index is not None:
-                call["id"] = call["id"] or call_id
-                return call
-        if index is None and not call_id and self._calls and not as_object(piece.get("function")).get("name"):
+        if self._calls and (index is None) != (self._calls[-1].index is None):
+            raise DamagedStream("has a piece of a tool call with an index, or without, unlike the others")
+        known = self._known(index, call_id, said)
+        if known is None:
+            return self._begin(index, call_id, said)
+        if call_id and not known.id:
+            known.id = call_id
+            self._by_id[call_id] = known
+        return known
+
+    def _known(self, index: object, call_id: str, said: JsonObject) -> _Call | None:
+        if index is None:
+            if call_id or not self._calls or said.get("name"):
+                return self._by_id.get(call_id)
             return self._calls[-1]
-        self._calls.append(
-            {
-                "index": index,
-                "id": call_id,
-                "type": "function",
-                "function": {"name": "", "arguments": ""},
-            }
-        )
-        return self._calls[-1]
+        latest = self._by_index.get(_key(index))
+        # Another id under the same index is another call: some servers never count up.
+        if latest is None or not (call_id and latest.id) or latest.id == call_id:
+            return latest
+        other = self._by_id.get(call_id)
+        return other if other is not None and other.index == index else None
+
+    def _begin(self, index: object, call_id: str, said: JsonObject) -> _Call:
+        if not isinstance(said.get("name"), str):
+            raise DamagedStream("adds to a tool call that has not begun")
+        before = self._calls[-1].index if self._calls else None
+        # The first may have any number: some gateways count the text before it.
+        if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
+            raise DamagedStream(f"begins tool call {index} after tool call {before}")
+        if len(self._calls) >= MAX_CALLS:
+            raise OversizedStream(f"the reply has more than {MAX_CALLS} tool calls")
+        call = _Call(index, call_id, "")
+        self._calls.append(call)
+        self._by_index[_key(index)] = call
+        if call_id:
+            self._by_id[call_id] = call
+        return call
+
+
+def _key(index: object) -> str:
+    return str(index) if isinstance(index, int) else repr(index)
+
+
+def _member(value: object, what: str) -> JsonObject:
+    if not isinstance(value, dict):
+        raise DamagedStream(f"has a {what} that is no object")
+    return as_object(value)
+
+
+def _text(value: object, name: str) -> str:
+    if value is not None and not isinstance(value, str | list | dict):
+        raise DamagedStream(f"has a {name} that is no text")
+    return text_of(value)

@@ -31,7 +31,7 @@ from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.reply import UNREADABLE, Reply, no_completion
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
 from grue.protocol.tool_names import WireNames
 
@@ -124,7 +124,10 @@ class Conversation:
 
     def read(self, body: bytes, *, request: int, used_ids: set[str]) -> Reply | Fault:
         """Read the body of a reply to it, without keeping it."""
-        return self.format.decode(body, self.names, request=request, used_ids=used_ids)
+        try:
+            return self.format.decode(body, self.names, request=request, used_ids=used_ids)
+        except UNREADABLE as error:
+            return no_completion(f"it cannot be read ({type(error).__name__})")
 
     def keep(self, reply: Reply) -> None:
         """Remember the reply; it enters the history with the next `ask`."""

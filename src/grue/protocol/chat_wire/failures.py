@@ -64,7 +64,7 @@ def fault_of_status(status: int, body: bytes, location: str | None = None) -> Fa
     first_event = re.match(rb"data: *(\{[^\n]*)", body)
     try:
         error = from_json(first_event[1] if first_event else body)
-    except ValueError:
+    except (ValueError, MemoryError):
         words = _plain_words(body)
         return Fault(kind=kind_of_status(status, words), status=status, message=words)
     words = error_words(error)
@@ -236,6 +236,8 @@ def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile) -> st
             return "Choose a model that is better at calling tools."
         case Fault(kind="invalid_reply"):
             return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
+        case Fault(kind="damaged"):
+            return "Check the proxies and gateways before the endpoint, or do not stream."
         case Fault(kind="unavailable"):
             return "Try again later, or choose another model."
         case _:

@@ -1,15 +1,16 @@
 """JSON as endpoints and models write it, which is not always JSON."""
 
 import json
-from collections.abc import Iterable
 
 import msgspec
 
 from grue.messages import JsonObject
-from grue.protocol.tool_results import json_value
+from grue.protocol.tool_arguments import MAX_CHARS, is_crowded
+from grue.protocol.tool_results import MAX_DEPTH, is_deep, json_value
 
-MAX_DEPTH = 100
-"""Deepest nesting that is read; whatever is read can thus be walked and written again."""
+_LONG_BYTES = 256 * 2**10
+_MOST_VALUES = 500_000
+"""Most values in what is long: decoding cannot be interrupted, and nothing else runs meanwhile."""
 
 
 def to_json(value: object) -> bytes:
@@ -24,35 +25,32 @@ def from_json(body: bytes) -> object:
     """Decode JSON, and the near-JSON that some endpoints send: NaN, lone surrogates, a byte order mark.
 
     Raises:
-        ValueError: It is not even that, or nested more than `MAX_DEPTH` deep.
+        ValueError: It is not even that, or nested more than `MAX_DEPTH` deep, or holds too many values.
     """
+    if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
+        raise ValueError(f"it holds more than {_MOST_VALUES} values")
     try:
         value = _decode(body)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return value
-    raise ValueError("nested too deeply")
+    # What has few brackets need not be looked through.
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and is_deep(value):
+        raise ValueError("nested too deeply")
+    return value
 
 
 def _decode(body: bytes) -> object:
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return json_value(json.loads(body.decode("utf-8-sig", "replace")))
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        # Bytes that are not UTF-8 are an error: with replaced characters, a call would have other arguments.
+        return json_value(json.loads(body.decode("utf-8-sig")))
 
 
 def json_object(text: str) -> JsonObject | None:
-    """Return the object that `text` is, by the letter of JSON, or `None`."""
+    """Return the object that `text` is, by the letter of JSON, or `None`, also for one that is too large."""
+    if len(text) > MAX_CHARS or is_crowded(text):
+        return None
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -31,7 +31,7 @@ def read_models(body: bytes) -> dict[str, ListedModel] | None:
     """Return the models of a list by name, or `None` for a body that is no list of models."""
     try:
         answer = as_object(from_json(body))
-    except ValueError:
+    except (ValueError, MemoryError):
         return None
     if not isinstance(answer.get("data"), list):
         return None

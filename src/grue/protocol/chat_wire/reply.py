@@ -4,19 +4,29 @@ Replies are untrusted and often not quite as documented: ids are missing or come
 or empty, numbers are texts. What can be read is read; nothing in here raises.
 """
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Sequence
 from itertools import count
-from json import JSONDecodeError, JSONDecoder
+from json import JSONDecoder
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.messages import CallId, JsonObject, ToolCall, Usage
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.json_text import from_json, to_json
+from grue.protocol.chat_wire.json_text import from_json, json_object, to_json
+from grue.protocol.tool_arguments import CUT_MARK
 from grue.protocol.tool_names import WireNames
 
 NAMELESS = "unnamed"
 """What a call without a name is called."""
+
+MAX_CALLS = 10_000
+"""Most tool calls of one reply; with more of them it is no reply."""
+
+UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
+"""What Python raises over text and numbers that are too much for it. Readers guard against it by themselves;
+at the edge it is caught once more, because nothing that an endpoint says may end an actor."""
 
 _ABSURD = 2**53
 
@@ -84,28 +94,71 @@ def _arguments(value: object) -> str:
 
 
 def _said_once(text: str) -> str:
-    """Return one copy of arguments that were sent several times over, as some gateways do with fragments."""
-    try:
-        first, end = _DECODER.raw_decode(text.strip())
-        rest = text.strip()[end:].strip()
-        while rest:
-            again, length = _DECODER.raw_decode(rest)
-            if again != first or not isinstance(first, dict):
-                return text
-            rest = rest[length:].strip()
-    except (JSONDecodeError, RecursionError):
+    """Return one copy of arguments that were sent several times over, as some gateways do with fragments.
+
+    However many objects a reply strings together, it takes time linear in its length: equal copies are told
+    by their spelling; those that are spelled differently are compared by what they say, if they are few.
+    """
+    text = text.strip()
+    several = _SEVERAL.search(text)
+    if several is None:
         return text
-    return text.strip()[:end]
+    first = text[: several.start() + 1]
+    if not text.replace(first, "").strip() and json_object(first) is not None:
+        return first
+    if len(text) > _MOST_COMPARED:
+        return text
+    try:
+        return _one_of_equals(text)
+    except (ValueError, RecursionError):
+        # ValueError: no JSON, or an integer of more digits than Python reads.
+        return text
+
+
+def _one_of_equals(text: str) -> str:
+    first, end = _DECODER.raw_decode(text)
+    at = _past_space(text, end)
+    for _ in range(_MOST_COPIES):
+        if at == len(text) or not isinstance(first, dict):
+            break
+        again, at = _DECODER.raw_decode(text, at)
+        if again != first:
+            return text
+        at = _past_space(text, at)
+    return text[:end] if at == len(text) else text
+
+
+def _past_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return space.end() if space else at
 
 
 _DECODER = JSONDecoder()
+_SPACE = re.compile(r"\s*")
+_SEVERAL = re.compile(r"\}\s*+\{")
+_MOST_COMPARED = 64 * 2**10
+_MOST_COPIES = 8
+
+
+def unless_cut(calls: Sequence[ToolCall], given: object) -> tuple[ToolCall, ...]:
+    """Return the calls of a reply that was cut, the last one marked if nobody can tell whether it is whole.
+
+    Args:
+        calls: In order.
+        given: The last one's arguments as they came. Of a text one can tell; an object was put together by
+            somebody who may have added what was missing, and a blank text may be all that there was time for.
+    """
+    if not calls or (isinstance(given, str) and given.strip()):
+        return tuple(calls)
+    last = calls[-1]
+    return (*calls[:-1], replace(last, arguments=f"{last.arguments}{CUT_MARK}"))
 
 
 def read_object(body: bytes) -> JsonObject | Fault:
     """Return the JSON object that a body is, or why it is none."""
     try:
         answer = from_json(body)
-    except ValueError:
+    except (ValueError, MemoryError):
         start = body[:200].decode("utf-8", "replace")
         return Fault(kind="invalid_reply", status=200, message=f"not JSON: {start or 'an empty body'}")
     if not isinstance(answer, dict):

@@ -23,6 +23,7 @@ from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
+    MAX_CALLS,
     CallIds,
     Reply,
     as_object,
@@ -34,6 +35,7 @@ from grue.protocol.chat_wire.reply import (
     read_object,
     text_of,
     tokens,
+    unless_cut,
 )
 from grue.protocol.chat_wire.responses_stream import ResponsesAssembler
 from grue.protocol.chat_wire.strict_schema import strict_format
@@ -115,6 +117,8 @@ class Responses:
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("output"), list):
             return no_completion("no output")
+        if len(listed(answer["output"])) > MAX_CALLS:
+            return no_completion(f"more than {MAX_CALLS} items")
         if answer.get("status") in ("failed", "cancelled"):
             return fault_of_error({"message": f"the response is {answer['status']}"})
         return _read(answer, CallIds(request, used_ids), names)
@@ -194,6 +198,8 @@ def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
             kept.append(again)
     parts = [as_object(part) for item in items for part in listed(item.get("content"))]
     finish = _finish(answer, bool(calls))
+    if finish == "length" and calls and items[-1].get("type") == "function_call":
+        calls = list(unless_cut(calls, items[-1].get("arguments")))
     return Reply(
         content="".join(text_of(part) for part in parts if part.get("type") == "output_text") or None,
         tool_calls=tuple(calls),

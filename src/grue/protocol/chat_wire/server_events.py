@@ -1,7 +1,13 @@
-"""Server-sent events, as much of them as streamed replies use."""
+"""Server-sent events, as much of them as streamed replies use.
+
+A stream that is damaged must not be acted upon: what is missing from it cannot be told from what is left.
+Bytes that are not UTF-8 and lines with a field that no event has are therefore remembered as damage
+(`EventLines.damage`), and data that is not a JSON object raises `DamagedStream`.
+"""
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -9,9 +15,22 @@ from grue.messages import JsonObject
 from grue.protocol.chat_wire.json_text import from_json
 
 MAX_LINE_BYTES = 16 * 2**20
-"""Longest line that is kept; a stream that sends a longer one is none."""
+"""Longest line that is kept; a longer one ends the stream."""
 
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
+_FIELDS = frozenset({"data", "event", "id", "retry", ""})
+"""Fields of an event by the standard; a line that begins with a colon is a comment."""
+
+_LONGEST_NAME = 24
+_SHORTEST_NAME = 4
+
+
+class DamagedStream(Exception):  # noqa: N818 - the name says what happened
+    """A stream cannot be trusted; the text says what is wrong, to follow "event 7 of the stream"."""
+
+
+class OversizedStream(Exception):  # noqa: N818 - the name says what happened
+    """A stream holds more than any reply does; another try would bring the same."""
 
 
 class ServerEvent(Struct, frozen=True):
@@ -22,23 +41,65 @@ class ServerEvent(Struct, frozen=True):
 
     @property
     def object(self) -> JsonObject:
-        """The data as a JSON object; an empty one for data that is none."""
+        """The data as a JSON object; an empty one for blank data and for `[DONE]`.
+
+        Raises:
+            DamagedStream: The data is anything else.
+        """
+        if self.text.strip() in ("", "[DONE]"):
+            return {}
         try:
             value = from_json(self.text.encode("utf-8", "replace"))
         except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
+            raise DamagedStream("is not JSON") from None
+        if not isinstance(value, dict):
+            raise DamagedStream("is not a JSON object")
+        return value
+
+
+def intact(value: JsonObject, names: frozenset[str]) -> JsonObject:
+    """Return an object none of whose members is one of `names` with a wrong character in it.
+
+    Members that are not known are passed over, since endpoints add some; a known one that has been garbled
+    would be passed over in the same way, and with it what it says.
+
+    Raises:
+        DamagedStream: A member is garbled.
+    """
+    for name in value:
+        if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
+            meant = _garbled(name, names)
+            if meant:
+                raise DamagedStream(f"has a member {name!a} where {meant!a} should be")
+    return value
+
+
+@lru_cache(1024)
+def _garbled(name: str, names: frozenset[str]) -> str:
+    alike = (known for known in names if len(known) == len(name))
+    return next((known for known in alike if sum(map(str.__ne__, known, name)) == 1), "")
 
 
 class EventLines:
-    """Cuts bytes into events, however they come: LF, CRLF or CR ends a line, an empty line an event."""
+    """Cuts bytes into events, however they come: LF, CRLF or CR ends a line, an empty line an event.
+
+    Attributes:
+        damage: What was wrong with the first line that no event can have; empty: nothing. It counts only
+            where there are events: the lines of a plain body are no fields.
+    """
 
     def __init__(self) -> None:
+        self.damage = ""
         self._rest = bytearray()
         self._searched = 0
-        self._begun = False
+        self._number = 0
         self._kind = ""
         self._lines: list[str] = []
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a line that has not ended yet."""
+        return len(self._rest)
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
         """Take the next bytes in and yield the events that they complete.
@@ -74,9 +135,14 @@ class EventLines:
         return line
 
     def _take(self, encoded: bytes) -> ServerEvent | None:
-        line = encoded.decode("utf-8", "replace")
-        if not self._begun:
-            line, self._begun = line.removeprefix("\ufeff"), True
+        self._number += 1
+        try:
+            line = encoded.decode()
+        except UnicodeDecodeError:
+            self._damaged("is not UTF-8")
+            line = encoded.decode("utf-8", "replace")
+        if self._number == 1:
+            line = line.removeprefix("\ufeff")
         if not line:
             event = ServerEvent(self._kind, "\n".join(self._lines)) if self._lines else None
             self._kind, self._lines = "", []
@@ -87,4 +153,9 @@ class EventLines:
             self._lines.append(value)
         elif field == "event":
             self._kind = value
+        elif field not in _FIELDS:
+            self._damaged("has no field of an event")
         return None
+
+    def _damaged(self, what: str) -> None:
+        self.damage = self.damage or f"line {self._number} of the stream {what}"
