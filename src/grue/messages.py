@@ -96,11 +96,14 @@ class ToolCallResult(Struct, frozen=True):
         content: A JSON value: structured content, parsed JSON, text, or a list of blocks.
         is_error: The call failed, or the tool said that it did.
         error_message: What failed, for the model; set whenever `is_error` is.
+        blocks: Images, audio, links and resources that came beside structured content. Without that,
+            `content` is the list of blocks itself.
     """
 
     content: object = None
     is_error: bool = False
     error_message: str | None = None
+    blocks: tuple[JsonObject, ...] = ()
 
     def to_dict(self) -> JsonObject:
         """Return `{"content": ...}`, or `{"error": ..., "content": ...}` for a failure (R11.3, P43)."""
@@ -109,11 +112,34 @@ class ToolCallResult(Struct, frozen=True):
         return {"content": self.content}
 
 
-class ToolMessage(Struct, frozen=True, tag="tool"):
-    """The answer to one tool call in the conversation; `content` is JSON text (R11.5, P44)."""
+class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An image, a recording or a file that a tool returned, checked and ready to be shown to the model.
+
+    Attributes:
+        mime: What `data` is by its first bytes, whatever the server called it.
+        data: Base64, padded, without line breaks.
+        bytes: Size of what `data` stands for.
+        name: File name, for a `file`.
+    """
+
+    kind: Literal["image", "audio", "file"]
+    mime: str
+    data: str
+    bytes: int
+    name: str = ""
+
+
+class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
+    """The answer to one tool call in the conversation; `content` is JSON text (R11.5, P44).
+
+    Attributes:
+        attachments: What `content` only describes, in the same order. An endpoint that does not take one of
+            them is sent the description alone.
+    """
 
     call_id: CallId
     content: str
+    attachments: tuple[Attachment, ...] = ()
 
 
 class SystemText(Struct, frozen=True, tag="system"):
@@ -209,6 +235,9 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
         tool_call_timeout_s: For each tool call (R13.2).
         server_startup_timeout_s: For spawn, handshake and listing together (R13.3).
         max_result_chars: Longest tool result that goes into the conversation; the trace keeps the whole.
+        max_image_bytes: Largest image that the model is shown; a larger one is described. 0: none is shown.
+        max_media_bytes: Images, audio and files that the model is shown in one turn, together; what does not
+            fit is described. 0: none is shown.
         max_samplings: Requests to the model that servers may make themselves, all of them together (MCP
             sampling); 0: servers are not told that they may.
         turn_timeout_s: For the whole turn, teardown included; `None`: no limit.
@@ -222,6 +251,8 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     tool_call_timeout_s: float = 30.0
     server_startup_timeout_s: float = 10.0
     max_result_chars: int = 20_000
+    max_image_bytes: int = 5 * 1024 * 1024
+    max_media_bytes: int = 20 * 1024 * 1024
     max_samplings: int = 0
     turn_timeout_s: float | None = None
     teardown_s: float | None = None

@@ -57,6 +57,9 @@ def rules_for(profile: WireProfile) -> ProviderRules:
         tools_with_history=profile.tools_with_forced,
         max_description_chars=profile.max_description_chars,
         developer_role=profile.system_role == "developer",
+        images=profile.images,
+        audio=profile.audio,
+        files=profile.files,
     )
 
 

@@ -30,6 +30,7 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
+from grue.protocol.chat_wire.lessons import may_blame_attachments
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Delta
 from grue.runtime.actor import Actor, Note, reply
@@ -167,6 +168,8 @@ class _Asking:
             if endpoint.learn(reply, conversation.profile):
                 lessons += 1
                 conversation.adopt(endpoint.profile)
+            elif may_blame_attachments(reply.status) and conversation.drop_attachments():
+                lessons += 1
             else:
                 retry_after_s = answer.retry_after_s if isinstance(answer, Answered) else None
                 delay_s = endpoint.delay(attempt - lessons, failure, retry_after_s)

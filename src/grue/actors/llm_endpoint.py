@@ -27,7 +27,7 @@ from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.lessons import lesson
 from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_models
-from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile
+from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile, with_inputs
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.content_encoding import ACCEPTED
 from grue.protocol.model_support import checked_support
@@ -220,6 +220,8 @@ class LlmEndpoint:
             models = await self._listed(await self.models())
             listed = find_model(models or {}, self.settings.model)
             self._says_tools = listed.takes_tools if listed else None
+            if listed and listed.inputs is not None:
+                self.profile = with_inputs(self.profile, listed.inputs)
             self._list_read = True
         return self._support()
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from grue.mcp_transport.notices import Notify
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
@@ -92,7 +93,7 @@ class OutputSchemas:
         if fault is None:
             return result
         message = f"The tool's result is not what its output schema says: {fault}"
-        return tool_results.failure(message, result.content)
+        return replace(tool_results.failure(message, result.content), blocks=result.blocks)
 
     async def _compiled(self, tool: str) -> Check | None:
         schema = self._schemas[tool]

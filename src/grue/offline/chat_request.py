@@ -45,7 +45,20 @@ class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
     image_url: JsonObject
 
 
-Parts: TypeAlias = Annotated[tuple[TextPart | ImagePart, ...], Meta(min_length=1)]
+class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
+    """A recording in a user's message; the script does not listen to it."""
+
+    input_audio: JsonObject
+
+
+class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
+    """A file in a user's message; the script does not read it."""
+
+    file: JsonObject
+
+
+Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
+Parts: TypeAlias = Annotated[tuple[Part, ...], Meta(min_length=1)]
 Content: TypeAlias = NonEmpty | Parts
 
 

@@ -22,6 +22,7 @@ from grue.messages import (
 )
 from grue.protocol import tool_results
 from grue.protocol.tool_arguments import MAX_CHARS, read_arguments
+from grue.protocol.tool_media import MediaRoom
 
 
 class Rejected(Struct, frozen=True):
@@ -120,9 +121,16 @@ def skip(
     return notes, tuple(record(call, iteration, "skipped", result) for call in calls)
 
 
-def tool_messages(records: tuple[ToolCallRecord, ...], max_result_chars: int) -> tuple[ToolMessage, ...]:
-    """Return what the conversation is told of each call, in order (R5.4, P44)."""
+def tool_messages(
+    records: tuple[ToolCallRecord, ...], max_result_chars: int, room: MediaRoom | None = None
+) -> tuple[ToolMessage, ...]:
+    """Return what the conversation is told of each call of a reply, in order (R5.4, P44).
+
+    Args:
+        records: The calls, settled.
+        max_result_chars: Longest text of each.
+        room: For what is attached to them; `None`: nothing is.
+    """
     return tuple(
-        ToolMessage(item.call_id, tool_results.history_text(item.result, max_result_chars))
-        for item in records
+        ToolMessage(item.call_id, *tool_results.told(item.result, max_result_chars, room)) for item in records
     )

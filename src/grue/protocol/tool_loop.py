@@ -92,7 +92,7 @@ from grue.messages import (
 )
 from grue.protocol import tool_results
 from grue.protocol.growing import Growing, Remaining
-from grue.protocol.tool_calls import record_settlement, reject, skip, sort_calls, tool_messages
+from grue.protocol.tool_calls import record_settlement, reject, skip, sort_calls
 from grue.protocol.turn_states import (
     AwaitingClose,
     AwaitingCompletion,
@@ -374,8 +374,7 @@ def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transitio
     """Put the results into the conversation, in the order of the calls, and decide how to go on."""
     by_id = {record.call_id: record for record in state.settled}
     records = tuple(by_id[call_id] for call_id in state.calls)
-    turn = replace(state.turn, records=(*state.turn.records, *records))
-    new = tool_messages(records, turn.run.limits.max_result_chars)
+    turn, new = state.turn.tell(records)
     policy = turn.run.policy
     used_up = turn.iterations >= turn.run.limits.max_tool_iterations
     if state.broken == "server_died":
@@ -400,8 +399,7 @@ def _refuse_calls(turn: Turn, phase: Phase, reply: CompletionReceived) -> Transi
     """Answer the calls of a reply that was not offered any tools, without executing them."""
     batch = BatchId(turn.batches + 1)
     notes, records = skip(reply.tool_calls, turn.iterations, batch, tool_results.SKIPPED_TOO_LATE)
-    turn = replace(turn, batches=batch, records=(*turn.records, *records))
-    new = tool_messages(records, turn.run.limits.max_result_chars)
+    turn, new = replace(turn, batches=batch).tell(records)
     why = "it calls tools, which are no longer available"
     return _refuse(turn, phase, why, raw=reply.content, new=new, notes=notes)
 

@@ -11,14 +11,16 @@ bytes, foreign objects) is replaced on the way in, so that nothing later can fai
 | text blocks only            | the text, blocks joined by newlines   | the text                      |
 | other blocks among them     | the list of blocks as they came       | a list, each block as follows |
 | - text                      |                                       | as it came                    |
-| - image, audio              |                                       | MIME type, size in bytes      |
+| - image, audio              |                                       | MIME type, size; attached     |
 | - resource link             |                                       | URI, name, description        |
 | - embedded resource, text   |                                       | URI, MIME type, text          |
-| - embedded resource, binary |                                       | URI, MIME type, size in bytes |
+| - embedded resource, binary |                                       | URI, type, size; attached     |
+| - SVG, or text in base64    |                                       | the same, and the text        |
 | - anything else             |                                       | as it came                    |
 
-All of it is cut to a size. Images and sound are told of and not shown: most endpoints take text only as the
-answer to a tool call, and base64 in it is noise that costs tokens.
+Text is cut to a size, and never holds base64. What is attached (`tool_media.py`) is shown as what it is where
+the endpoint takes it; what cannot be is `omitted`, with the reason. Blocks of other kinds than text that come
+beside structured content are kept in `ToolCallResult.blocks`, and told of in the same way.
 """
 
 import base64
@@ -32,8 +34,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from grue.messages import JsonObject, ToolCallResult
+from grue.messages import Attachment, JsonObject, ToolCallResult
 from grue.protocol.safe_text import well_formed
+from grue.protocol.tool_media import MediaRoom, decoded_bytes, text_in
 
 MAX_DEPTH = 100
 """Deepest nesting of a JSON value; deeper ones would exhaust the stack of whoever writes them."""
@@ -169,9 +172,12 @@ def from_mcp(answer: JsonObject) -> ToolCallResult:
     blocks = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
     structured = answer.get("structuredContent")
     content = structured if structured is not None else _unstructured(blocks)
+    beside = [block for block in blocks if block.get("type") != "text"] if structured is not None else []
     if answer.get("isError") is True:
-        return failure(_error_text(blocks) or "The tool reported an error", content)
-    return success(content)
+        result = failure(_error_text(blocks) or "The tool reported an error", content)
+    else:
+        result = success(content)
+    return replace(result, blocks=tuple(map(json_object, beside))) if beside else result
 
 
 def _unstructured(blocks: list[JsonObject]) -> object:
@@ -209,58 +215,83 @@ def history_text(result: ToolCallResult, max_chars: int) -> str:
     its content becomes text with a marker that says how much was cut, so that what the model reads is JSON
     all the same. Markers and braces come on top of `max_chars`.
     """
-    result = replace(result, content=_readable(result.content))
-    if not isinstance(result.content, str) or len(result.content) <= max_chars:
-        text = _written(result.to_dict())
+    return told(result, max_chars)[0]
+
+
+def told(
+    result: ToolCallResult, max_chars: int, room: MediaRoom | None = None
+) -> tuple[str, tuple[Attachment, ...]]:
+    """Return the text for the conversation, as `history_text` does, and what is attached to it.
+
+    Args:
+        result: What became of a call.
+        max_chars: Longest text.
+        room: Takes the attachments of all results of a reply; `None`: nothing is attached.
+    """
+    before = len(room.attachments) if room else 0
+    shown = replace(result, content=_readable(result.content, room)).to_dict()
+    if result.blocks:
+        shown["blocks"] = _readable(list(result.blocks), room)
+    attached = tuple(room.attachments[before:]) if room else ()
+    return _bounded(shown, max_chars), attached
+
+
+def _bounded(shown: JsonObject, max_chars: int) -> str:
+    """Return an object's JSON text, its members cut from the first on to what room the others leave."""
+    if not any(isinstance(value, str) and len(value) > max_chars for value in shown.values()):
+        text = _written(shown)
         if len(text) <= max_chars:
             return text
-    shown: JsonObject = {}
+    cut: JsonObject = {}
     room = max_chars
-    if result.is_error:
-        shown["error"] = _cut(result.error_message or "", room)
-        room = max(0, room - _written_chars(shown["error"]))
-    content = result.content
-    if isinstance(content, str):
-        content = _cut(content, room)
-    elif len(written := _written(content)) > room:
-        content = _cut(written, room)
-    return _written({**shown, "content": content})
+    for name, value in shown.items():
+        if isinstance(value, str):
+            cut[name] = _cut(value, room)
+        else:
+            written = _written(value)
+            cut[name] = _cut(written, room) if len(written) > room else value
+        room = max(0, room - _written_chars(cut[name]))
+    return _written(cut)
 
 
-def _readable(content: object) -> object:
+def _readable(content: object, room: MediaRoom | None) -> object:
     """Return content in which no block carries base64: a list of blocks is one of objects with a type."""
     if not isinstance(content, list):
         return content
     if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in content):
         return content
-    return [_readable_block(block) for block in content]
+    return [_readable_block(block, room) for block in content]
 
 
-def _readable_block(block: JsonObject) -> JsonObject:
+def _readable_block(block: JsonObject, room: MediaRoom | None) -> JsonObject:
     match block:
-        case {"type": "image" | "audio", "data": str(data)}:
-            return {**_members(block, "type", "mimeType"), "bytes": _decoded_bytes(data)}
+        case {"type": "image" | "audio" as kind, "data": str(data)}:
+            return _members(block, "type", "mimeType") | _binary(str(kind), block, data, room)
         case {"type": "resource_link", "uri": str()}:
             return _members(block, "type", "uri", "name", "description")
         case {"type": "resource", "resource": dict(resource)}:
-            return {"type": "resource", **_readable_resource(resource)}
+            return {"type": "resource", **_readable_resource(resource, room)}
         case _:
             return block
 
 
-def _readable_resource(resource: JsonObject) -> JsonObject:
+def _readable_resource(resource: JsonObject, room: MediaRoom | None) -> JsonObject:
     described = _members(resource, "uri", "mimeType", "text")
     blob = resource.get("blob")
-    return {**described, "bytes": _decoded_bytes(blob)} if isinstance(blob, str) else described
+    return described | _binary("resource", resource, blob, room) if isinstance(blob, str) else described
+
+
+def _binary(kind: str, holder: JsonObject, data: str, room: MediaRoom | None) -> JsonObject:
+    """Return what the model reads of base64, and attach what it can be shown of it."""
+    described: JsonObject = {"bytes": decoded_bytes(data)}
+    if (text := text_in(holder.get("mimeType"), data)) is not None:
+        return described | {"text": text}
+    omitted = room.attach(kind, data, str(holder.get("uri") or "")) if room else ""
+    return described | {"omitted": omitted} if omitted else described
 
 
 def _members(block: JsonObject, *names: str) -> JsonObject:
     return {name: block[name] for name in names if name in block}
-
-
-def _decoded_bytes(base64_text: str) -> int:
-    """Return how many bytes base64 text stands for, without decoding what may be megabytes."""
-    return len(base64_text.rstrip("=")) * 3 // 4
 
 
 def _cut(text: str, room: int) -> str:

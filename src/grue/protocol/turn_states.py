@@ -19,13 +19,15 @@ from grue.messages import (
     ToolCall,
     ToolCallRecord,
     ToolDefinition,
+    ToolMessage,
     TurnCompleted,
     TurnFailed,
     Usage,
     UserText,
 )
 from grue.protocol.growing import Growing, Remaining
-from grue.protocol.tool_calls import Run
+from grue.protocol.tool_calls import Run, tool_messages
+from grue.protocol.tool_media import MediaRoom
 
 T = TypeVar("T")
 
@@ -43,6 +45,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         tools: The listings of the open sessions, in the order of the servers.
         relisted: The tools have changed since they were last put before the model.
         open: Servers whose session has to be closed.
+        media_bytes: What its tool messages have shown of images, audio and files.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why the turn does without tools that were wanted; empty if it does not.
         reconnected: The one reconnect that the policy may allow has been used.
@@ -57,6 +60,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     batches: int = 0
     records: tuple[ToolCallRecord, ...] = ()
     usage: Usage = Usage()
+    media_bytes: int = 0
     forced: str = ""
     degraded: str = ""
     reconnected: bool = False
@@ -80,6 +84,15 @@ class Turn(Struct, frozen=True, kw_only=True):
         """Return whose death these records of one reply tell of."""
         died = next(record for record in records if record.settlement == "died")
         return next(tool.server for tool in self.tools if tool.name == died.name)
+
+    def tell(self, records: tuple[ToolCallRecord, ...]) -> tuple["Turn", tuple[ToolMessage, ...]]:
+        """Keep the records of one reply, and return what the conversation is told of them."""
+        limits = self.run.limits
+        room = MediaRoom(limits, self.media_bytes)
+        told = tool_messages(records, limits.max_result_chars, room)
+        shown = sum(attachment.bytes for attachment in room.attachments)
+        turn = replace(self, records=(*self.records, *records), media_bytes=self.media_bytes + shown)
+        return turn, told
 
     def count(self, usage: Usage) -> "Turn":
         """Add what a completion took."""

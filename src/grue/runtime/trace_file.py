@@ -22,9 +22,11 @@ from grue.runtime.line_queue import FLUSH_WITHIN_S, LineQueue
 from grue.runtime.trace import Envelope
 from grue.runtime.trace_format import (
     FORMAT,
+    Extract,
     PayloadReference,
     TraceHeader,
     TraceLine,
+    long_strings,
     payload_path,
     read_header,
 )
@@ -163,18 +165,39 @@ class TraceWriter:
     def _write(self, lines: list[bytes]) -> None:
         start = 0
         for position, line in enumerate(lines):
-            if len(line) > self._options.max_payload_bytes:
+            strings = long_strings(line)
+            if strings or len(line) > self._options.max_payload_bytes:
                 self._file.write(*lines[start:position])
-                self._file.write(self._with_reference(line))
+                self._file.write(self._shortened(line, strings))
                 start = position + 1
         self._file.write(*lines[start:])
 
-    def _with_reference(self, written: bytes) -> bytes:
-        """Put the line's body into a file of its own, and return the line with a reference in its place."""
+    def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
+        """Put long strings, and then a body that is too long still, into files; return what is left."""
+        pieces: list[bytes] = []
+        extracts: list[Extract] = []
+        end = length = 0
+        for start, following in strings:
+            pieces += [written[end:start], b'""']
+            length += start - end
+            string = written[start:following]
+            sha256 = hashlib.sha256(string).hexdigest()
+            self._keep_payload(payload_path(self.path, sha256), string)
+            extracts.append(Extract(at=length, sha256=sha256, bytes=len(string)))
+            length, end = length + 2, following
+        kept = b"".join((*pieces, written[end:]))
+        return self._with_reference(kept, extracts)
+
+    def _with_reference(self, written: bytes, extracts: list[Extract]) -> bytes:
+        """Put the line's body, if it is too long, into a file of its own; return the line for the trace."""
         line = _LINES.decode(written)
         body = bytes(line.body)
+        # The body is the last member of a line.
+        before = len(written) - len(body) - 1
+        placed = tuple(replace(extract, at=extract.at - before) for extract in extracts)
+        line = replace(line, extracts=placed)
         if len(body) <= self._options.max_payload_bytes:
-            return written
+            return msgspec.json.encode(line)
         sha256 = hashlib.sha256(body).hexdigest()
         self._keep_payload(payload_path(self.path, sha256), body)
         reference = PayloadReference(sha256=sha256, bytes=len(body), type=_tag(body))

@@ -120,6 +120,8 @@ class TraceReader(Generic[B]):
         written: bytes | msgspec.Raw = line.body
         if bytes(line.body).startswith(REFERENCE_START):
             written = self._payload(number, line)
+        if line.extracts:
+            written = self._restored(number, line, bytes(written))
         try:
             body = self._bodies.decode(written)
         except msgspec.ValidationError as error:
@@ -145,12 +147,27 @@ class TraceReader(Generic[B]):
         except msgspec.ValidationError as error:
             # Its hash becomes a file's name, and a trace may come from anywhere.
             raise TraceError(f"{where}: not a reference to a payload: {error}.") from error
-        path = payload_path(self.path, reference.sha256)
+        return self._content(where, reference.sha256)
+
+    def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
+        """Return a body with the strings in it that were taken out of it."""
+        where = f"{self.path}, line {number}"
+        pieces: list[bytes] = []
+        end = 0
+        for extract in line.extracts:
+            if extract.at < end or body[extract.at : extract.at + 2] != b'""':
+                raise TraceError(f"{where}: there is no place in its body at byte {extract.at}.")
+            pieces += [body[end : extract.at], self._content(where, extract.sha256)]
+            end = extract.at + 2
+        return b"".join((*pieces, body[end:]))
+
+    def _content(self, where: str, sha256: str) -> bytes:
+        path = payload_path(self.path, sha256)
         try:
             content = path.read_bytes()
         except OSError as error:
             raise TraceError(f"{where}: cannot read its payload {path}: {error.strerror}.") from error
-        if hashlib.sha256(content).hexdigest() != reference.sha256:
+        if hashlib.sha256(content).hexdigest() != sha256:
             raise TraceError(f"{where}: its payload {path} is not what was written: the hash differs.")
         return content
 

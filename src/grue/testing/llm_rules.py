@@ -10,6 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from grue.testing.media_rules import part_refusals
+
 Json = dict[str, Any]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -26,6 +28,10 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         echo_reasoning: What the model thought has to come back with its tool calls, in chat completions; the
             other formats want that always.
         developer_role: A message may have the role `developer`.
+        images: The model takes images.
+        audio: It takes audio.
+        files: It takes PDF files.
+        max_image_base64: Longest base64 text of an image.
     """
 
     strict_names: bool = False
@@ -34,6 +40,10 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
     max_description_chars: int | None = None
     echo_reasoning: bool = False
     developer_role: bool = False
+    images: bool = True
+    audio: bool = True
+    files: bool = True
+    max_image_base64: int = 10 * 1024 * 1024
 
 
 def refusal_of(body: Json, rules: ProviderRules) -> str | None:
@@ -77,10 +87,27 @@ def _message(where: str, message: Json, rules: ProviderRules) -> Iterator[str]:
         yield f"{where}: text content blocks must be non-empty"
     if role == "tool" and not isinstance(content, str):
         yield f"Invalid type for '{where}.content': expected a string."
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        yield from _part(f"{where}.content[{number}]", part, role, rules)
     if "tool_calls" in message and not message["tool_calls"]:
         yield f"Invalid '{where}.tool_calls': empty array. Expected an array with minimum length 1."
     for number, call in enumerate(message.get("tool_calls") or ()):
         yield from _call(f"{where}.tool_calls[{number}]", call, rules)
+
+
+def _part(where: str, part: Json, role: object, rules: ProviderRules) -> Iterator[str]:
+    if part.get("type") == "text":
+        return
+    if role != "user":
+        yield f"Invalid value: '{part.get('type')}'. Supported values are: 'text'. ({where}.type)"
+    yield from part_refusals(
+        where,
+        part,
+        images=rules.images,
+        audio=rules.audio,
+        files=rules.files,
+        max_base64=rules.max_image_base64,
+    )
 
 
 def _call(where: str, call: Json, rules: ProviderRules) -> Iterator[str]:

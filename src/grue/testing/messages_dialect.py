@@ -99,7 +99,7 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
-    """Yield a message for each result, then one for the rest, pictures in results included."""
+    """Yield a message for each result, then one for the rest, images and documents in results included."""
     parts: list[Json] = []
     for block in blocks:
         if block["type"] != "tool_result":
@@ -118,6 +118,9 @@ def _part(block: Json) -> Json:
     if block["type"] == "text":
         return {"type": "text", "text": block["text"], **given(block, "cache_control")}
     source = block.get("source") or {}
+    if block["type"] == "document":
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "file", "file": {"filename": block.get("title") or "document", "file_data": url}}
     url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
     return {"type": "image_url", "image_url": {"url": url}}
 

@@ -25,14 +25,16 @@ _BLOCK_FIELDS = {
     for kind, fields in {
         "text": "text cache_control citations",
         "image": "source cache_control",
+        "document": "source cache_control citations context title",
         "tool_use": "id name input cache_control caller",
         "tool_result": "tool_use_id content is_error cache_control",
         "thinking": "thinking signature",
         "redacted_thinking": "data",
     }.items()
 }
+_IN_RESULT = frozenset({"text", "image", "document"})
 _ALLOWED = {
-    "user": frozenset({"text", "image", "tool_result"}),
+    "user": frozenset({"text", "image", "document", "tool_result"}),
     "assistant": frozenset({"text", "tool_use", *THINKING}),
 }
 
@@ -119,10 +121,27 @@ def _message(where: str, message: Json) -> Iterator[str]:
             return
         yield from _extra(f"{where}.content.{number}.{kind}.", block, _BLOCK_FIELDS[kind])
         yield from _block(f"{where}.content.{number}.{kind}", block)
+        yield from _inside(f"{where}.content.{number}.{kind}", block)
+
+
+def _inside(where: str, block: Json) -> Iterator[str]:
+    """What is in a result, where it is a list."""
+    content = block.get("content")
+    for number, each in enumerate(content if isinstance(content, list) else ()):
+        kind = each.get("type")
+        if kind not in _IN_RESULT:
+            yield f"{where}.content.{number}: Input tag '{kind}' does not match any of the expected tags"
+            return
+        yield from _extra(f"{where}.content.{number}.{kind}.", each, _BLOCK_FIELDS[kind])
+        yield from _block(f"{where}.content.{number}.{kind}", each)
 
 
 def _block(where: str, block: Json) -> Iterator[str]:
     match block:
+        case {"type": "image" | "document", "source": {"type": "base64"} as source}:
+            yield from _extra(f"{where}.source.base64.", source, words("type media_type data"))
+        case {"type": "image" | "document"}:
+            yield f"{where}.source: Field required"
         case {"type": "text", "text": str(text)} if not text.strip():
             yield "messages: text content blocks must be non-empty"
         case {"type": "tool_use", "input": given} if not isinstance(given, dict):

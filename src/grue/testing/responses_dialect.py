@@ -63,7 +63,7 @@ def _messages(items: list[Json]) -> Iterator[Json]:
         if by_model:
             yield _assistant([*run])
         else:
-            yield from map(_other, run)
+            yield from _others([*run])
 
 
 def _is_by_model(item: Json) -> bool:
@@ -86,6 +86,21 @@ def _call(item: Json) -> Json:
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
+def _others(items: list[Json]) -> Iterator[Json]:
+    """Yield a message for each item, and behind results that have images or files in them one with those."""
+    waiting: list[Json] = []
+    for item in items:
+        if item.get("type") == "function_call_output":
+            output = item["output"]
+            waiting += [] if isinstance(output, str) else [each for each in output if "text" not in each]
+        elif waiting:
+            yield {"role": "user", "content": _parts(waiting)}
+            waiting = []
+        yield _other(item)
+    if waiting:
+        yield {"role": "user", "content": _parts(waiting)}
+
+
 def _other(item: Json) -> Json:
     if item.get("type") == "function_call_output":
         return {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
@@ -101,14 +116,17 @@ def _text(said: str | list[Json]) -> str:
 
 
 def _parts(parts: list[Json]) -> str | list[Json]:
-    return one_or_parts(
-        [
-            {"type": "image_url", "image_url": {"url": part.get("image_url")}}
-            if part["type"] == "input_image"
-            else {"type": "text", "text": part["text"]}
-            for part in parts
-        ]
-    )
+    return one_or_parts([*map(_part, parts)])
+
+
+def _part(part: Json) -> Json:
+    match part["type"]:
+        case "input_image":
+            return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
+        case "input_file":
+            return {"type": "file", "file": given(part, "filename", "file_data")}
+        case _:
+            return {"type": "text", "text": part["text"]}
 
 
 def from_chat(completion: Json, request: Json) -> Json:

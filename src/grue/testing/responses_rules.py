@@ -1,7 +1,7 @@
 """What OpenAI's `/v1/responses` refuses beside what every format refuses, in words like OpenAI's."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from grue.testing.chat_shapes import Json, Owed, is_sealed, words
 
@@ -27,9 +27,14 @@ _ITEM_FIELDS = {
 }
 _ID_STARTS = {"message": "msg", "function_call": "fc", "reasoning": "rs", "function_call_output": "fc"}
 _TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict", "defer_loading"})
+_INPUT = {
+    "input_text": {"text"},
+    "input_image": {"image_url", "detail", "file_id"},
+    "input_file": {"filename", "file_data", "file_id", "file_url", "detail"},
+}
 _PARTS = {
     "assistant": {"output_text": {"text", "annotations", "logprobs"}, "refusal": {"refusal"}},
-    "user": {"input_text": {"text"}, "input_image": {"image_url", "detail", "file_id"}},
+    "user": _INPUT,
     "system": {"input_text": {"text"}},
     "developer": {"input_text": {"text"}},
 }
@@ -101,6 +106,8 @@ def _item(where: str, item: Json) -> Iterator[str]:
         yield from _name(where, item["name"])
     if kind == "message":
         yield from _message(where, item)
+    if kind == "function_call_output":
+        yield from _parts(f"{where}.output", item["output"], _INPUT)
 
 
 def _message(where: str, item: Json) -> Iterator[str]:
@@ -110,15 +117,18 @@ def _message(where: str, item: Json) -> Iterator[str]:
             f"and 'user'. ({where}.role)"
         )
         return
-    known = _PARTS[item["role"]]
-    for number, part in enumerate([] if isinstance(item["content"], str) else item["content"]):
-        kind = part.get("type")
+    yield from _parts(f"{where}.content", item["content"], _PARTS[item["role"]])
+
+
+def _parts(where: str, said: str | list[Json], known: Mapping[str, set[str]]) -> Iterator[str]:
+    for number, part in enumerate([] if isinstance(said, str) else said):
+        kind = str(part.get("type"))
         if kind not in known:
             supported = ", ".join(map(repr, known))
-            place = f"{where}.content[{number}].type"
+            place = f"{where}[{number}].type"
             yield f"Invalid value: '{kind}'. Supported values are: {supported}. ({place})"
             return
-        yield from _unknown(f"{where}.content[{number}]", part, frozenset({"type", *known[kind]}))
+        yield from _unknown(f"{where}[{number}]", part, frozenset({"type", *known[kind]}))
 
 
 def _pairs(items: list[Json]) -> Iterator[str]:

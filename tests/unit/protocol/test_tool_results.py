@@ -303,5 +303,7 @@ def test_only_a_list_of_typed_blocks_is_taken_for_one(content: object) -> None:
 
 
 def test_structured_content_stands_for_the_blocks_beside_it() -> None:
-    answer: Any = {"content": [BLOCK, IMAGE], "structuredContent": {"n": 1}}
+    answer: Any = {"content": [BLOCK, BLOCK], "structuredContent": {"n": 1}}
     assert from_mcp(answer) == ToolCallResult({"n": 1})
+    answer["content"].append(IMAGE)
+    assert from_mcp(answer) == ToolCallResult({"n": 1}, blocks=(IMAGE,))

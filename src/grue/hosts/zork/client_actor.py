@@ -33,9 +33,13 @@ from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
 
-_SEEDS = WireProfile(name="the seeds' client", names="canonical")
+_SEEDS = WireProfile(name="the seeds' client", names="canonical", images=False)
 _SDK = WireProfile(
-    name="an SDK", names="encoded", sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"})
+    name="an SDK",
+    names="encoded",
+    sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
+    # Whatever it raises is final, so nothing may be tried that its model may not take.
+    images=False,
 )
 
 _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from grue.errors import LLMError
 from grue.messages import JsonObject, LlmFailure, ToolCallResult
 from grue.protocol import tool_results
@@ -56,10 +58,12 @@ def tool_result(answer: object) -> ToolCallResult:
     """Return what a manager's `call_tool` gave as a result: its own object's fields, or a plain value."""
     if isinstance(answer, Mapping) or not (hasattr(answer, "content") and hasattr(answer, "is_error")):
         return tool_results.success(answer)
-    if answer.is_error is not True:
-        return tool_results.success(answer.content)
-    message = getattr(answer, "error_message", None) or "The tool reported an error"
-    return tool_results.failure(str(message), answer.content)
+    if answer.is_error is True:
+        message = getattr(answer, "error_message", None) or "The tool reported an error"
+        result = tool_results.failure(str(message), answer.content)
+    else:
+        result = tool_results.success(answer.content)
+    return replace(result, blocks=answer.blocks) if isinstance(answer, ToolCallResult) else result
 
 
 def accepts(function: Callable[..., Any], parameter: str) -> bool:

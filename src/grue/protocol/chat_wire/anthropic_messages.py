@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from grue.messages import (
     AssistantText,
-    ConversationItem,
+    Attachment,
     JsonObject,
     SystemText,
     ToolCall,
@@ -20,6 +20,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
+from grue.protocol.chat_wire.media import Shown, WireItem, label, result_text, sent
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -72,30 +73,28 @@ class AnthropicMessages:
     """The format of Anthropic's own endpoint, and of the gateways that copy it."""
 
     path = "/messages"
+    results_carry_media = True
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the format's version, and the key if there is one."""
         return {"anthropic-version": API_VERSION} | ({"x-api-key": key} if key else {})
 
-    def encode_items(
-        self, items: Sequence[ConversationItem], marked: Collection[int], profile: WireProfile
-    ) -> Said:
+    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
         """Encode what was said as one message, cut only by what the assistant is taken to have said."""
-        del profile
         system: list[bytes] = []
         messages: list[tuple[str, list[JsonObject]]] = []
         for position, item in enumerate(items):
-            block = _block(item)
+            blocks = _blocks(item, profile)
             if position in marked:
-                block["cache_control"] = {"type": "ephemeral"}
+                blocks[-1]["cache_control"] = {"type": "ephemeral"}
             if isinstance(item, SystemText):
-                system.append(to_json(block))
+                system += map(to_json, blocks)
                 continue
             role = "assistant" if isinstance(item, AssistantText) else "user"
             if not messages or messages[-1][0] != role:
                 messages.append((role, []))
-            messages[-1][1].append(block)
-        encoded = tuple(to_json({"role": role, "content": blocks}) for role, blocks in messages)
+            messages[-1][1].extend(blocks)
+        encoded = tuple(to_json({"role": role, "content": content}) for role, content in messages)
         return Said(tuple(system), encoded)
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
@@ -195,10 +194,32 @@ def _output(request: WireRequest) -> JsonObject:
     return {"output_config": config} if config else {}
 
 
-def _block(item: ConversationItem) -> JsonObject:
-    if isinstance(item, ToolMessage):
-        return {"type": "tool_result", "tool_use_id": item.call_id, "content": shown(item.content)}
-    return {"type": "text", "text": shown(item.text)}
+def _blocks(item: WireItem, profile: WireProfile) -> list[JsonObject]:
+    match item:
+        case ToolMessage(call_id=call_id):
+            text = shown(result_text(item, profile))
+            attached = [_attached(each) for each in sent(item, profile)]
+            content = [_text(text), *attached] if attached else text
+            return [{"type": "tool_result", "tool_use_id": call_id, "content": content}]
+        case Shown(results=results):
+            return [block for each in results for block in _shown(each, profile)]
+        case _:
+            return [_text(shown(item.text))]
+
+
+def _shown(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:
+    return [_text(label(result)), *map(_attached, sent(result, profile))]
+
+
+def _text(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def _attached(attachment: Attachment) -> JsonObject:
+    source = {"type": "base64", "media_type": attachment.mime, "data": attachment.data}
+    if attachment.kind == "image":
+        return {"type": "image", "source": source}
+    return {"type": "document", "source": source, "title": attachment.name}
 
 
 def _blocks_of(reply: Reply) -> list[object]:

@@ -6,7 +6,7 @@ from typing import assert_never
 from grue.messages import (
     AnswerSchema,
     AssistantText,
-    ConversationItem,
+    Attachment,
     JsonObject,
     SystemText,
     ToolCall,
@@ -18,6 +18,15 @@ from grue.messages import (
 from grue.protocol.chat_wire.chat_stream import ChatAssembler
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
+from grue.protocol.chat_wire.media import (
+    SHOWN_NEXT,
+    Shown,
+    WireItem,
+    data_url,
+    label,
+    result_text,
+    sent,
+)
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -57,14 +66,13 @@ class ChatCompletions:
     """The format that most endpoints speak, with the quirks that they have."""
 
     path = "/chat/completions"
+    results_carry_media = False
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the key as a bearer token; none for an empty one."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
-    def encode_items(
-        self, items: Sequence[ConversationItem], marked: Collection[int], profile: WireProfile
-    ) -> Said:
+    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
         """Encode each item as a message of its own."""
         encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
         return Said(messages=tuple(map(to_json, encoded)))
@@ -147,7 +155,7 @@ def _head(request: WireRequest) -> JsonObject:
     return fields
 
 
-def _message(item: ConversationItem, marked: bool, profile: WireProfile) -> JsonObject:
+def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
     match item:
         case SystemText(text=text):
             return {"role": profile.system_role, "content": _content(text, marked)}
@@ -155,8 +163,11 @@ def _message(item: ConversationItem, marked: bool, profile: WireProfile) -> Json
             return {"role": "user", "content": _content(text, marked)}
         case AssistantText(text=text):
             return {"role": "assistant", "content": shown(text)}
-        case ToolMessage(call_id=call_id, content=text):
+        case ToolMessage(call_id=call_id):
+            text = result_text(item, profile, shown=SHOWN_NEXT)
             return {"role": "tool", "tool_call_id": call_id, "content": shown(text)}
+        case Shown(results=results):
+            return {"role": "user", "content": [part for each in results for part in _parts(each, profile)]}
         case _:
             assert_never(item)
 
@@ -165,6 +176,24 @@ def _content(text: str, marked: bool) -> object:
     if not marked:
         return shown(text)
     return [{"type": "text", "text": shown(text), "cache_control": {"type": "ephemeral"}}]
+
+
+def _parts(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:
+    return [{"type": "text", "text": label(result)}, *map(_part, sent(result, profile))]
+
+
+def _part(attachment: Attachment) -> JsonObject:
+    match attachment.kind:
+        case "image":
+            return {"type": "image_url", "image_url": {"url": data_url(attachment)}}
+        case "audio":
+            format_ = "wav" if attachment.mime == "audio/wav" else "mp3"
+            return {"type": "input_audio", "input_audio": {"data": attachment.data, "format": format_}}
+        case "file":
+            file = {"filename": attachment.name, "file_data": data_url(attachment)}
+            return {"type": "file", "file": file}
+        case _:
+            assert_never(attachment.kind)
 
 
 def _called(call: ToolCall, names: WireNames) -> JsonObject:

@@ -9,6 +9,8 @@ Pure and mutable, as a parser is: messages go in, request bodies come out, repli
   system text, the user's text, and at most two more (forced final, repair), so that each of them is marked.
 - The encoded messages are good for one profile. When an endpoint teaches another one, they are encoded anew
   from the messages themselves.
+- Images and files that a tool returned stand in its result, or, where a result is text, in a user's message
+  behind the results of that reply.
 - Where an endpoint cannot be sent the schema of an answer, the model is told of it in words, once.
 """
 
@@ -30,6 +32,13 @@ from grue.messages import (
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.json_text import to_json
+from grue.protocol.chat_wire.media import (
+    Shown,
+    WireItem,
+    has_attachments,
+    with_shown,
+    without_attachments,
+)
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import UNREADABLE, Reply, no_completion
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
@@ -129,6 +138,19 @@ class Conversation:
         except UNREADABLE as error:
             return no_completion(f"it cannot be read ({type(error).__name__})")
 
+    def drop_attachments(self) -> bool:
+        """Replace the newest attachments that were sent by a line of text, and say whether there were any.
+
+        For a request that was refused. What stands before them was taken once, and stays as it is.
+        """
+        for at in range(len(self._history) - 1, -1, -1):
+            said = self._history[at]
+            if not isinstance(said, Reply) and has_attachments(said, self.profile):
+                self._history[at] = without_attachments(said)
+                self.adopt(self.profile)
+                return True
+        return False
+
     def keep(self, reply: Reply) -> None:
         """Remember the reply; it enters the history with the next `ask`."""
         self._unanswered = reply
@@ -156,7 +178,7 @@ class Conversation:
             self._after_results = self._after_results and not encoded_reply
             self._has_calls = self._has_calls or bool(said.tool_calls)
             return
-        items = self._bridged(said)
+        items = self._bridged(said if self.format.results_carry_media else with_shown(said, self.profile))
         markable = [at for at, item in enumerate(items) if isinstance(item, SystemText | UserText)]
         marked = markable[: max(0, self.profile.cache_markers - self._markers)]
         self._markers += len(marked)
@@ -164,11 +186,15 @@ class Conversation:
         self._system += encoded.system
         self._messages += encoded.messages
 
-    def _bridged(self, items: tuple[ConversationItem, ...]) -> tuple[ConversationItem, ...]:
+    def _bridged(self, items: tuple[WireItem, ...]) -> tuple[WireItem, ...]:
         """Return the items, results and what the user says kept apart where the endpoint wants that."""
-        bridged: list[ConversationItem] = []
+        bridged: list[WireItem] = []
         for item in items:
-            if isinstance(item, UserText) and self._after_results and self.profile.assistant_after_results:
+            if (
+                isinstance(item, UserText | Shown)
+                and self._after_results
+                and self.profile.assistant_after_results
+            ):
                 bridged.append(AssistantText(UNDERSTOOD))
             self._after_results = isinstance(item, ToolMessage)
             bridged.append(item)

@@ -15,7 +15,8 @@ from grue.protocol.chat_wire.profile import WireProfile
 Lesson: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
 """Returns the profile that the words teach, `None` where they teach nothing new."""
 
-_SPEAKS_OF_FORM = frozenset({400, 404, 422})
+_BLAMES_CONTENT = frozenset({400, 413, 415, 422})
+_SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
 
 _LENGTH = re.compile(
     r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length ([1-9]\d{1,5})", re.IGNORECASE
@@ -63,6 +64,30 @@ _REASONING = {
     "adaptive": re.compile(r"thinking|effort", re.IGNORECASE),
 }
 _ADAPTIVE = re.compile(r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive", re.IGNORECASE)
+
+
+def _refused(noun: str) -> re.Pattern[str]:
+    """Return how an endpoint says that it takes none at all: not that it does not take this one."""
+    taken = rf"\b(?:{noun})s?\b(?!/|[ _-]?(?:format|type|size|media|mime|dimension))"
+    return re.compile(
+        rf"(?:\bnot|n't|cannot) (?:\w+ )?(?:support|accept|allow)\w*[^\n.]{{0,30}}?{taken}"
+        rf"|{taken}[^\n.]{{0,20}} (?:is|are) (?:not|only) (?:currently )?(?:supported|enabled|allowed)"
+        rf"|no endpoints found that support {taken}"
+        rf"|unknown (?:variant|type|part)\W{{0,4}}{taken}"
+        rf"|at most 0 {taken}"
+        rf"|(?:invalid|unsupported) (?:value|content type|part type)\W{{0,4}}{taken}",
+        re.IGNORECASE,
+    )
+
+
+_NO_IMAGES = _refused("image|image_url|input_image|image input|vision")
+_NO_AUDIO = _refused("audio|input_audio|audio input")
+_NO_FILES = _refused("file|input_file|document|pdf")
+_TEXT_ONLY = re.compile(
+    r"not a multi-?modal model|not support multi-?modal|text[ -]only"
+    r"|content\b[^\n]{0,40}(?:must be a string|expected a string)(?! that| with)",
+    re.IGNORECASE,
+)
 _STOP = re.compile(r"\bstop(_sequences)?\b", re.IGNORECASE)
 
 
@@ -71,14 +96,20 @@ def lesson(profile: WireProfile, status: int | None, words: str) -> WireProfile 
 
     Args:
         profile: What the refused request followed.
-        status: Its HTTP status; 400 and 422 speak of a request's form, 404 of where it was sent.
+        status: Its HTTP status; 400 and 422 speak of a request's form, 404 of where it was sent or of a model
+            for it, 415 and llama.cpp's 500 of images.
         words: The provider's message.
     """
     if status not in _SPEAKS_OF_FORM:
         return None
-    lessons = (_other_wire,) if status == 404 else _LESSONS
+    lessons = _OF_STATUS.get(status, _LESSONS) if status is not None else _LESSONS
     learned = (teach(profile, words) for teach in lessons)
     return next((new for new in learned if new is not None and new != profile), None)
+
+
+def may_blame_attachments(status: int | None) -> bool:
+    """Say whether a refusal that teaches nothing may be one of the images or files in the request."""
+    return status in _BLAMES_CONTENT
 
 
 def _other_wire(profile: WireProfile, words: str) -> WireProfile | None:
@@ -155,6 +186,17 @@ def _reasoning(profile: WireProfile, words: str) -> WireProfile | None:
     return replace(profile, reasoning="none") if _REASONING[profile.reasoning].search(words) else None
 
 
+def _media(profile: WireProfile, words: str) -> WireProfile | None:
+    if _TEXT_ONLY.search(words):
+        return replace(profile, images=False, audio=False, files=False)
+    return replace(
+        profile,
+        images=profile.images and not _NO_IMAGES.search(words),
+        audio=profile.audio and not _NO_AUDIO.search(words),
+        files=profile.files and not _NO_FILES.search(words),
+    )
+
+
 _LESSONS: tuple[Lesson, ...] = (
     _other_wire,
     _description,
@@ -168,5 +210,13 @@ _LESSONS: tuple[Lesson, ...] = (
     _sampling,
     _reasoning,
     _stream,
+    _media,
 )
 """In the order in which they are tried: the narrow ones first."""
+
+_OF_STATUS: dict[int, tuple[Lesson, ...]] = {
+    404: (_other_wire, _media),
+    415: (_media,),
+    500: (_media,),
+}
+"""What is learned of words with these statuses; with any other, everything is."""

@@ -11,10 +11,12 @@ class ListedModel(Struct, frozen=True):
 
     Attributes:
         parameters: What its requests may have, as OpenRouter says it; `None` where the list does not say.
+        inputs: What it takes beside text (`image`, `audio`, `file`); `None` where the list does not say.
     """
 
     name: str
     parameters: frozenset[str] | None = None
+    inputs: frozenset[str] | None = None
 
     @property
     def takes_tools(self) -> bool | None:
@@ -38,10 +40,14 @@ def read_models(body: bytes) -> dict[str, ListedModel] | None:
     models: dict[str, ListedModel] = {}
     for entry in map(as_object, listed(answer["data"])):
         name, given = entry.get("id"), entry.get("supported_parameters")
+        inputs = as_object(entry.get("architecture")).get("input_modalities")
         if isinstance(name, str):
-            parameters = frozenset(map(str, given)) if isinstance(given, list) else None
-            models[name] = ListedModel(name, parameters)
+            models[name] = ListedModel(name, _names(given), _names(inputs))
     return models
+
+
+def _names(given: object) -> frozenset[str] | None:
+    return frozenset(map(str, given)) if isinstance(given, list) else None
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:

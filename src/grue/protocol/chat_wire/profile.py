@@ -1,5 +1,6 @@
 """What an endpoint takes, as data: a new provider is a new row (`profiles.py`), not a new branch."""
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -64,7 +65,11 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             assistant's goes in between.
         max_description_chars: Longest description of a tool; `None`: no limit.
         streams: It can send a reply as events.
-        lists_parameters: Its model list says of each model which parameters it takes, `tools` among them.
+        lists_parameters: Its model list says of each model which parameters it takes, `tools` among them, and
+            which of the following.
+        images: It takes images. So does an endpoint that nothing is known of, until it refuses one.
+        audio: It takes WAV and MP3. Only chat completions have a place for them.
+        files: It takes PDF files.
     """
 
     name: str
@@ -84,6 +89,9 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     max_description_chars: int | None = None
     streams: bool = True
     lists_parameters: bool = False
+    images: bool = True
+    audio: bool = False
+    files: bool = False
 
     @property
     def name_style(self) -> NameStyle:
@@ -113,3 +121,10 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             "stop": list(settings.stop) or None,
         }
         return {name: value for name, value in fields.items() if value is not None and name in self.sampling}
+
+
+def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
+    """Return the profile for a model of which its endpoint lists what it takes beside text."""
+    return msgspec.structs.replace(
+        profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
+    )

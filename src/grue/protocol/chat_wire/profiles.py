@@ -39,6 +39,7 @@ OPENROUTER = WireProfile(
     names="encoded",
     reasoning="reasoning",
     lists_parameters=True,
+    files=True,
 )
 
 OPENAI_CHAT = WireProfile(
@@ -47,12 +48,15 @@ OPENAI_CHAT = WireProfile(
     names="encoded",
     sampling=_OPENAI_SAMPLING,
     max_tokens_field="max_completion_tokens",
+    files=True,
 )
 
 # Its newest models take tools on /responses only.
-OPENAI = msgspec.structs.replace(GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY")
+OPENAI = msgspec.structs.replace(GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", files=True)
 
-ANTHROPIC = msgspec.structs.replace(GENERIC_MESSAGES, name="anthropic", key_variable="ANTHROPIC_API_KEY")
+ANTHROPIC = msgspec.structs.replace(
+    GENERIC_MESSAGES, name="anthropic", key_variable="ANTHROPIC_API_KEY", files=True
+)
 
 # Its compatibility endpoint ignores or refuses what it does not know.
 ANTHROPIC_CHAT = WireProfile(
@@ -72,6 +76,7 @@ DEEPSEEK = WireProfile(
     sampling=_OPENAI_SAMPLING,
     reasoning="none",
     response_format="json_object",
+    images=False,
 )
 
 GROQ = WireProfile(
@@ -82,7 +87,13 @@ GROQ = WireProfile(
     max_tokens_field="max_completion_tokens",
 )
 
-GEMINI = WireProfile(name="gemini", key_variable="GEMINI_API_KEY", names="encoded", sampling=_OPENAI_SAMPLING)
+GEMINI = WireProfile(
+    name="gemini",
+    key_variable="GEMINI_API_KEY",
+    names="encoded",
+    sampling=_OPENAI_SAMPLING,
+    audio=True,
+)
 
 MISTRAL = WireProfile(
     name="mistral",

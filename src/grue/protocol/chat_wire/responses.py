@@ -10,7 +10,7 @@ from typing import assert_never
 from grue.messages import (
     AnswerSchema,
     AssistantText,
-    ConversationItem,
+    Attachment,
     JsonObject,
     SystemText,
     ToolCall,
@@ -21,6 +21,7 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
+from grue.protocol.chat_wire.media import Shown, WireItem, data_url, label, result_text, sent
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -60,14 +61,13 @@ class Responses:
     """The format of OpenAI's newest models, and of the gateways that copy it."""
 
     path = "/responses"
+    results_carry_media = True
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the key as a bearer token; none for an empty one."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
-    def encode_items(
-        self, items: Sequence[ConversationItem], marked: Collection[int], profile: WireProfile
-    ) -> Said:
+    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
         """Encode each item as an input item of its own; the format has no cache markers."""
         del marked
         return Said(messages=tuple(to_json(_input(item, profile)) for item in items))
@@ -143,7 +143,7 @@ def _head(request: WireRequest) -> JsonObject:
     return fields
 
 
-def _input(item: ConversationItem, profile: WireProfile) -> JsonObject:
+def _input(item: WireItem, profile: WireProfile) -> JsonObject:
     match item:
         case SystemText(text=text):
             return {"role": profile.system_role, "content": shown(text)}
@@ -151,10 +151,34 @@ def _input(item: ConversationItem, profile: WireProfile) -> JsonObject:
             return {"role": "user", "content": shown(text)}
         case AssistantText(text=text):
             return {"role": "assistant", "content": shown(text)}
-        case ToolMessage(call_id=call_id, content=text):
-            return {"type": "function_call_output", "call_id": call_id, "output": shown(text)}
+        case ToolMessage(call_id=call_id):
+            text = shown(result_text(item, profile))
+            output = [_text(text), *map(_part, sent(item, profile))]
+            return {
+                "type": "function_call_output",
+                "call_id": call_id,
+                "output": output if len(output) > 1 else text,
+            }
+        case Shown(results=results):
+            content = [part for each in results for part in _parts(each, profile)]
+            return {"role": "user", "content": content}
         case _:
             assert_never(item)
+
+
+def _parts(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:
+    return [_text(label(result)), *map(_part, sent(result, profile))]
+
+
+def _text(text: str) -> JsonObject:
+    return {"type": "input_text", "text": text}
+
+
+def _part(attachment: Attachment) -> JsonObject:
+    url = data_url(attachment)
+    if attachment.kind == "image":
+        return {"type": "input_image", "detail": "auto", "image_url": url}
+    return {"type": "input_file", "filename": attachment.name, "file_data": url}
 
 
 def _items_of(reply: Reply) -> list[object]:

@@ -11,9 +11,10 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
-from grue.messages import AnswerSchema, ConversationItem, JsonObject, ToolDefinition
+from grue.messages import AnswerSchema, JsonObject, ToolDefinition
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import to_json
+from grue.protocol.chat_wire.media import WireItem
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import ServerEvent
@@ -94,13 +95,14 @@ class WireFormat(Protocol):
     path: str
     """What follows the base URL."""
 
+    results_carry_media: bool
+    """Images and files go into the tool messages; otherwise into a user's message (`Shown`) behind them."""
+
     def headers(self, key: str) -> dict[str, str]:
         """Return the headers that carry the key, and what else the format asks for."""
         ...
 
-    def encode_items(
-        self, items: Sequence[ConversationItem], marked: Collection[int], profile: WireProfile
-    ) -> Said:
+    def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
         """Encode what was said between two replies; the items at the positions `marked` get cache markers."""
         ...
 
