@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TURNS ?= 60
 SEED ?= 7
+SECONDS ?= 600
 
 # Of the tests, those that count for coverage, which slows them down; most others start commands.
 COVERED := tests/unit tests/actors tests/properties tests/integration/episodes \
@@ -16,7 +17,7 @@ COVERED := tests/unit tests/actors tests/properties tests/integration/episodes \
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-.PHONY: play test test-all check bench bench-peers clean
+.PHONY: play test test-all check attack bench bench-peers clean
 .DEFAULT_GOAL := play
 
 $(VENV)/bin/python:
@@ -55,6 +56,9 @@ check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rule
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
+
+attack: $(VENV)/.dev ## attack every input from outside with seeded cases, 10 minutes; SECONDS=60 SEED=3 for others
+	$(BIN)/python tools/attack --seconds $(SECONDS) --seed $(SEED)
 
 bench: $(VENV)/.dev ## measure, side by side in one run
 	$(BIN)/python benchmarks/run.py
