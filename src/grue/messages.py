@@ -200,15 +200,20 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_usd: float | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Sum two usages; a cost is known as soon as one of them is."""
+        """Sum two usages, each count within 63 bits; a cost is known as soon as one of them is."""
         costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
         return Usage(
-            input_tokens=self.input_tokens + other.input_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            input_tokens=_within_63_bits(self.input_tokens + other.input_tokens),
+            output_tokens=_within_63_bits(self.output_tokens + other.output_tokens),
+            cached_tokens=_within_63_bits(self.cached_tokens + other.cached_tokens),
+            reasoning_tokens=_within_63_bits(self.reasoning_tokens + other.reasoning_tokens),
             cost_usd=sum(costs) if costs else None,
         )
+
+
+def _within_63_bits(count: int) -> int:
+    # An endpoint can report anything, and Python refuses to print an integer of over 4,300 digits.
+    return max(-(2**63), min(count, 2**63 - 1))
 
 
 class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,13 +1,12 @@
 """Which settings and tool servers a command works with: the same for all of them."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
-from grue.config.settings import GameConfiguration
+from grue.config.settings import GameConfiguration, zorkgpt_tables_of
 from grue.errors import MCPConfigError
 from grue.hosts.zork.bundled import bundled_server
 from grue.mcp_transport.client import McpServer
@@ -48,13 +47,15 @@ def declines_mcp() -> bool:
 
 
 def zorkgpt_tables() -> dict[str, Any]:
-    """Return `[tool.zorkgpt]` of a project file that `project_configuration` has accepted."""
+    """Return `[tool.zorkgpt]` of the working directory's project file; empty where there is none.
+
+    Raises:
+        MCPConfigError: The file cannot be read.
+    """
     project = Path(PROJECT_FILE)
     if not project.is_file():
         return {}
-    tables: dict[str, Any] = tomllib.loads(project.read_text(encoding="utf-8"))
-    found: dict[str, Any] = tables.get("tool", {}).get("zorkgpt", {})
-    return found
+    return zorkgpt_tables_of(project)
 
 
 def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from grue.errors import MCPConfigError
 
+MAX_CONFIG_BYTES = 16 * 2**20
+"""Longest configuration file that is read."""
+
 
 def read_config_text(path: Path, *, if_missing: str) -> str:
     """Return the text of a UTF-8 file, without its byte order mark.
@@ -15,15 +18,22 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
         if_missing: The whole message of the error for a file that is not there.
 
     Raises:
-        MCPConfigError: The file is missing, unreadable, or not UTF-8 (with line and column).
+        MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8 (with line and
+            column).
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError as exc:
         raise MCPConfigError(if_missing, path=str(path)) from exc
     except (OSError, ValueError) as exc:  # ValueError: a NUL character in the path
         cause = getattr(exc, "strerror", None) or str(exc)
         raise MCPConfigError(f"Cannot read {str(path)!r}: {cause}.", path=str(path)) from exc
+    if len(content) > MAX_CONFIG_BYTES:
+        raise MCPConfigError(
+            f"{path} is longer than {MAX_CONFIG_BYTES // 2**20} MiB: it is no configuration file.",
+            path=str(path),
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as exc:

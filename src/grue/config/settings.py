@@ -201,7 +201,7 @@ class GameConfiguration(_Table):
                 (table, key, what was found and what is wanted).
         """
         path = Path(config_path)
-        tables = _zorkgpt_tables(path)
+        tables = zorkgpt_tables_of(path)
         mcp = _table(tables, "mcp", path)
         _refuse_unknown_keys(
             mcp, (name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP)), path
@@ -228,7 +228,12 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: table[key] for key in keys if key in table}
 
 
-def _zorkgpt_tables(path: Path) -> dict[str, Any]:
+def zorkgpt_tables_of(path: Path) -> dict[str, Any]:
+    """Return `[tool.zorkgpt]` of a TOML file; empty where it has none.
+
+    Raises:
+        MCPConfigError: The file is missing or is not TOML (with line and column).
+    """
     text = read_config_text(
         path,
         if_missing=f"Configuration file not found: {path}. Name an existing TOML file, or create this one.",

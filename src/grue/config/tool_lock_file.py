@@ -39,8 +39,13 @@ def read(path: Path) -> ToolLock | None:
     Raises:
         MCPConfigError: It cannot be read, or is not a tool lock of a version that is known.
     """
-    if not path.exists():
-        return None
+    try:
+        if not path.exists():
+            return None
+        if not path.is_file():
+            raise MCPConfigError(f"Cannot read {str(path)!r}: it is not a regular file.", path=str(path))
+    except OSError as error:
+        raise MCPConfigError(f"Cannot read {str(path)!r}: {error.strerror}.", path=str(path)) from error
     document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
     version = document.get("version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > _VERSION:
@@ -50,9 +55,11 @@ def read(path: Path) -> ToolLock | None:
         )
     try:
         return ToolLock(msgspec.convert(document, _File).servers)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        # A UnicodeError comes of half a surrogate pair in a key that no lock has.
         raise MCPConfigError(
-            f"{path} is not a tool lock: {error}. Restore it, or write it anew with: {_COMMAND}",
+            f"{path} is not a tool lock: {error}."
+            f" Restore it, or remove it and approve the tools anew with: {_COMMAND}",
             path=str(path),
         ) from error
 

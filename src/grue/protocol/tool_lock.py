@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, assert_never
 from msgspec import Struct
 
 from grue.messages import OnToolDrift, ServerName, ToolDefinition, ToolDrifted, ToolPart
-from grue.protocol.safe_text import printable
+from grue.protocol.safe_text import printable, well_formed
 
 _SUMMARY_CHARS = 100
 
@@ -81,17 +81,19 @@ def screen(
     """Return the tools that a policy lets a server offer, in their order, and what is to be noted."""
     if on_drift == "ignore":
         return tools, ()
+    found = drift(pins, tools)
+    refused = {each.tool for each in found if on_drift == "refuse" and each.change != "removed"}
     notes = tuple(
         ToolDrifted(
             server=server,
-            tool=found.tool,
-            change=found.change,
-            parts=found.parts,
-            refused=on_drift == "refuse" and found.change != "removed",
+            # A note goes into the trace, which cannot hold half a surrogate pair; a lock can.
+            tool=well_formed(each.tool),
+            change=each.change,
+            parts=each.parts,
+            refused=each.tool in refused,
         )
-        for found in drift(pins, tools)
+        for each in found
     )
-    refused = {note.tool for note in notes if note.refused}
     return tuple(tool for tool in tools if tool.tool not in refused), notes
 
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from grue.errors import TraceError
+from grue.runtime.safe_open import MAX_LINE_BYTES, require_regular
 
 _LOOK_BACK = 65_536
 
@@ -23,10 +24,12 @@ class LineFile:
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
         self.what = what
+        self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.fchmod(self._fd, 0o600)
         except OSError as error:
+            self.close()
             raise self._refused(error) from error
 
     @property
@@ -63,14 +66,49 @@ class LineFile:
             self.close()
             raise self._refused(error) from error
 
+    @property
+    def gone(self) -> bool:
+        """Whether the file was deleted: it has no name any more, and what is written is lost with it."""
+        return os.fstat(self._fd).st_nlink == 0
+
     def last_line(self) -> bytes:
-        """Return what stands after the last newline but one, its newline included if it has one."""
-        end, tail = self.size, b""
-        while end and b"\n" not in tail[:-1]:
+        """Return what stands after the last newline but one, its newline included if it has one.
+
+        Raises:
+            TraceError: It is longer than a trace's line can be; names the path.
+        """
+        size = self.size
+        start = self._line_start(size - 1)
+        if size - start > MAX_LINE_BYTES:
+            raise TraceError(
+                f"The last line of the {self.what} {self.path} is too long: the file is damaged."
+            )
+        return os.pread(self._fd, size - start, start)
+
+    def cut_half_line(self) -> None:
+        """Take away what stands after the last newline.
+
+        Raises:
+            TraceError: It cannot be, or is no regular file; names the path and why.
+        """
+        try:
+            require_regular(self._fd)
+        except OSError as error:
+            raise self._refused(error) from error
+        size = self.size
+        start = self._line_start(size)
+        if start < size:
+            self.cut(start)
+
+    def _line_start(self, end: int) -> int:
+        """Return the place after the last newline before `end`; 0 if there is none."""
+        while end > 0:
             start = max(0, end - _LOOK_BACK)
-            tail = os.pread(self._fd, end - start, start) + tail
+            found = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
             end = start
-        return tail[tail.rfind(b"\n", 0, -1) + 1 :]
+        return 0
 
     def cut(self, size: int) -> None:
         """Take away what stands after `size` bytes.
@@ -113,8 +151,6 @@ def cut_half_line(path: Path, what: str) -> None:
     """
     file = LineFile(path, what)
     try:
-        last = file.last_line()
-        if not last.endswith(b"\n"):
-            file.cut(file.size - len(last))
+        file.cut_half_line()
     finally:
         file.close()

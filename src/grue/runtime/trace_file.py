@@ -19,7 +19,9 @@ from msgspec.structs import replace
 from grue.errors import TraceError
 from grue.runtime.line_file import LineFile
 from grue.runtime.line_queue import FLUSH_WITHIN_S, LineQueue
+from grue.runtime.safe_open import next_line, open_regular
 from grue.runtime.trace import Envelope
+from grue.runtime.trace_checks import UNDECODABLE
 from grue.runtime.trace_format import (
     FORMAT,
     Extract,
@@ -102,11 +104,23 @@ class TraceWriter:
         except BaseException:
             self._file.close()
             raise
+        self._written_seq = self.last_seq
         self._in_time = True
         self._lines = LineQueue(self._file, self._write, fsync=self._options.fsync)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append one envelope; return when it is queued, or flushed if it is from or to the outside."""
+        """Append one envelope; return when it is queued, or flushed if it is from or to the outside.
+
+        Raises:
+            TraceError: Its number does not come after the last one, so that no reader would take the file; or
+                the disk took no more.
+        """
+        if envelope.seq <= self._written_seq:
+            raise TraceError(
+                f"Message {envelope.seq} cannot be written after message {self._written_seq} of {self.path}. "
+                "To go on with a trace: recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)."
+            )
+        self._written_seq = envelope.seq
         self._lines.put(line)
         outside = self._options.outside
         if envelope.sender == outside or envelope.receiver == outside:
@@ -231,22 +245,22 @@ _TAGS = msgspec.json.Decoder(_Tagged)
 def _line(written: bytes) -> TraceLine | None:
     try:
         return _LINES.decode(written)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
 
 
 def _tag(body: bytes) -> str | UnsetType:
     try:
         return _TAGS.decode(body).type
-    except msgspec.ValidationError:
+    except UNDECODABLE:
         return UNSET
 
 
 def _header_to_resume(path: Path, episode: str) -> bytes:
     """Return the first line of a file that can be continued."""
     try:
-        with path.open("rb") as file:
-            first = file.readline()
+        with open_regular(path) as file:
+            first = next_line(file)
     except OSError as error:
         raise TraceError(f"Cannot read the trace file {path}: {error.strerror}.") from error
     header = read_header(path, first)

@@ -130,8 +130,31 @@ def read_header(path: Path, first: bytes) -> TraceHeader:
     """
     try:
         header = msgspec.json.decode(first, type=TraceHeader)
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{path} is not a grue trace: its first line is no trace header.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{path} is not a grue trace: {_wrong_start(first)}.") from error
     if header.format > FORMAT:
-        raise TraceError(f"{path} has trace format {header.format}; this version reads up to {FORMAT}.")
+        raise TraceError(
+            f"{path} has trace format {header.format}; this version reads up to {FORMAT}. Upgrade grue."
+        )
+    if header.format < 1:
+        raise TraceError(f"{path} is not a grue trace: there is no trace format {header.format}.")
     return header
+
+
+def _wrong_start(first: bytes) -> str:
+    """Say what a file begins with in place of a header."""
+    if not first:
+        return "it is empty"
+    for start, name, command in _PACKED:
+        if first.startswith(start):
+            return f"it is compressed with {name}; unpack it first: {command}"
+    return "its first line is no trace header"
+
+
+_PACKED = (
+    (b"\x1f\x8b", "gzip", "gunzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
+    (b"\xfd7zXZ\x00", "xz", "unxz"),
+    (b"BZh", "bzip2", "bunzip2"),
+    (b"PK\x03\x04", "zip", "unzip"),
+)

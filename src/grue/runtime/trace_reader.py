@@ -1,4 +1,8 @@
-"""Read a trace file: a line at a time, whole, or while it is being written."""
+"""Read a trace file: a line at a time, whole, or while it is being written.
+
+A trace can come from anywhere and may be damaged: whatever stands in the file, a reader returns envelopes or
+raises `TraceError`. What a line is held to is in `trace_checks`.
+"""
 
 import hashlib
 import time
@@ -10,7 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
+from grue.runtime.safe_open import MAX_LINE_BYTES, next_line, open_regular, read_regular
 from grue.runtime.trace import Envelope
+from grue.runtime.trace_checks import UNDECODABLE, check_depth, check_numbers, damaged, told, unknown
 from grue.runtime.trace_format import (
     REFERENCE_START,
     PayloadReference,
@@ -47,8 +53,9 @@ class TraceReader(Generic[B]):
         body_type: What the bodies are: a union of tagged Structs, or `dict` for plain JSON.
 
     Raises:
-        TraceError: The file is missing, is no trace, or is of a later format. While iterating: a line before
-            the last one is damaged, or the file of a payload is missing or altered. Names file and line.
+        TraceError: The file is missing or no regular file, is no trace, or is of a later format. While
+            iterating: a line before the last one is damaged, out of order or longer than 512 MiB, or the file
+            of a payload is missing or altered. Names file and line.
 
     Attributes:
         header: The file's first line.
@@ -61,19 +68,21 @@ class TraceReader(Generic[B]):
         self.cut_short = False
         self._bodies = msgspec.json.Decoder(body_type)
         with _opened(path) as file:
-            self.header = read_header(path, file.readline())
+            self.header = read_header(path, _next_line(path, 1, file))
 
     def __iter__(self) -> Iterator[Envelope[B]]:
         """Yield what is in the file now."""
         self.cut_short = False
         with _opened(self.path) as file:
-            file.readline()
-            for number, text in enumerate(file, start=2):
+            _next_line(self.path, 1, file)
+            number, seq = 2, 0
+            while text := _next_line(self.path, number, file):
                 line = self._line(number, text)
                 if line is None:
                     self.cut_short = True
                     return
-                yield self._envelope(number, line)
+                yield self._envelope(number, line, after=seq)
+                number, seq = number + 1, line.seq
 
     def follow(
         self,
@@ -90,13 +99,14 @@ class TraceReader(Generic[B]):
             over: Says of the last envelope whether the file is finished with it, if nothing comes after.
         """
         with _opened(self.path) as file:
-            file.readline()
+            _next_line(self.path, 1, file)
             number, last = 2, None
             while True:
                 start = file.tell()
-                text = file.readline()
+                text = _next_line(self.path, number, file)
                 if text.endswith(b"\n"):
-                    last = self._envelope(number, _decoded(self.path, number, text))
+                    line = _decoded(self.path, number, text)
+                    last = self._envelope(number, line, after=last.seq if last else 0)
                     number += 1
                     yield last
                     continue
@@ -113,21 +123,21 @@ class TraceReader(Generic[B]):
             return _decoded(self.path, number, text)
         try:
             return _LINES.decode(text)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             return None
 
-    def _envelope(self, number: int, line: TraceLine) -> Envelope[B]:
+    def _envelope(self, number: int, line: TraceLine, *, after: int) -> Envelope[B]:
+        check_numbers(self.path, number, line, after)
         written: bytes | msgspec.Raw = line.body
         if bytes(line.body).startswith(REFERENCE_START):
             written = self._payload(number, line)
         if line.extracts:
             written = self._restored(number, line, bytes(written))
+        check_depth(self.path, number, bytes(written))
         try:
             body = self._bodies.decode(written)
-        except msgspec.ValidationError as error:
-            raise TraceError(
-                f"{self.path}, line {number}: not a message this version knows: {error}."
-            ) from error
+        except UNDECODABLE as error:
+            raise unknown(self.path, number, error) from error
         return Envelope(
             seq=line.seq,
             t=line.t,
@@ -141,34 +151,43 @@ class TraceReader(Generic[B]):
         )
 
     def _payload(self, number: int, line: TraceLine) -> bytes:
-        where = f"{self.path}, line {number}"
         try:
             reference = _REFERENCES.decode(line.body)
-        except msgspec.ValidationError as error:
+        except UNDECODABLE as error:
             # Its hash becomes a file's name, and a trace may come from anywhere.
-            raise TraceError(f"{where}: not a reference to a payload: {error}.") from error
-        return self._content(where, reference.sha256)
+            raise damaged(self.path, number, f"not a reference to a payload: {told(error)}") from error
+        return self._content(number, reference.sha256)
 
     def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
         """Return a body with the strings in it that were taken out of it."""
-        where = f"{self.path}, line {number}"
         pieces: list[bytes] = []
-        end = 0
+        end, size = 0, len(body)
         for extract in line.extracts:
             if extract.at < end or body[extract.at : extract.at + 2] != b'""':
-                raise TraceError(f"{where}: there is no place in its body at byte {extract.at}.")
-            pieces += [body[end : extract.at], self._content(where, extract.sha256)]
+                raise damaged(self.path, number, f"there is no place in its body at byte {extract.at}")
+            pieces += [body[end : extract.at], self._content(number, extract.sha256)]
             end = extract.at + 2
+            size += len(pieces[-1])
+            if size > MAX_LINE_BYTES:
+                # A line may name one large file many times.
+                raise damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join((*pieces, body[end:]))
 
-    def _content(self, where: str, sha256: str) -> bytes:
+    def _content(self, number: int, sha256: str) -> bytes:
         path = payload_path(self.path, sha256)
+        where = f"{self.path}, line {number}"
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except OSError as error:
-            raise TraceError(f"{where}: cannot read its payload {path}: {error.strerror}.") from error
+            raise TraceError(
+                f"{where}: cannot read its payload {path}: {error.strerror}. "
+                "A trace is copied together with the folder of payloads beside it."
+            ) from error
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise TraceError(f"{where}: its payload {path} is not what was written: the hash differs.")
+            raise TraceError(
+                f"{where}: its payload {path} is not what was written: the hash differs. "
+                "Copy it again from where the trace was recorded."
+            )
         return content
 
 
@@ -194,12 +213,19 @@ _REFERENCES = msgspec.json.Decoder(PayloadReference)
 def _decoded(path: Path, number: int, text: bytes) -> TraceLine:
     try:
         return _LINES.decode(text)
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{path}, line {number}: not a trace line: {error}.") from error
+    except UNDECODABLE as error:
+        raise damaged(path, number, f"not a trace line: {told(error)}") from error
 
 
 def _opened(path: Path) -> BinaryIO:
     try:
-        return path.open("rb")
+        return open_regular(path)
     except OSError as error:
         raise TraceError(f"Cannot read the trace file {path}: {error.strerror}.") from error
+
+
+def _next_line(path: Path, number: int, file: BinaryIO) -> bytes:
+    try:
+        return next_line(file)
+    except OSError as error:
+        raise TraceError(f"{path}, line {number}: cannot be read: {error.strerror}.") from error

@@ -6,6 +6,7 @@ What is kept is a number for each call and each turn, so that 10,000 turns take 
 import heapq
 from array import array
 from collections import Counter
+from pathlib import Path
 from typing import TypeAlias
 
 from msgspec import Struct, field
@@ -66,8 +67,8 @@ def count_episode(episode: EpisodeReader) -> EpisodeStats:
         episode=episode.header.episode,
         started_at=episode.header.started_at,
         messages=tally.messages,
-        trace_bytes=episode.path.stat().st_size,
-        payload_bytes=sum(path.stat().st_size for path in (episode.path.parent / PAYLOADS).glob("*.json")),
+        trace_bytes=_size(episode.path),
+        payload_bytes=sum(map(_size, (episode.path.parent / PAYLOADS).glob("*.json"))),
         cut_short=episode.cut_short,
         wall_s=phases.total_s,
         phases=phases,
@@ -80,6 +81,13 @@ def count_episode(episode: EpisodeReader) -> EpisodeStats:
         servers=tuple(server.stats(name) for name, server in tally.servers.items()),
         slowest_turns=tally.turns.slowest(),
     )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # removed meanwhile, or a link to nowhere
 
 
 class _Tally:

@@ -1,5 +1,6 @@
 """Read an episode's trace file as the messages it holds."""
 
+import os
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -51,7 +52,7 @@ def open_episode(path: str | PathLike[str]) -> EpisodeReader:
         TraceError: The file is missing, is no trace, or is of a later format; while it is read: is damaged.
     """
     path = Path(path)
-    return EpisodeReader(path / TRACE_FILE if path.is_dir() else path)
+    return EpisodeReader(path / TRACE_FILE if os.path.isdir(path) else path)  # noqa: PTH112 - never raises
 
 
 def read_episode(path: str | PathLike[str]) -> EpisodeTrace:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from grue.config.tool_lock_file import lock_path, read, write
 from grue.config.wiring import on_tool_drift, tool_lock
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition
-from grue.protocol.tool_lock import drift, lock_of
+from grue.protocol.tool_lock import drift, lock_of, screen
 
 
 def tool(name: str, description: str = "") -> ToolDefinition:
@@ -143,3 +144,40 @@ def test_the_key_is_checked_where_it_enters(tmp_path: Path) -> None:
         GameConfiguration.from_toml(project)
     assert "[tool.zorkgpt.mcp] tool_lock is the text 'strict'" in str(error.value)
     assert "'report', 'refuse' or 'off'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 1, "servers": {}, "\\ud800": 2}',
+        '{"version": "\\ud800", "servers": {}}',
+        '{"version": 1, "servers": {"a": {"t": {"\\ud800": ""}}}}',
+        '{"version": 1, "servers": {"a": {"t": ' + "[" * 900 + "]" * 900 + "}}}",
+    ],
+)
+def test_half_a_surrogate_pair_or_deep_nesting_is_a_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mcp_tools.lock"
+    path.write_text(text)
+    with pytest.raises(MCPConfigError, match=r"is not a tool lock: .*remove it and approve the tools anew"):
+        read(path)
+
+
+def test_a_folder_or_an_endless_file_in_its_place_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "mcp_tools.lock"
+    path.mkdir()
+    with pytest.raises(MCPConfigError, match="not a regular file"):
+        read(path)
+    path.rmdir()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(MCPConfigError, match="not a regular file"):
+        read(path)
+
+
+def test_a_note_about_a_name_that_is_no_text_can_be_recorded() -> None:
+    pins = lock_of([tool("odd \ud800")])
+    tools, (note,) = screen(pins, ServerName("a"), (), "refuse")
+    assert (tools, note.tool, note.change) == ((), "odd \ufffd", "removed")
+    assert msgspec.json.encode(note)
+    offered, notes = screen({}, ServerName("a"), (tool("odd \ud800"), tool("b")), "refuse")
+    assert offered == ()
+    assert [note.refused for note in notes] == [True, True]

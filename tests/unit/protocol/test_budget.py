@@ -73,3 +73,11 @@ def test_what_is_left_is_never_more_than_there_was(
         assert 0 < left <= min(turn, episode - spent.requests)
         spent = spent.plus(min(requests, left), Usage(input_tokens=tokens))
     assert spent.requests <= episode
+
+
+def test_tokens_add_up_within_63_bits_whatever_an_endpoint_reports() -> None:
+    """Python refuses to print an integer of over 4,300 digits."""
+    absurd = Usage(input_tokens=10**4299, output_tokens=-(10**4299), cost_usd=1e308)
+    total = Spent().plus(1, absurd).plus(1, absurd).usage
+    assert (total.input_tokens, total.output_tokens) == (2**63 - 1, -(2**63))
+    assert f"{total}"

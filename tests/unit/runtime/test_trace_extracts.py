@@ -26,6 +26,7 @@ from grue.messages import (
 )
 from grue.protocol.tool_media import MediaRoom
 from grue.protocol.tool_results import from_mcp, told
+from grue.runtime import trace_reader
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceOptions, TraceWriter
 from grue.runtime.trace_format import MIN_EXTRACT_BYTES, long_strings
@@ -163,4 +164,20 @@ def test_a_trace_that_was_tampered_with_is_refused(tmp_path: Path, change: objec
     change(line)  # type: ignore[operator]
     path.write_text(f"{header}\n{json.dumps(line, separators=(',', ':'))}\n")
     with pytest.raises(TraceError, match=words):
+        read(path)
+
+
+def test_a_line_that_names_one_file_again_and_again_takes_no_more_memory_than_a_line_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_reader, "MAX_LINE_BYTES", 100_000)
+    path = tmp_path / "trace.jsonl"
+    write(path, messages()[0])
+    header, written = path.read_text().splitlines()
+    line = json.loads(written)
+    extract = line["extracts"][0]
+    line["body"] = [""] * 100
+    line["extracts"] = [extract | {"at": 1 + 3 * number} for number in range(100)]
+    path.write_text(f"{header}\n{json.dumps(line, separators=(',', ':'))}\n")
+    with pytest.raises(TraceError, match="line 2: its body is too large with what was taken out of it"):
         read(path)

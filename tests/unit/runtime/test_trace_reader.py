@@ -1,6 +1,7 @@
 """Reading trace files: whole ones, cut ones, damaged ones, those that are still being written."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -103,6 +104,122 @@ def test_a_reader_reads_again_from_the_start(path: Path) -> None:
     assert len(list(reader)) == 2
 
 
+# --- Damage ---
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("was", "damage"),
+    [
+        (b'"b"', b'"\xe9"'),  # in the body, which is decoded by itself
+        (b'"x"', b'"\xff"'),
+        (b'"b"', b"[" * 2000 + b"]" * 2000),
+        (b'"b"', b"[" * 100_000),
+        (b'"b"', b'"\\ud800"'),
+        (b'"seq":2', b'"seq":' + b"2" * 5000),
+        (b'"t":', b'"t":1e999,"t":'),
+        (b'"at":', b'"at":1e300,"at_":'),
+        (b'"seq":2', b'"seq":1'),
+        (b'"seq":2', b'"seq":-2'),
+        (b"\n", b"\r"),
+        (b"{", b"\0"),
+    ],
+    ids=lambda value: str(value[:12]),
+)
+@pytest.mark.parametrize("follows", [False, True])
+def test_any_damage_names_the_file_the_line_and_what_to_do(
+    path: Path, was: bytes, damage: bytes, follows: bool
+) -> None:
+    write(path, Said("a"), Said("b"), Said("c"))
+    lines = lines_of(path)
+    assert was in lines[2]
+    lines[2] = lines[2].replace(was, damage, 1)
+    path.write_bytes(b"".join(lines))
+    reader: TraceReader[Body] = TraceReader(path, Body)
+    with pytest.raises(TraceError, match=r"trace\.jsonl, line 3: .*damaged.*copy it again") as told:
+        list(reader.follow(lambda: True) if follows else reader)
+    assert "head -n 2" in str(told.value)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (0, 1, 1, 2), (0, 1, 2, 2)])
+def test_lines_in_another_order_or_twice_are_refused(path: Path, order: tuple[int, ...]) -> None:
+    write(path, Said("a"), Said("b"), Said("c"))
+    lines = lines_of(path)
+    path.write_bytes(b"".join(lines[number] for number in order))
+    with pytest.raises(TraceError, match=r"line \d: not in order: message \d comes after message \d"):
+        read_trace(path, Body)
+
+
+def test_what_is_nested_as_deep_as_wires_admit_is_read_and_deeper_is_refused(path: Path) -> None:
+    write(path, Said("a", 1), Said("{[" * 400, 2))
+    whole = path.read_bytes()
+    for depth, reads in ((240, True), (260, False), (900, False)):
+        path.write_bytes(
+            whole.replace(b'"extra":1', b'"extra":' + b'[{"a":' * (depth // 2) + b"1" + b"}]" * (depth // 2))
+        )
+        if reads:
+            assert len(read_trace(path, Body).envelopes) == 2
+        else:
+            with pytest.raises(TraceError, match="line 2: nested deeper than 250 levels"):
+                read_trace(path, Body)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is empty"),
+        (b"\x1f\x8b\x08\0", "compressed with gzip; unpack it first: gunzip"),
+        (b'{"trace":"grue","format":0,"episode":"e","started_at":0.0}\n', "no trace format 0"),
+        (b'{"trace":"grue","format":-1,"episode":"e","started_at":0.0}\n', "no trace format -1"),
+        (b'{"trace":"grue","format":2,"episode":"\xe9","started_at":0.0}\n', "no trace header"),
+        (b'{"x":' + b"[" * 5000, "no trace header"),
+        (bytes(range(256)), "no trace header"),
+    ],
+    ids=lambda value: str(value[:20]),
+)
+def test_what_begins_otherwise_than_a_trace_says_how(path: Path, content: bytes, words: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=words):
+        read_trace(path, Body)
+
+
+def test_a_trace_without_its_header_is_no_trace(path: Path) -> None:
+    write(path, Said("a"), Said("b"))
+    path.write_bytes(b"".join(lines_of(path)[1:]))
+    with pytest.raises(TraceError, match="its first line is no trace header"):
+        read_trace(path, Body)
+
+
+def test_a_pipe_and_a_folder_are_refused_without_waiting(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(TraceError, match=r"Cannot read the trace file .* not a regular file\."):
+        read_trace(path, Body)
+    with pytest.raises(TraceError, match="Is a directory"):
+        read_trace(path.parent, Body)
+
+
+def test_a_file_that_may_not_be_read_is_one_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, Said("a"))
+
+    def denied(*_args: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(TraceError, match=r"Cannot read the trace file .*: Permission denied\."):
+        read_trace(path, Body)
+
+
+def test_a_line_of_a_gigabyte_is_refused(path: Path) -> None:
+    write(path, Said("a"))
+    with path.open("r+b") as file:
+        file.truncate(2**30)
+    with pytest.raises(TraceError, match=r"line 3: cannot be read: it is longer than 512 MiB"):
+        read_trace(path, Body)
+
+
 # --- Payloads in files of their own ---
 
 
@@ -123,6 +240,25 @@ def test_an_altered_payload_is_refused(path: Path) -> None:
     file = payload(path)
     file.write_bytes(file.read_bytes().replace(b"bbb", b"abb", 1))
     with pytest.raises(TraceError, match=r"line 2: its payload .*\.json is not what was written"):
+        read_trace(path, Body)
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_payload_that_is_no_regular_file_is_refused_without_waiting(
+    path: Path, made: Callable[[Path], object]
+) -> None:
+    write(path, Said("b" * 200), options=SMALL)
+    file = payload(path)
+    file.unlink()
+    made(file)
+    with pytest.raises(TraceError, match=r"line 2: cannot read its payload .*copied together"):
+        read_trace(path, Body)
+
+
+def test_a_payload_that_was_cut_is_refused(path: Path) -> None:
+    write(path, Said("b" * 200), options=SMALL)
+    payload(path).write_bytes(payload(path).read_bytes()[:-1])
+    with pytest.raises(TraceError, match=r"line 2: its payload .*the hash differs\. Copy it again"):
         read_trace(path, Body)
 
 

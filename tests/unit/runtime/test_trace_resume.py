@@ -151,3 +151,14 @@ def test_an_episode_killed_again_and_again_goes_on(path: Path) -> None:
     assert len(noted) >= 1 + 3 + 2 + 4
     assert all(envelope.body == Counted(envelope.seq) for envelope in noted)
     bodies(path)
+
+
+def test_a_recorder_that_begins_anew_is_told_how_to_go_on(path: Path) -> None:
+    write(path, Counted(1), Counted(2))
+    before = path.read_bytes()
+    writer, recorder = TraceWriter(path, episode="e-1", resume=True), Recorder()
+    recorder.add(writer)
+    with pytest.raises(TraceError, match=r"Message 1 cannot be written after message 2 .*recorder\.resume\("):
+        recorder.record(Counted(3), sender="x")
+    writer.close()
+    assert path.read_bytes() == before

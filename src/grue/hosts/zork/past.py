@@ -28,6 +28,7 @@ from grue.messages import (
 from grue.observers.run_folder import RESULT_FILE
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Proven, Settled
+from grue.runtime.safe_open import read_regular
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed
@@ -156,6 +157,9 @@ def _decides(end: TurnEnd) -> bool:
     return isinstance(end.failure, DeadlineMissed)
 
 
+_LARGEST_RESULT = 64 * 2**20
+
+
 class _Result(Struct):
     reason: str = ""
 
@@ -164,9 +168,10 @@ def _has_result(path: Path, ended: EpisodeEnded) -> bool:
     """Say whether the result of this end is written; there may be one of an earlier end."""
     file = (path if path.is_dir() else path.parent) / RESULT_FILE
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Result).reason == ended.reason
-    except (OSError, msgspec.DecodeError):
-        return False
+        written = read_regular(file, _LARGEST_RESULT)
+        return msgspec.json.decode(written, type=_Result).reason == ended.reason
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # damaged: it is written again
 
 
 def _check_whole(path: Path, envelope: EpisodeEnvelope) -> None:
