@@ -142,16 +142,30 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
     attachments: tuple[Attachment, ...] = ()
 
 
-class SystemText(Struct, frozen=True, tag="system"):
+class CachePoint(Struct, frozen=True):
+    """Where a caller wants an endpoint's prompt cache to end: a `cache_control` of its own.
+
+    Attributes:
+        end: How many characters of the text stand before it.
+        control: The marker, as it goes out.
+    """
+
+    end: int
+    control: JsonObject
+
+
+class SystemText(Struct, frozen=True, tag="system", omit_defaults=True):
     """Instructions that open a conversation."""
 
     text: str
+    cache_points: tuple[CachePoint, ...] = ()
 
 
-class UserText(Struct, frozen=True, tag="user"):
+class UserText(Struct, frozen=True, tag="user", omit_defaults=True):
     """What the host says to the model."""
 
     text: str
+    cache_points: tuple[CachePoint, ...] = ()
 
 
 class AssistantText(Struct, frozen=True, tag="assistant"):

@@ -68,7 +68,11 @@ LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
         "`max_tokens` must be less than or equal to `8192`, the maximum value for `max_tokens`",
         {"max_output_tokens": 8192},
     ),
-    (OPENROUTER, "messages.0.content.0.cache_control: Extra inputs are not permitted", {"cache_markers": 0}),
+    (
+        OPENROUTER,
+        "messages.0.content.0.cache_control: Extra inputs are not permitted",
+        {"cache_markers": 0, "given_cache_markers": 0},
+    ),
     (
         OPENAI_CHAT,
         "Unsupported value: 'temperature' does not support 0.7 with this model. Only the default (1) value "

@@ -2,6 +2,7 @@
 
 ```
 {"role": "system" | "user", "content": "...", "cache_control": {"type": "ephemeral"}}
+{"role": "system" | "user", "content": [{"type": "text", "text": "...", "cache_control": {...}}, ...]}
 {"role": "assistant", "tool_calls": [{"id": "...", "type": "function", "function": {"name", "arguments"}}]}
 {"role": "tool", "tool_call_id": "...", "content": "..."}
 ```
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias, TypedDict
 from grue.errors import MCPError
 from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
 from grue.messages import (
+    CachePoint,
     CallId,
     ConversationItem,
     JsonObject,
@@ -100,7 +102,8 @@ def conversation_of(
         MCPError: A message has an unknown role, or something else than text in it.
         ValueError: A tool message answers no call of the assistant's message before it.
     """
-    conversation = Conversation(profile)
+    given = sum(len(_cache_points(message)) for message in messages)
+    conversation = Conversation(profile, given_markers=given)
     offered = [given_tool(tool) for tool in tools or ()] or _named_in(messages)
     conversation.ask((), OfferTools(tuple(offered)))
     new: list[ConversationItem] = []
@@ -154,9 +157,9 @@ def _item(message: ChatMessage) -> ConversationItem:
     text = _text(message.get("content"))
     match message.get("role"):
         case "system" | "developer":
-            return SystemText(text)
+            return SystemText(text, _cache_points(message))
         case "user":
-            return UserText(text)
+            return UserText(text, _cache_points(message))
         case "tool":
             return ToolMessage(CallId(str(message.get("tool_call_id"))), text)
         case role:
@@ -172,6 +175,22 @@ def _reply(message: ChatMessage) -> Reply:
         for call in message.get("tool_calls") or ()
     )
     return Reply(content=_text(message.get("content")) or None, tool_calls=calls, echo=echo)
+
+
+def _cache_points(message: ChatMessage) -> tuple[CachePoint, ...]:
+    """Return where a system or user message, or a part of it, carries a cache marker."""
+    if message.get("role") not in ("system", "developer", "user"):
+        return ()
+    content = message.get("content")
+    points: list[CachePoint] = []
+    end = 0
+    for part in content if isinstance(content, list) else ():
+        end += len(_text([part]))
+        if isinstance(part, Mapping) and isinstance(part.get("cache_control"), Mapping):
+            points.append(CachePoint(end, dict(part["cache_control"])))
+    if isinstance(control := message.get("cache_control"), Mapping):
+        points.append(CachePoint(len(_text(content)), dict(control)))
+    return tuple(points)
 
 
 def _text(content: object) -> str:

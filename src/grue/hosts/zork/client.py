@@ -186,8 +186,9 @@ class LLMClient:
 
         Args:
             model: The model, as the endpoint names it.
-            messages: The seeds' message dicts. Cache markers are set as the endpoint takes them, wherever
-                the messages have theirs.
+            messages: The seeds' message dicts. Their `cache_control`, or that of their parts, goes out as it
+                is, four at most, unless the endpoint is known to refuse it or does so. Others are marked as
+                far as the endpoint takes more.
             temperature: As the other sampling parameters, `None` leaves it to the endpoint.
             top_p: See above.
             top_k: See above; left out where the endpoint does not know it.

@@ -6,6 +6,7 @@ signed and are sent again as they were.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import assert_never
 
 from grue.messages import (
     AssistantText,
@@ -16,6 +17,7 @@ from grue.messages import (
     ToolDefinition,
     ToolMessage,
     Usage,
+    UserText,
 )
 from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
@@ -44,6 +46,7 @@ from grue.protocol.chat_wire.wire_format import (
     Said,
     WireRequest,
     closed,
+    marked_pieces,
     opened,
     shortened,
     shown,
@@ -84,9 +87,7 @@ class AnthropicMessages:
         system: list[bytes] = []
         messages: list[tuple[str, list[JsonObject]]] = []
         for position, item in enumerate(items):
-            blocks = _blocks(item, profile)
-            if position in marked:
-                blocks[-1]["cache_control"] = {"type": "ephemeral"}
+            blocks = _blocks(item, position in marked, profile)
             if isinstance(item, SystemText):
                 system += map(to_json, blocks)
                 continue
@@ -194,7 +195,7 @@ def _output(request: WireRequest) -> JsonObject:
     return {"output_config": config} if config else {}
 
 
-def _blocks(item: WireItem, profile: WireProfile) -> list[JsonObject]:
+def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[JsonObject]:
     match item:
         case ToolMessage(call_id=call_id):
             text = shown(result_text(item, profile))
@@ -203,8 +204,13 @@ def _blocks(item: WireItem, profile: WireProfile) -> list[JsonObject]:
             return [{"type": "tool_result", "tool_use_id": call_id, "content": content}]
         case Shown(results=results):
             return [block for each in results for block in _shown(each, profile)]
+        case AssistantText(text=text):
+            return [_text(shown(text))]
+        case SystemText() | UserText():
+            pieces = marked_pieces(item, marked)
+            return [_text(text) | ({"cache_control": control} if control else {}) for text, control in pieces]
         case _:
-            return [_text(shown(item.text))]
+            assert_never(item)
 
 
 def _shown(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:

@@ -50,6 +50,7 @@ from grue.protocol.chat_wire.wire_format import (
     Said,
     WireRequest,
     closed,
+    marked_pieces,
     opened,
     shortened,
     shown,
@@ -157,10 +158,10 @@ def _head(request: WireRequest) -> JsonObject:
 
 def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
     match item:
-        case SystemText(text=text):
-            return {"role": profile.system_role, "content": _content(text, marked)}
-        case UserText(text=text):
-            return {"role": "user", "content": _content(text, marked)}
+        case SystemText():
+            return {"role": profile.system_role, "content": _content(item, marked)}
+        case UserText():
+            return {"role": "user", "content": _content(item, marked)}
         case AssistantText(text=text):
             return {"role": "assistant", "content": shown(text)}
         case ToolMessage(call_id=call_id):
@@ -172,10 +173,14 @@ def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
             assert_never(item)
 
 
-def _content(text: str, marked: bool) -> object:
-    if not marked:
-        return shown(text)
-    return [{"type": "text", "text": shown(text), "cache_control": {"type": "ephemeral"}}]
+def _content(item: SystemText | UserText, marked: bool) -> object:
+    pieces = marked_pieces(item, marked)
+    if not any(control for _, control in pieces):
+        return shown(item.text)
+    return [
+        {"type": "text", "text": text, **({"cache_control": control} if control else {})}
+        for text, control in pieces
+    ]
 
 
 def _parts(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:

@@ -59,9 +59,12 @@ class Conversation:
 
     Args:
         profile: What the endpoint takes.
+        given_markers: How many cache markers the texts will bring with them (`cache_points`): they go before
+            those that are set here.
     """
 
-    def __init__(self, profile: WireProfile) -> None:
+    def __init__(self, profile: WireProfile, *, given_markers: int = 0) -> None:
+        self._given_markers = given_markers
         self._history: list[_Utterance] = []
         self._tools: tuple[ToolDefinition, ...] = ()
         self._unanswered: Reply | None = None
@@ -76,7 +79,7 @@ class Conversation:
         self.names = WireNames(profile.name_style)
         self._system: list[bytes] = []
         self._messages: list[bytes] = []
-        self._markers = 0
+        self._markers = self._passed_on = 0
         self._has_calls = False
         self._after_results = False
         self._encode_tools()
@@ -93,7 +96,7 @@ class Conversation:
         self._add_answered(new)
         self._mode = mode
         # An empty instruction says nothing, and some endpoints refuse it.
-        said = tuple(item for item in new if item != SystemText(""))
+        said = tuple(item for item in new if not isinstance(item, SystemText) or item.text)
         self._add((*said, *self._schema_in_words()))
         if isinstance(mode, OfferTools) and mode.tools is not None:
             self._tools = mode.tools
@@ -179,12 +182,26 @@ class Conversation:
             self._has_calls = self._has_calls or bool(said.tool_calls)
             return
         items = self._bridged(said if self.format.results_carry_media else with_shown(said, self.profile))
-        markable = [at for at, item in enumerate(items) if isinstance(item, SystemText | UserText)]
-        marked = markable[: max(0, self.profile.cache_markers - self._markers)]
-        self._markers += len(marked)
+        items, marked = self._marked(items)
         encoded = self.format.encode_items(items, marked, self.profile)
         self._system += encoded.system
         self._messages += encoded.messages
+
+    def _marked(self, items: tuple[WireItem, ...]) -> tuple[tuple[WireItem, ...], Sequence[int]]:
+        """Return the items with the markers of their own that there is room for, and which others get one."""
+        kept: list[WireItem] = []
+        marked: list[int] = []
+        for at, item in enumerate(items):
+            if isinstance(item, SystemText | UserText):
+                if item.cache_points:
+                    room = self.profile.given_cache_markers - self._passed_on
+                    item = msgspec.structs.replace(item, cache_points=item.cache_points[: max(0, room)])
+                    self._passed_on += len(item.cache_points)
+                elif self._markers < self.profile.cache_markers - self._given_markers:
+                    marked.append(at)
+                    self._markers += 1
+            kept.append(item)
+        return tuple(kept), marked
 
     def _bridged(self, items: tuple[WireItem, ...]) -> tuple[WireItem, ...]:
         """Return the items, results and what the user says kept apart where the endpoint wants that."""

@@ -144,7 +144,9 @@ def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
 
 
 def _cache_markers(profile: WireProfile, words: str) -> WireProfile | None:
-    return replace(profile, cache_markers=0) if "cache_control" in words else None
+    if "cache_control" not in words:
+        return None
+    return replace(profile, cache_markers=0, given_cache_markers=0)
 
 
 def _answer_format(profile: WireProfile, words: str) -> WireProfile | None:

@@ -48,7 +48,9 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         name: For people.
         wire: The format it speaks.
         key_variable: The environment variable that its users keep the key in.
-        cache_markers: How many `cache_control` markers a request may carry; 0: it refuses the field.
+        cache_markers: How many `cache_control` markers a request is given; 0: none.
+        given_cache_markers: How many are passed on that a caller has set itself, in place of those; 0: it is
+            known to refuse the field. The format `responses` has no place for them.
         names: Tool names go out `canonical` or `encoded`; `learn`: canonical until the endpoint complains.
         sampling: Which sampling fields it takes; others are left out.
         max_tokens_field: What it calls the limit on a reply's length, where the format leaves a choice.
@@ -76,6 +78,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     wire: WireName = "chat_completions"
     key_variable: str = "GRUE_API_KEY"
     cache_markers: int = 0
+    given_cache_markers: int = 4
     names: Literal["canonical", "encoded", "learn"] = "learn"
     sampling: frozenset[str] = SAMPLING
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"

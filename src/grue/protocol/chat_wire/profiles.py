@@ -49,6 +49,7 @@ OPENAI_CHAT = WireProfile(
     sampling=_OPENAI_SAMPLING,
     max_tokens_field="max_completion_tokens",
     files=True,
+    given_cache_markers=0,
 )
 
 # Its newest models take tools on /responses only.
@@ -85,6 +86,7 @@ GROQ = WireProfile(
     names="encoded",
     sampling=_OPENAI_SAMPLING,
     max_tokens_field="max_completion_tokens",
+    given_cache_markers=0,
 )
 
 GEMINI = WireProfile(
@@ -93,6 +95,7 @@ GEMINI = WireProfile(
     names="encoded",
     sampling=_OPENAI_SAMPLING,
     audio=True,
+    given_cache_markers=0,
 )
 
 MISTRAL = WireProfile(
@@ -102,6 +105,7 @@ MISTRAL = WireProfile(
     sampling=_OPENAI_SAMPLING,
     reasoning="none",
     assistant_after_results=True,
+    given_cache_markers=0,
 )
 
 XAI = WireProfile(name="xai", key_variable="XAI_API_KEY", names="encoded", sampling=_OPENAI_SAMPLING)

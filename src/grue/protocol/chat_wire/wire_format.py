@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
-from grue.messages import AnswerSchema, JsonObject, ToolDefinition
+from grue.messages import AnswerSchema, CachePoint, JsonObject, SystemText, ToolDefinition, UserText
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.media import WireItem
@@ -139,6 +139,32 @@ class WireFormat(Protocol):
 def shown(text: str) -> str:
     """Return a text that every endpoint takes."""
     return text if text and not text.isspace() else EMPTY
+
+
+EPHEMERAL: JsonObject = {"type": "ephemeral"}
+"""The marker of a place up to which an endpoint is to keep a prompt in its cache."""
+
+
+def marked_pieces(item: SystemText | UserText, marked: bool) -> list[tuple[str, JsonObject | None]]:
+    """Return a text in pieces, each with the cache marker at its end; mostly one piece, without or with one.
+
+    Args:
+        item: The text; where its caller has set markers, it is cut at them.
+        marked: Without those, put one at its end.
+    """
+    text = item.text
+    points = item.cache_points or ((CachePoint(len(text), EPHEMERAL),) if marked else ())
+    if not text.strip():
+        return [(EMPTY, points[-1].control if points else None)]
+    pieces: list[tuple[str, JsonObject | None]] = []
+    start = 0
+    for point in points:
+        # A blank piece would be refused.
+        if text[start : point.end].strip():
+            pieces.append((text[start : point.end], point.control))
+            start = point.end
+    rest = text[start:]
+    return [*pieces, (rest, None)] if rest.strip() else pieces
 
 
 def shortened(tool: ToolDefinition, max_chars: int | None) -> ToolDefinition:

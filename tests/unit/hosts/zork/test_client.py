@@ -14,6 +14,8 @@ from grue.config.settings import GameConfiguration, RetrySettings
 from grue.errors import LLMError, MCPConfigError, MCPError
 from grue.hosts.zork.client import CompletionError, LLMClient, tool_support_error
 from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
+from grue.protocol.chat_wire.profile import WireName, WireProfile
+from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, PROFILES
 from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, hang_up, text_reply, tool_calls_reply
 
@@ -44,17 +46,19 @@ def client(server: ScriptedLlmServer, **settings: Any) -> LLMClient:
 
 
 def mocked(
-    reply: str = "hello", base_url: str = "https://openrouter.ai/api/v1"
+    reply: str = "hello", base_url: str = "https://openrouter.ai/api/v1", wire: WireName | None = None
 ) -> tuple[LLMClient, list[Any]]:
     """Return a client of an endpoint of that address, and the bodies that it gets to see."""
     bodies: list[Any] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         bodies.append(json.loads(request.content))
-        return httpx.Response(200, json={"choices": [{"message": {"content": reply}}]})
+        choices = [{"message": {"content": reply}}]
+        return httpx.Response(200, json={"choices": choices, "output": [], "content": []})
 
     transport = httpx.MockTransport(answer)
-    return LLMClient(base_url=base_url, api_key=KEY, transport=transport), bodies
+    config = GameConfiguration(wire_format=wire)
+    return LLMClient(config, base_url=base_url, api_key=KEY, transport=transport), bodies
 
 
 # --- Replies ---
@@ -115,7 +119,7 @@ def test_the_seeds_history_is_sent_as_strict_providers_want_it() -> None:
     rules = ProviderRules(cache_markers=0)
     with ScriptedLlmServer([text_reply("done")], rules=rules) as server, client(server) as llm:
         llm.chat_completions_create("gpt-4o", HISTORY, tools=[THINK])
-    assert server.requests[0].messages == [
+    assert server.requests[-1].messages == [
         {"role": "system", "content": "You play."},
         {"role": "user", "content": "Hello."},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -131,6 +135,61 @@ def test_p15_markers_and_names_go_out_as_the_endpoint_takes_them() -> None:
     assert all("cache_control" not in message for message in bodies[0]["messages"])
     assert bodies[0]["tools"][0]["function"]["name"] == "mind__think"
     assert bodies[0]["messages"][2]["tool_calls"][0]["function"]["name"] == "mind__think"
+
+
+KNOWN_TO_REFUSE_MARKERS = {"openai chat completions", "groq", "gemini", "mistral"}
+LONGER: dict[str, Any] = {"type": "ephemeral", "ttl": "1h"}
+PROFILES_BY_URL = [
+    *((f"https://{host}/v1", row) for host, rows in PROFILES.items() for row in rows),
+    *(("https://gateway.example/v1", row) for row in (GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES)),
+]
+
+
+def marked_texts(body: Any) -> list[tuple[str, Any]]:
+    """Return the texts of a body that carry a cache marker, with the marker."""
+    said = [*(body.get("system") or ()), *(body.get("messages") or body["input"])]
+    parts = [said_part for each in said for said_part in parts_of(each)]
+    return [(part["text"], part["cache_control"]) for part in parts if "cache_control" in part]
+
+
+def parts_of(message: Any) -> list[Any]:
+    if "text" in message:
+        return [message]
+    return message["content"] if isinstance(message.get("content"), list) else []
+
+
+@pytest.mark.parametrize(("url", "profile"), PROFILES_BY_URL, ids=lambda value: getattr(value, "name", ""))
+def test_r4_7_markers_that_a_caller_has_set_go_out_where_it_has_set_them(
+    url: str, profile: WireProfile
+) -> None:
+    first = {"type": "text", "text": "You play. ", "cache_control": LONGER}
+    messages = [
+        {"role": "system", "content": [first, {"type": "text", "text": "It is night."}]},
+        {"role": "user", "content": "A house."},
+        {"role": "user", "content": "A mailbox.", "cache_control": {"type": "ephemeral"}},
+    ]
+    llm, bodies = mocked(base_url=url, wire=profile.wire)
+    llm.chat_completions_create("m", messages)
+    ours = [("A house.", {"type": "ephemeral"})] if profile.cache_markers else []
+    expected = [("You play. ", LONGER), *ours, ("A mailbox.", {"type": "ephemeral"})]
+    dropped = profile.name in KNOWN_TO_REFUSE_MARKERS or profile.wire == "responses"
+    assert marked_texts(bodies[0]) == ([] if dropped else expected)
+    said = json.dumps(bodies[0])
+    assert all(text in said for text in ("You play. ", "It is night.", "A house.", "A mailbox."))
+
+
+def test_no_more_of_a_callers_markers_go_out_than_endpoints_take() -> None:
+    llm, bodies = mocked()
+    said = [{"role": "user", "content": str(n), "cache_control": LONGER} for n in range(6)]
+    llm.chat_completions_create("m", said)
+    assert marked_texts(bodies[0]) == [(str(n), LONGER) for n in range(4)]
+
+
+@pytest.mark.parametrize("control", [None, "ephemeral", 1, []])
+def test_a_marker_that_is_none_is_not_sent(control: Any) -> None:
+    llm, bodies = mocked(base_url="http://127.0.0.1:1/v1")
+    llm.chat_completions_create("m", [{"role": "user", "content": "Hello.", "cache_control": control}])
+    assert bodies[0]["messages"] == [{"role": "user", "content": "Hello."}]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +258,7 @@ def test_what_an_endpoint_teaches_is_learned_once() -> None:
         assert llm.chat_completions_create("gpt-4o", HISTORY).content == "a"
         refused = len(server.requests)
         assert llm.chat_completions_create("gpt-4o", HISTORY).content == "b"
-    assert (refused, len(server.requests)) == (3, 4)
+    assert (refused, len(server.requests)) == (4, 5)
     assert server.requests[-1].tool_names == ["mind__think"]
     assert server.requests[-1].body["tool_choice"] == "none"
 
