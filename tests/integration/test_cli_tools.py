@@ -161,6 +161,30 @@ def test_doctor_asks_a_server_at_a_url_unless_told_not_to(tmp_path: Path) -> Non
     assert "far (mcp.json): reached by URL; not asked" in spared.stdout
 
 
+def test_doctor_names_the_keys_that_each_server_can_see_and_shows_none(tmp_path: Path) -> None:
+    own = {"SERVERS_TOKEN": "${GITHUB_TOKEN}"}
+    write_servers(
+        tmp_path / "mcp.json",
+        **{how: {**faulty(), "inherit_env": how, "env": own} for how in ("no_keys", "safe", "none")},
+        default=faulty(),
+        bare={**faulty(), "inherit_env": "none"},
+    )
+    keys = {"OPENAI_API_KEY": "sk-0123456789ab", "COPY": "sk-0123456789ab", "GITHUB_TOKEN": "ghp-0123456789"}
+    found = grue("doctor", "--no-network", "--mcp-config", "mcp.json", cwd=tmp_path, **keys)
+    own_alone = "it can see keys configured for it: SERVERS_TOKEN"
+    for line in (
+        f"ok     no_keys (mcp.json), inherit_env no_keys: {own_alone}; inherited: GITHUB_TOKEN",
+        f"ok     safe (mcp.json), inherit_env safe: {own_alone}",
+        f"ok     none (mcp.json), inherit_env none: {own_alone}",
+        "note   default (mcp.json), inherit_env all: it can see keys inherited:"
+        " COPY, GITHUB_TOKEN, OPENAI_API_KEY",
+        '       "inherit_env": "no_keys" keeps grue\'s own from it: COPY, OPENAI_API_KEY',
+        "ok     bare (mcp.json), inherit_env none: it can see no keys",
+    ):
+        assert line in found.stdout.splitlines(), found.stdout
+    assert not any(value in found.stdout + found.stderr for value in keys.values())
+
+
 def test_doctor_names_the_missing_key(tmp_path: Path) -> None:
     table(tmp_path, "[tool.zorkgpt.llm]\nagent_model = 'some/model'\n")
     found = grue("doctor", "--no-network", cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.games.dfrotz import find_dfrotz
 from grue.mcp_transport.client import require_mcp
+from grue.mcp_transport.environment import is_own_key, visible_keys
 from grue.mcp_transport.failures import failure_text
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.node_version import node_too_old
@@ -85,6 +87,7 @@ def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
         yield Finding("WRONG", str(error))
         return
     yield from _server_file(known, mcp_config)
+    yield from _keys(known)
     yield from _node(known)
     yield from _servers(known, config, network=network)
     yield from look_at_llm(config, network=network)
@@ -163,6 +166,24 @@ def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) ->
             return Finding("note", f"{text}\nIt ended by itself, before it was asked to.")
         case _:
             return Finding("ok", text)
+
+
+def _keys(known: KnownServers) -> Iterator[Finding]:
+    """Name the keys that each server can see in its environment; never what they hold."""
+    for name, server in known.servers.items():
+        if not isinstance(server, StdioServer):
+            continue
+        seen = server.environment()
+        given = visible_keys(server.env, os.environ)
+        inherited = [key for key in visible_keys(seen, os.environ) if key not in server.env]
+        text = f"{name} ({known.source}), inherit_env {server.inherit_env}: "
+        told = [f"configured for it: {', '.join(given)}"] if given else []
+        told += [f"inherited: {', '.join(inherited)}"] if inherited else []
+        text += f"it can see keys {'; '.join(told)}" if told else "it can see no keys"
+        ours = [key for key in inherited if is_own_key(key, seen, os.environ)]
+        if ours:
+            text += f'\n"inherit_env": "no_keys" keeps grue\'s own from it: {", ".join(ours)}'
+        yield Finding("note" if ours else "ok", text)
 
 
 def _node(known: KnownServers) -> Iterator[Finding]:

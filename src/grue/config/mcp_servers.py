@@ -31,6 +31,7 @@ from grue.config.strict_json import parse_json
 from grue.config.wording import entry_problem
 from grue.errors import MCPConfigError
 from grue.mcp_transport.client import McpServer
+from grue.mcp_transport.environment import InheritEnv
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.server_options import ServerOptions
 from grue.mcp_transport.stdio import StdioServer
@@ -46,7 +47,7 @@ _HARMLESS_KEYS = frozenset(
 _UNUSED_KEYS = frozenset(("disabledTools", "enabledTools", "excludeTools", "includeTools", "oauth"))
 _MISSPELT_FROM = 0.75
 
-_ONLY_STARTED = ("args", "env", "envFile", "cwd")
+_ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd")
 _ONLY_BY_URL = ("headers",)
 _MILLISECONDS_FROM = 1000
 """Hosts disagree on the unit of `timeout`; so many seconds nobody means."""
@@ -124,7 +125,8 @@ class MCPServerConfig(BaseModel):
     Attributes:
         command: Program to start; `None` for a server reached by URL.
         args: Its arguments.
-        env: Environment variables, added to the host's own (R3.2).
+        env: Environment variables, added to what is inherited of the host's own (R3.2).
+        inherit_env: What that is: `all` (the default), `no_keys`, `safe` or `none`.
         envFile: File with more of them in the dotenv format, relative to the configuration file; `env` counts
             where both have a name.
         cwd: Working directory, relative to the workspace folder; `None`: the host's.
@@ -145,6 +147,7 @@ class MCPServerConfig(BaseModel):
     args: list[_ProcessText] = Field(default_factory=list, repr=False)
     env: dict[_VariableName, _ProcessText] | None = Field(default=None, repr=False)
     envFile: _ProcessText | None = None  # noqa: N815 the file's key
+    inherit_env: InheritEnv | None = None
     cwd: _ProcessText | None = None
     url: str | None = Field(default=None, repr=False)
     headers: dict[str, str] | None = Field(default=None, repr=False)
@@ -335,7 +338,13 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
     if config.envFile is not None:
         env = read_env_file(Path(config.envFile), wanted_by=f"MCP server {name!r}") | env
     return StdioServer(
-        name=name, command=config.command, args=tuple(config.args), env=env, cwd=config.cwd, options=options
+        name=name,
+        command=config.command,
+        args=tuple(config.args),
+        env=env,
+        cwd=config.cwd,
+        options=options,
+        inherit_env=config.inherit_env or "all",
     )
 
 

@@ -164,7 +164,8 @@ class ProcessRegistry:
         """Start `command` in a session of its own, with pipes for its standard streams, under guard.
 
         Args:
-            command: A path, relative to `cwd` or absolute, or a name to look for on `env`'s PATH.
+            command: A path, relative to `cwd` or absolute, or a name to look for on `env`'s PATH, or
+                on the host's if `env` has none.
             args: What follows it.
             env: The whole environment of the process.
             cwd: Its working directory; `None`: the host's.
@@ -294,7 +295,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
         path = base / command
         found = str(path) if path.is_file() and os.access(path, os.X_OK) else None
     else:
-        found = shutil.which(command, path=env.get("PATH", os.defpath))
+        found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
     if found is None:
         raise SpawnError(f"The command {command!r} was not found.", missing=command)
     return str(Path(found).absolute())

@@ -18,6 +18,7 @@ import anyio.abc
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from grue.mcp_transport.environment import InheritEnv, inherited
 from grue.mcp_transport.lines import LineBuffer, LineTooLongError
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
 from grue.mcp_transport.server_options import ServerOptions
@@ -51,7 +52,10 @@ class StdioServer(Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: A path, relative to `cwd` or absolute, or a name on the PATH.
-        env: Added to the host's whole environment, over variables of the same name (R3.2, P7).
+        env: Added to what is inherited of the host's environment, over variables of the same name (R3.2, P7).
+        inherit_env: What that is: `all` of it; `no_keys`: all but the keys that grue uses for models and
+            observers; `safe`: what programs commonly need; `none`. Without a PATH the command is looked for
+            on the host's.
         cwd: Working directory; `None`: the host's.
         options: Time limits and tool choices; the process itself has no use for them.
     """
@@ -62,10 +66,11 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     options: ServerOptions = ServerOptions()
+    inherit_env: InheritEnv = "all"
 
     def environment(self) -> dict[str, str]:
-        """Return the process's environment: the host's as it is now, and `env` over it."""
-        return {**os.environ, **self.env}
+        """Return the process's environment: what it inherits of the host's as it is now, `env` over it."""
+        return {**inherited(os.environ, self.inherit_env), **self.env}
 
     def named_values(self) -> Mapping[str, str]:
         """Return what was configured that may hold secrets, by the names that tell."""

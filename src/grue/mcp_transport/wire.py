@@ -4,6 +4,7 @@ The client knows the protocol and nothing of either; a wire knows how to reach i
 ended, and what to advise when it did.
 """
 
+import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -89,7 +90,8 @@ class ProcessWire:
     """The way to a server that is a process of ours."""
 
     def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
-        self.redactor = Redactor(server.environment())
+        # The host's whole environment: what a server does not inherit it may still have from elsewhere.
+        self.redactor = Redactor({**os.environ, **server.env})
         self._server = server
         self._registry = registry
         self._max_message_bytes = limits.max_message_bytes

@@ -210,6 +210,8 @@ def test_r2_3_a_document_that_cannot_be_used_says_why(tmp_path: Path, text: str,
         (SERVER | {"type": "http"}, "has the type 'http' and a 'command', which is started over stdio"),
         ({"url": "http://h", "transport": "stdio"}, "has the type 'stdio' and a 'url', which is not stdio"),
         (SERVER | {"type": "stdio", "transport": "sse"}, "has a 'type' and a 'transport' that disagree"),
+        (SERVER | {"inherit_env": "some"}, "inherit_env should be 'all', 'no_keys', 'safe' or 'none'"),
+        (SERVER | {"inheritEnv": "safe"}, "has the unknown key 'inheritEnv'. Did you mean 'inherit_env'?"),
         (SERVER | {"arg": ["hunter2"]}, "has the unknown key 'arg'. Did you mean 'args'?"),
         (SERVER | {"Env": {"K": "hunter2"}}, "has the unknown key 'Env'. Did you mean 'env'?"),
         ({"comand": "hunter2"}, "has the unknown key 'comand'. Did you mean 'command'?"),
@@ -313,6 +315,14 @@ def test_a_server_reached_by_url_is_parsed_expanded_and_reached_by_it(tmp_path: 
         name="far", url="https://h/mcp", headers={"Authorization": "Bearer hunter2"}, transport="http"
     )
     assert "hunter2" not in f"{server!r}{far!r}{far}"
+
+
+@pytest.mark.parametrize("how", ["all", "no_keys", "safe", "none"])
+def test_what_a_server_inherits_is_taken_over(tmp_path: Path, how: str) -> None:
+    _, config = loaded(tmp_path, {"a": SERVER | {"inherit_env": how}}).get_server_config()
+    assert to_tool_server("a", config) == StdioServer(name="a", command="run", inherit_env=how)  # type: ignore[arg-type]  # one of them
+    by_url = loaded(tmp_path, {"a": {"url": "http://h", "inherit_env": how}})
+    assert by_url.warnings == ("MCP server 'a': 'inherit_env' has no effect on a server with a 'url'.",)
 
 
 def test_a_minimal_server_converts_with_defaults() -> None:

@@ -1,0 +1,86 @@
+"""What a server process inherits of the host's environment, and which keys it sees in it (decision 013)."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+from grue.errors import MCPConfigError
+from grue.protocol.secret_names import MIN_CHARS, looks_secret
+
+InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
+"""`all`: everything (R3.2). `no_keys`: all but what grue uses for models and observers. `safe`: what programs
+commonly need. `none`: nothing."""
+
+_SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
+_SAFE_PREFIX = "LC_"
+_SHELL_FUNCTION = "()"
+
+
+def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
+    """Return the part of an environment that a server gets.
+
+    Args:
+        environ: The host's environment.
+        how: Which part. With `no_keys`, a variable that holds the same value as one of grue's keys is left
+            out too, whatever its name is.
+
+    Raises:
+        MCPConfigError: There is no such part.
+    """
+    match how:
+        case "all":
+            return dict(environ)
+        case "no_keys":
+            keys, values = own_keys(), _own_values(environ)
+            return {
+                name: value
+                for name, value in environ.items()
+                if name not in keys and value.strip() not in values
+            }
+        case "safe":
+            return {name: value for name, value in environ.items() if _is_safe(name, value)}
+        case "none":
+            return {}
+        case _:
+            raise MCPConfigError(f"inherit_env is one of {', '.join(get_args(InheritEnv))}, not {how!r}.")
+
+
+def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the variables that hold a key, sorted.
+
+    A key is what has one's name, and what has the same value as one of grue's own.
+
+    Args:
+        environment: What a process would get.
+        host: The host's environment.
+    """
+    keys, values = own_keys(), _own_values(host)
+    return tuple(
+        sorted(
+            name
+            for name, value in environment.items()
+            if value.strip() and (name in keys or looks_secret(name) or value.strip() in values)
+        )
+    )
+
+
+def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
+    """Say whether a variable holds one of grue's own keys."""
+    return name in own_keys() or environment[name].strip() in _own_values(host)
+
+
+def own_keys() -> frozenset[str]:
+    """Return the names of the variables whose values grue itself uses."""
+    # Only where it is asked for: an ordinary start does without the table of providers.
+    from grue.protocol.own_keys import OWN_KEYS
+
+    return OWN_KEYS
+
+
+def _own_values(environ: Mapping[str, str]) -> set[str]:
+    found = {environ[name].strip() for name in own_keys() if name in environ}
+    return {value for value in found if len(value) >= MIN_CHARS}
+
+
+def _is_safe(name: str, value: str) -> bool:
+    # A shell function in the environment is code that a shell below would run.
+    return (name in _SAFE or name.startswith(_SAFE_PREFIX)) and not value.startswith(_SHELL_FUNCTION)

@@ -1,0 +1,14 @@
+"""The environment variables whose values grue itself uses to reach models and observers."""
+
+from grue.protocol.chat_wire.profiles import PROFILES
+
+_OBSERVERS = (
+    "LANGFUSE_PUBLIC_KEY",
+    "LANGFUSE_SECRET_KEY",
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+)
+_PROVIDERS = (profile.key_variable for profiles in PROFILES.values() for profile in profiles)
+
+OWN_KEYS = frozenset(("GRUE_API_KEY", *_PROVIDERS, *_OBSERVERS))
+"""Every provider's key counts, whichever endpoint is configured: grue would use it for that one."""
