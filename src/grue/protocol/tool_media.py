@@ -121,6 +121,17 @@ def decoded_bytes(base64_text: str) -> int:
     return (len(base64_text) - len(tail) + len(tail.rstrip("="))) * 3 // 4
 
 
+def known_bytes(data: str) -> int | None:
+    """Return how many bytes base64 stands for; `None`: it is no base64, which is looked at up to a megabyte.
+
+    What is no base64 may be a text with a secret in it. A number made of its length would not come out the
+    same when the turn is replayed from the trace, where a placeholder stands for the secret.
+    """
+    data = _without_prefix(data)
+    clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
+    return None if clean is None else decoded_bytes(clean)
+
+
 def _without_prefix(data: str) -> str:
     """Return what follows the comma of a data URL, which some servers send in place of base64."""
     comma = data.find(",", 0, 200) if data.startswith("data:") else -1

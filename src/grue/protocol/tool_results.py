@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from grue.messages import Attachment, JsonObject, ToolCallResult
 from grue.protocol.safe_text import well_formed
-from grue.protocol.tool_media import MediaRoom, decoded_bytes, text_in
+from grue.protocol.tool_media import MediaRoom, known_bytes, text_in
 
 MAX_DEPTH = 100
 """Deepest nesting of a JSON value; deeper ones would exhaust the stack of whoever writes them."""
@@ -283,7 +283,8 @@ def _readable_resource(resource: JsonObject, room: MediaRoom | None) -> JsonObje
 
 def _binary(kind: str, holder: JsonObject, data: str, room: MediaRoom | None) -> JsonObject:
     """Return what the model reads of base64, and attach what it can be shown of it."""
-    described: JsonObject = {"bytes": decoded_bytes(data)}
+    size = known_bytes(data)
+    described: JsonObject = {} if size is None else {"bytes": size}
     if (text := text_in(holder.get("mimeType"), data)) is not None:
         return described | {"text": text}
     omitted = room.attach(kind, data, str(holder.get("uri") or "")) if room else ""

@@ -238,6 +238,7 @@ BLOB = {"type": "resource", "resource": {"uri": "file:///zip", "mimeType": "appl
         (IMAGE, {"type": "image", "mimeType": "image/png", "bytes": 2}),
         (AUDIO, {"type": "audio", "mimeType": "audio/wav", "bytes": 3}),
         ({"type": "image", "data": ""}, {"type": "image", "bytes": 0}),
+        ({"type": "image", "data": "password: hunter2"}, {"type": "image"}),
         (
             LINK,
             {"type": "resource_link", "uri": "file:///map.svg", "name": "map", "description": "The cellar."},
