@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
-import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -48,6 +47,7 @@ from grue.messages import (
 from grue.protocol.safe_text import plain_text, well_formed
 from grue.protocol.tool_lock import ServerPins, screen
 from grue.protocol.tool_results import from_mcp, is_kept_as_text, is_small, json_value
+from grue.runtime.aside import aside
 
 if TYPE_CHECKING:
     from grue.mcp_transport import sdk
@@ -262,7 +262,7 @@ class McpClient:
         if is_small(answer):
             result = from_mcp(answer)
         else:
-            result = await anyio.to_thread.run_sync(from_mcp, answer, abandon_on_cancel=True)
+            result = await aside(from_mcp, answer)
         return await self._outputs.checked(tool, answer, result)
 
     async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
@@ -399,7 +399,7 @@ def _wire(server: McpServer, registry: ProcessRegistry, limits: ProcessLimits) -
         case StdioServer():
             return ProcessWire(server, registry, limits)
         case HttpServer():
-            return HttpWire(server, limits.max_line_bytes)
+            return HttpWire(server, limits)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from grue.mcp_transport.notices import Notify
 from grue.mcp_transport.process_group import ServerExit
 from grue.mcp_transport.redaction import Redactor
 from grue.mcp_transport.server_options import ServerOptions
-from grue.mcp_transport.stdio import BackgroundTasks, Ending, leaves_no_time
+from grue.mcp_transport.stdio import BackgroundTasks, Ending, ProcessLimits, leaves_no_time
 
 if TYPE_CHECKING:
     from grue.mcp_transport.sdk import MessageStream
@@ -103,10 +103,10 @@ class HttpServer(Struct, frozen=True, kw_only=True):
 class HttpWire:
     """The way to a server by URL. There is no process, so nothing that it could end by or say last."""
 
-    def __init__(self, server: HttpServer, max_message_bytes: int) -> None:
+    def __init__(self, server: HttpServer, limits: ProcessLimits) -> None:
         self.redactor = Redactor({**os.environ, **server.named_values()})
         self._server = server
-        self._max_message_bytes = max_message_bytes
+        self._limits = limits
         self._close_by = float("inf")
         self._tasks = BackgroundTasks()
         self._stream: HttpStream | None = None
@@ -130,7 +130,7 @@ class HttpWire:
         """Connect in the background, and return the stream of messages; imports the SDK."""
         from grue.mcp_transport.sdk_http import HttpStream
 
-        self._stream = HttpStream(self._server, self._max_message_bytes, notify)
+        self._stream = HttpStream(self._server, self._limits, notify)
         self._tasks.start(self._stream.carry)
         return self._stream
 

@@ -34,6 +34,13 @@ ENDPOINT_ELSEWHERE = WireFault(
 )
 CUT_SHORT = WireFault("the connection was closed before the answer was complete", ends_session=True)
 NO_MESSAGE = WireFault("its answer is no MCP message", ends_session=False)
+COMPRESSED = WireFault(
+    "its answer is compressed, though it was asked not to compress",
+    ends_session=False,
+    remedy="Switch compression off in the server, or in the proxy in front of it.",
+)
+NOT_TAKING = WireFault("it does not take what it is sent", ends_session=True)
+TOO_MUCH = WireFault("it sent very many messages, and none of them was an answer", ends_session=True)
 
 
 def status_fault(status: int, says: str = "") -> WireFault:

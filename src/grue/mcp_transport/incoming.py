@@ -11,7 +11,6 @@ import math
 import re
 from typing import Any, Literal
 
-import anyio.to_thread
 import mcp_types as types
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -19,6 +18,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from grue.mcp_transport.lines import CutLineError
 from grue.protocol import tool_results
 from grue.protocol.tool_results import JsonText
+from grue.runtime.aside import aside
 
 MOST_VALUES = tool_results.MAX_JSON_VALUES
 """A message with more values than that is not decoded to the last one."""
@@ -48,7 +48,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
     # In a thread, because most of it is Python, which lets others run every few milliseconds.
-    value = await anyio.to_thread.run_sync(_decode_large, line, abandon_on_cancel=True)
+    value = await aside(_decode_large, line)
     return _message_of(value)
 
 
@@ -107,12 +107,18 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
     if not isinstance(value, dict):
         return None
     value.setdefault("jsonrpc", "2.0")
-    if value.get("method") == "notifications/progress" and not _is_progress(value.get("params")):
-        return None
     try:
-        return types.jsonrpc_message_adapter.validate_python(value, by_name=False)
+        message = types.jsonrpc_message_adapter.validate_python(value, by_name=False)
     except (ValueError, RecursionError):
         return refusal_of(value)
+    return message if is_usable(message) else None
+
+
+def is_usable(message: types.JSONRPCMessage) -> bool:
+    """Say whether the SDK's dispatcher can take a message; it breaks on numbers that are too large for it."""
+    if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
+        return _is_progress(message.params)
+    return True
 
 
 def _is_progress(params: object) -> bool:

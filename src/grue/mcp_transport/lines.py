@@ -4,6 +4,8 @@ A line that is longer than a message may be is not kept: its two ends are, which
 that goes on beyond the limit for a line ends the reading.
 """
 
+import re
+
 ENDS_BYTES = 4096
 """How much of each end of a cut line is kept."""
 
@@ -55,9 +57,9 @@ class LineBuffer:
             CutLineError: The next line is longer than `max_message_bytes`; it is taken.
             LineTooLongError: More than `max_line_bytes` came without a newline.
         """
-        newline = self._received.find(b"\n", self._searched)
-        if newline >= 0:
-            return self._cut_off(newline, skip=1)
+        found = self._end(self._received, self._searched)
+        if found is not None:
+            return self._cut_off(found[0], skip=found[1] - found[0])
         if self._dropped + len(self._received) > self._max_line_bytes:
             raise LineTooLongError(f"a line longer than {self._max_line_bytes} bytes")
         if len(self._received) > self._max_message_bytes or self._head is not None:
@@ -70,6 +72,11 @@ class LineBuffer:
         if not self._received and self._head is None:
             return None
         return self._cut_off(len(self._received), skip=0)
+
+    def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
+        """Return where the first line ends and the next one begins; `start`: how much was searched before."""
+        newline = received.find(b"\n", start)
+        return None if newline < 0 else (newline, newline + 1)
 
     def _drop_middle(self) -> None:
         if self._head is None:
@@ -92,3 +99,14 @@ class LineBuffer:
         if cut is not None:
             raise cut
         return whole
+
+
+class EventBuffer(LineBuffer):
+    """The same for server-sent events, which end with an empty line: raw, without that."""
+
+    def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
+        found = _EVENT_END.search(received, max(0, start - 3))
+        return None if found is None else found.span()
+
+
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-import anyio.to_thread
 import msgspec
 from msgspec.structs import replace
 
@@ -22,6 +21,7 @@ from grue.mcp_transport.notices import Notify
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.protocol.safe_text import printable
+from grue.runtime.aside import aside
 
 MAX_SCHEMA_BYTES = 30_000
 MAX_CONTENT_BYTES = 1_000_000
@@ -99,7 +99,7 @@ class OutputSchemas:
         schema = self._schemas[tool]
         try:
             # In a thread: reading a schema, and importing what reads it, takes up to a second.
-            return await anyio.to_thread.run_sync(_check_of, schema, abandon_on_cancel=True)
+            return await aside(_check_of, schema)
         except Exception as error:  # noqa: BLE001 - a server's schema may break its compiler in any way
             self._give_up(tool, error)
             return None
@@ -113,7 +113,7 @@ class OutputSchemas:
             try:
                 return check(content, _CHECK_AT_ONCE_S)
             except _OutOfTimeError:
-                return await anyio.to_thread.run_sync(check, content, MAX_CHECK_S, abandon_on_cancel=True)
+                return await aside(check, content, MAX_CHECK_S)
         except Exception as error:  # noqa: BLE001 - or show only when it is used that it cannot be
             self._give_up(tool, error)
             return None

@@ -28,19 +28,24 @@ from mcp.shared.message import SessionMessage
 from grue.mcp_transport.failures import WireFault, first_fault
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.http_faults import (
+    COMPRESSED,
     CUT_SHORT,
     ENDPOINT_ELSEWHERE,
     NO_MESSAGE,
+    NOT_TAKING,
     SESSION_LOST,
+    TOO_MUCH,
     content_fault,
     redirect_fault,
     status_fault,
     too_long_fault,
     transport_fault,
 )
-from grue.mcp_transport.incoming import read_any_message, refusal_of
+from grue.mcp_transport.incoming import is_usable, read_any_message, refusal_of
 from grue.mcp_transport.notices import Notify
-from grue.mcp_transport.sdk import MessageStream, encode_message
+from grue.mcp_transport.sdk import MOST_UNASKED, MessageStream, encode_message
+from grue.mcp_transport.sdk_events import CalmEvents, LargeAnswers
+from grue.mcp_transport.stdio import ProcessLimits
 from grue.protocol.safe_text import plain_text
 
 __all__ = ["HttpStream"]
@@ -53,6 +58,14 @@ _SAYS_BYTES = 65_536
 _IDLE_S = 3.0
 """How long an unused connection is kept: less than the five seconds after which common servers close it, for
 a request that meets the closing is lost."""
+
+_MOST_WAITING = 1000
+"""Messages of the server that wait for the session to take them; more wait with the server."""
+
+_MOST_UNSENT = 10_000
+"""Messages that wait for the server to take them, until it is given up."""
+
+_LOOK_AGAIN_S = 0.002
 
 _ELSEWHERE = "Endpoint origin does not match"
 """What the SDK logs, and then waits for ever, where a server names an endpoint at another host."""
@@ -67,14 +80,18 @@ class HttpStream(MessageStream):
     Attributes:
         broken: Why nothing more can be exchanged.
         remedy: What to do about that, where the fault says so.
+        large: Answers that are kept from the SDK.
+        notify: Hears of what the server does beside the protocol.
     """
 
-    def __init__(self, server: HttpServer, max_message_bytes: int, notify: Notify) -> None:
+    def __init__(self, server: HttpServer, limits: ProcessLimits, notify: Notify) -> None:
+        self.large = LargeAnswers()
+        self.notify = notify
         self.broken: str | None = None
         self.remedy: str | None = None
         self._server = server
-        self._max_message_bytes = max_message_bytes
-        self._notify = notify
+        self._limits = limits
+        self._unasked = 0
         self._arrived, self._inbound = anyio.create_memory_object_stream[SessionMessage | Exception](math.inf)
         self._outbound, self._unsent = anyio.create_memory_object_stream[SessionMessage](math.inf)
         self._scope = anyio.CancelScope(shield=True)
@@ -129,7 +146,7 @@ class HttpStream(MessageStream):
 
     def logged(self, text: str) -> None:
         """Take what a library logs on our behalf."""
-        self._notify("noise", text)
+        self.notify("noise", text)
         if text.startswith(_ELSEWHERE):
             self.break_off(ENDPOINT_ELSEWHERE)
 
@@ -139,6 +156,8 @@ class HttpStream(MessageStream):
 
     async def send(self, item: SessionMessage) -> None:
         """Queue a message; never waits."""
+        if self._outbound.statistics().current_buffer_used > _MOST_UNSENT:
+            self.break_off(NOT_TAKING)
         if self.broken is not None:
             raise anyio.BrokenResourceError
         self._outbound.send_nowait(item)
@@ -154,27 +173,30 @@ class HttpStream(MessageStream):
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
         if self._server.transport == "sse":
-            # Its own factory makes the client, and its messages have no size limit that could be set.
+            # Its own factory makes the client.
             async with sse_client(self._server.url, httpx_client_factory=self._client) as streams:
                 yield streams
         else:
             async with (
                 self._client() as client,
                 streamable_http_client(
-                    self._server.url, http_client=client, max_sse_event_size=self._max_message_bytes
+                    self._server.url, http_client=client, max_sse_event_size=self._limits.max_line_bytes
                 ) as streams,
             ):
                 yield streams
 
     def _client(self, *_: object, **__: object) -> "_Client":
-        return _Client(self, self._server, self._max_message_bytes)
+        return _Client(self, self._server, self._limits)
 
     async def _receive_all(self, read: Any) -> None:
         async for item in read:
+            await self._wait_for_room()
             if not isinstance(item, Exception):
-                self._deliver(_in_our_words(item))
+                if is_usable(item.message):
+                    item.message = self.large.put_back(item.message)
+                    self._deliver(_in_our_words(item))
                 continue
-            self._notify("noise", first_fault(item))
+            self.notify("noise", first_fault(item))
             refusal = _refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
@@ -184,7 +206,16 @@ class HttpStream(MessageStream):
         async for item in self._unsent:
             await write.send(item)
 
+    async def _wait_for_room(self) -> None:
+        """Read on when what was read before is being taken."""
+        while self.broken is None and self._arrived.statistics().current_buffer_used > _MOST_WAITING:  # noqa: ASYNC110
+            await anyio.sleep(_LOOK_AGAIN_S)
+
     def _deliver(self, item: SessionMessage) -> None:
+        answers = isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError)
+        self._unasked = 0 if answers else self._unasked + 1
+        if self._unasked > MOST_UNASKED:
+            self.break_off(TOO_MUCH)
         if self.broken is None:
             self._arrived.send_nowait(item)
 
@@ -196,7 +227,7 @@ class _Client(httpx2.AsyncClient):
     has a time limit of their own.
     """
 
-    def __init__(self, stream: HttpStream, server: HttpServer, max_message_bytes: int) -> None:
+    def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s
         super().__init__(
             # Not compressed: what is read can be no longer than what was sent.
@@ -207,7 +238,8 @@ class _Client(httpx2.AsyncClient):
         )
         self._stream = stream
         self._server = server
-        self._max_message_bytes = max_message_bytes
+        self._max_message_bytes = min(limits.max_message_bytes, limits.max_line_bytes)
+        self._max_event_bytes = limits.max_line_bytes
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request; a fault goes to the stream, and the caller gets an answer that it can ignore."""
@@ -241,7 +273,14 @@ class _Client(httpx2.AsyncClient):
         if following is not None and _stays(request, following):
             return response
         awaited = _is_awaited(request, head)
+        if awaited and response.is_success and _is_compressed(response):
+            await response.aclose()
+            return COMPRESSED
         if awaited and response.is_success and _kind(response) == _EVENTS:
+            answered = head.id if request.method == "POST" else None
+            limits = (self._max_message_bytes, self._max_event_bytes)
+            stream = self._stream
+            response.stream = CalmEvents(response.stream, answered, stream.large, stream.notify, limits)
             return response
         try:
             if awaited and following is not None:
@@ -342,8 +381,15 @@ def _names_session(url: httpx2.URL) -> bool:
     return not {"sessionId", "session_id"}.isdisjoint(url.params)
 
 
+def _is_compressed(response: httpx2.Response) -> bool:
+    """Say whether a few bytes of the body may become millions."""
+    return bool(response.headers.get("content-encoding", "identity").strip().lower() != "identity")
+
+
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body, or `None` if it is longer than `limit` bytes."""
+    if _is_compressed(response):
+        return b""  # of a refusal: its status has to do
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk

@@ -36,6 +36,17 @@ PHASES = {
     "notifications/cancelled": "cancel",
 }
 PAGE = b"<!doctype html><title>Log in</title><p>Log in to go on."
+FLOODS = {
+    "comments": b": still here\n",
+    "blank": b"\n",
+    "pings": b'data: {"jsonrpc":"2.0","id":"p","method":"ping"}\n\n',
+    "logs": b'data: {"jsonrpc":"2.0","method":"notifications/message",'
+    b'"params":{"level":"info","data":"x"}}\n\n',
+    "garbage": b"event: odd\ndata: x\n\n",
+    "endless": b"data: " + b"x" * 4096,
+}
+"""What `--flood` can write over and over."""
+
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _RESET = struct.pack("ii", 1, 0)
@@ -82,6 +93,9 @@ def _flags() -> argparse.ArgumentParser:
     add("--null-at", metavar="PHASE", action="append", default=[], help="answer with `result: null`")
     add("--garbage-at", metavar="PHASE", action="append", default=[], help="answer with what is no JSON")
     add("--huge-result", metavar="BYTES", type=int, default=0, help="answer calls with that much text")
+    add("--rows", metavar="BYTES", type=int, default=0, help="answer calls with that much structured content")
+    add("--encoding", metavar="NAME", help="say that answers to calls are compressed so")
+    add("--flood", choices=tuple(FLOODS), help="instead of answering calls write this for ever, as events")
     add("--elsewhere", metavar="URL", help="with --legacy: name this as the endpoint")
     add("--record", metavar="FILE", help="append a line for each request to FILE: phase and headers")
     return parser
@@ -121,6 +135,9 @@ class Exchange(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.phase = PHASES.get(message.get("method"), "other")
         if self._fails():
+            return
+        if self.phase == "call" and self.server.flags.flood:
+            self._flood_answer()
             return
         answer = self._answer(message)
         if answer is None:
@@ -164,7 +181,28 @@ class Exchange(BaseHTTPRequestHandler):
         endpoint = self.server.flags.elsewhere or "/messages?session_id=1"
         self.wfile.write(b"event: endpoint\ndata: " + endpoint.encode() + b"\n\n")
         while True:
-            self._write(b"event: message\ndata: " + answers.get() + b"\n\n")
+            answer = answers.get()
+            if not answer:
+                self._flood()
+            self._write(b"event: message\ndata: " + answer + b"\n\n")
+
+    def _flood_answer(self) -> None:
+        if self.server.flags.legacy:
+            self._send(202, b"")
+            self.server.streams["1"].put(b"")
+            return
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("content-type", _EVENTS)
+        self.send_header("connection", "close")
+        self.end_headers()
+        self._flood()
+
+    def _flood(self) -> None:
+        flood = FLOODS[self.server.flags.flood]
+        flood *= max(1, 65_536 // len(flood))
+        while True:
+            self.wfile.write(flood)
 
     def _fails(self) -> bool:
         """Commit the fault that replaces an answer in this phase; False if there is none."""
@@ -209,7 +247,9 @@ class Exchange(BaseHTTPRequestHandler):
         if self.phase == "call":
             text = params["arguments"].get("text", "") + "x" * self.server.flags.huge_result
             content = [{"type": "text", "text": text}]
-            return {"result": {"content": content, "isError": params["name"] == "fail"}}
+            rows: Any = {"rows": [[]] * (self.server.flags.rows // 4)}
+            structured = {"structuredContent": rows} if self.server.flags.rows else {}
+            return {"result": {"content": content, "isError": params["name"] == "fail", **structured}}
         return {"error": {"code": -32601, "message": f"Method not found: {message['method']}"}}
 
     def _send(self, status: int, body: bytes, content_type: str = _JSON) -> None:
@@ -217,6 +257,8 @@ class Exchange(BaseHTTPRequestHandler):
         self.send_response(status)
         if body:
             self.send_header("content-type", content_type)
+        if flags.encoding and self.phase == "call":
+            self.send_header("content-encoding", flags.encoding)
         self.send_header("content-length", str(len(body)))
         if flags.location:
             self.send_header("location", flags.location)
