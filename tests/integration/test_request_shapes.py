@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
+from media import audio, blob, image, tool_message
 from pydantic import BaseModel, TypeAdapter
 
 from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
@@ -22,6 +24,7 @@ from grue.messages import (
     RequireAnswer,
     ServerName,
     SystemText,
+    ToolCall,
     ToolMessage,
     UserText,
 )
@@ -29,6 +32,9 @@ from grue.messages import ToolDefinition as Tool
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.profiles import ANTHROPIC, OPENAI, OPENAI_CHAT
+from grue.protocol.chat_wire.reply import Reply
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -218,6 +224,31 @@ def test_every_body_is_what_the_anthropic_package_has_types_for() -> None:
         for body in requests(path):
             # Older models sample; the package has the types of those that no longer do.
             assert unknown_to(adapter, body) <= {"temperature", "top_k"}
+
+
+def media_requests(*profiles: WireProfile) -> Iterator[Any]:
+    """Yield the requests of a conversation in which tools return an image, a recording and a PDF file."""
+    for profile in profiles:
+        conversation = Conversation(profile)
+        conversation.ask((UserText("Where am I?"),), OfferTools((THINK,)))
+        conversation.keep(Reply(tool_calls=(ToolCall(call_id=CallId("c"), name="a.b", arguments="{}"),)))
+        conversation.ask((tool_message("c", image(), audio(), blob()),), OfferTools())
+        yield json.loads(conversation.body(ModelSettings(model="m", max_tokens=99)))
+
+
+def test_images_audio_and_files_are_what_the_packages_have_types_for() -> None:
+    chat_types = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
+    responses = pytest.importorskip("openai.types.responses", reason="the openai package is not installed")
+    anthropic = pytest.importorskip("anthropic.types", reason="the anthropic package is not installed")
+    everything = {"images": True, "audio": True, "files": True}
+    for kind, profile, kinds in (
+        (chat_types.CompletionCreateParams, OPENAI_CHAT, ("image_url", "input_audio", "file")),
+        (responses.ResponseCreateParams, OPENAI, ("input_image", "input_file")),
+        (anthropic.MessageCreateParams, ANTHROPIC, ("image", "document")),
+    ):
+        (body,) = media_requests(msgspec.structs.replace(profile, **everything))
+        assert unknown_to(TypeAdapter(kind), body) == set()
+        assert all(f'"type": "{kind}"' in json.dumps(body) for kind in kinds)
 
 
 FOREIGN = {

@@ -102,6 +102,7 @@ def test_a_small_picture_stays_in_its_line(tmp_path: Path) -> None:
     assert b"extracts" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_sixty_megabytes_stand_once(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     huge = messages(padded(PNG, 60_000_000))
