@@ -10,7 +10,8 @@ for result in run_matrix():
 `grue doctor --faults` prints the same. Every row is a whole turn, with a real process or over real HTTP. It
 is judged by its outcome, by what became of the calls, by its time, and by what it leaves behind: nothing.
 The rows of the model's endpoint are in `llm_fault_rows.py`, those of sessions that are opened ahead in
-`spare_fault_rows.py`, and those of servers that say too much in `flood_fault_rows.py`.
+`spare_fault_rows.py`, those of servers that say too much in `flood_fault_rows.py`, and those of images in
+`media_fault_rows.py`.
 """
 
 import signal
@@ -38,6 +39,7 @@ from grue.testing.fault_turns import (
 from grue.testing.flood_fault_rows import FLOOD_FAULTS
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_fault_rows import LLM_FAULTS
+from grue.testing.media_fault_rows import MEDIA_FAULTS
 from grue.testing.spare_fault_rows import SPARE_FAULTS
 
 STARTUP = "MCPServerStartupError"
@@ -223,7 +225,16 @@ ENDS: Sequence[Fault] = (
 )
 """Rows about the end: whatever it takes, nothing is left."""
 
-FAULTS: Sequence[Fault] = (*SOUND, *STARTS, *CALLS, *ENDS, *FLOOD_FAULTS, *LLM_FAULTS, *SPARE_FAULTS)
+FAULTS: Sequence[Fault] = (
+    *SOUND,
+    *STARTS,
+    *CALLS,
+    *ENDS,
+    *FLOOD_FAULTS,
+    *LLM_FAULTS,
+    *MEDIA_FAULTS,
+    *SPARE_FAULTS,
+)
 
 
 class FaultResult(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,101 @@
+"""Rows of the fault matrix where a tool returns an image that is not what it should be, or that nobody takes.
+
+Each is a turn on one of the wire formats, against an endpoint that is as strict with images as providers are.
+The model is shown what it can be shown, and told of the rest; the turn goes on.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from grue.actors.function_tools import FunctionTools
+from grue.actors.llm_endpoint import LlmSettings
+from grue.errors import MCPError
+from grue.messages import CompletionRetried, JsonObject
+from grue.protocol.chat_wire.profile import WireName
+from grue.runner import Runner, TurnRequest
+from grue.runtime.trace import Envelope, Recorder
+from grue.testing.fault_turns import LIFETIMES, Fault, Seen
+from grue.testing.llm_rules import ProviderRules
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+_GIF = b"GIF89a" + bytes(34)
+_PNG = b"\x89PNG\r\n\x1a\n" + bytes(2000)
+_KEY = "sk-made-up-for-the-fault-matrix"
+
+
+def _block(content: bytes, mime: str = "image/png") -> JsonObject:
+    return {"type": "image", "mimeType": mime, "data": base64.b64encode(content).decode()}
+
+
+def a_look(fault: Fault, *, blocks: Sequence[JsonObject], wire: WireName, rules: ProviderRules) -> Seen:
+    """Run a turn whose model calls a tool that returns these blocks.
+
+    The text is what the endpoint was told of the results; the notes are `shown` where it got an image, and
+    the statuses of what it refused.
+    """
+    notes: set[str] = set()
+
+    def keep(envelope: Envelope[object], line: bytes) -> None:
+        del line
+        if isinstance(envelope.body, CompletionRetried):
+            notes.add(str(envelope.body.failure.status))
+
+    recorder = Recorder()
+    recorder.add(keep)
+    with ScriptedLlmServer(_looks, rules=rules) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="scripted", api_key=_KEY, wire=wire)
+        servers = {"eye": FunctionTools({"look": lambda: list(blocks)})}
+        with Runner(llm=settings, servers=servers, recorder=recorder, **LIFETIMES[fault.mode]) as runner:
+            try:
+                outcome: str = runner.run_turn(TurnRequest(system="s", user="u")).kind
+            except MCPError as error:
+                return Seen(outcome=type(error).__name__, text=str(error))
+        said = [message["content"] for message in llm.requests[-1].messages]
+    notes |= {"shown"} if any("image_url" in str(content) for content in said) else set()
+    return Seen(outcome=outcome, text="".join(map(str, said)), notes=frozenset(notes))
+
+
+def _looks(request: LlmRequest) -> LlmReply:
+    if any(message["role"] == "tool" for message in request.messages):
+        return text_reply("A lamp.")
+    return tool_calls_reply((request.tool_names[0], {}))
+
+
+_SETS: Mapping[str, tuple[Sequence[JsonObject], ProviderRules, str, Sequence[str]]] = {
+    "well": ([_block(_GIF, "image/gif")], ProviderRules(), "bytes", ["shown"]),
+    "by-another-name": ([_block(_GIF, "image/jpeg")], ProviderRules(), "bytes", ["shown"]),
+    "that-is-none": ([_block(b"<html>")], ProviderRules(), "it is not a PNG", []),
+    "with-broken-base64": (
+        [{"type": "image", "data": base64.b64encode(_PNG).decode() + "*"}],
+        ProviderRules(),
+        "its base64 cannot be read",
+        [],
+    ),
+    "too-large": ([_block(_PNG + bytes(6_000_000))], ProviderRules(), "max_image_bytes", []),
+    "for-a-model-without": (
+        [_block(_PNG)],
+        ProviderRules(images=False),
+        "the model takes no images",
+        ["400"],
+    ),
+    "refused": ([_block(_PNG)], ProviderRules(max_image_base64=100), "endpoint refused it", ["400"]),
+}
+"""What the tool returns, what the endpoint takes, what the model has to be told, what has to be noted."""
+
+
+def _row(name: str, wire: WireName) -> Fault:
+    blocks, rules, says, notes = _SETS[name]
+    drive: Callable[[Fault], Seen] = partial(a_look, blocks=blocks, wire=wire, rules=rules)
+    return Fault(
+        name=f"image-{name}-{wire.replace('_', '-')}",
+        drive=drive,
+        says=(says,),
+        notes=frozenset(notes),
+        modes=("turn",),
+    )
+
+
+MEDIA_FAULTS: Sequence[Fault] = tuple(
+    _row(name, wire) for wire in ("chat_completions", "responses", "messages") for name in _SETS
+)
