@@ -1,9 +1,9 @@
 """Whether two texts are the same, as far as one can tell once secrets were taken out of what they come of.
 
 A recorded text was made of the secret, and the secret removed from it; a replayed one is made of what the
-recorder left. They differ around a placeholder in two cases: the secret was a number, which has no quotes
-until a placeholder stands for it; and the text was cut to a length, in which the secret counts, or its
-placeholder.
+recorder left. They differ around a placeholder in three cases: the secret was a number, which has no quotes
+until a placeholder stands for it; a full stop or a comma followed the secret, and was taken for its end; and
+the text was cut to a length, in which the secret counts, or its placeholder.
 """
 
 import re
@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 _PLACEHOLDER = "[redacted:"
 _QUOTED = re.compile(r'\\*"(\[redacted:[^\]"]*\])\\*"')
+_FOLLOWED = re.compile(r"(\[redacted:[^\]\"]*\])[.,;:!?)]+")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|(\[redacted:[^\]"]*\])', re.DOTALL)
 _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
     """Return whether two texts agree, or do up to where the first of them was cut."""
-    first, second = _QUOTED.sub(r"\1", one), _QUOTED.sub(r"\1", other)
+    first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
         return True
     kept = min(first.find(_CUT), second.find(_CUT))
@@ -28,6 +29,10 @@ def same_redacted(one: str, other: str) -> bool:
     # The cut may have gone through the secret, and what was left of it is none; or through the placeholder.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
+
+
+def _around_placeholders(text: str) -> str:
+    return _FOLLOWED.sub(r"\1", _QUOTED.sub(r"\1", text))
 
 
 def _placeholders(text: str) -> Iterator[int]:

@@ -274,6 +274,8 @@ def test_a_text_that_was_cut_after_a_secret_replays(limit: int, tmp_path: Path) 
         ("a [redacted:K] b", "a [redacted:K] b", True),
         ("a [redacted:K] b", "a [redacted:K] c", False),
         ("a [redacted:K] b", "a word b", False),
+        ("name: [redacted:K] Tools:", "name: [redacted:K]. Tools:", True),
+        ("name: [redacted:K] Tools:", "name: [redacted:K]x Tools:", False),
         ('{"pin":[redacted:K]}', '{"pin":"[redacted:K]"}', True),
         ("abc… [cut: 5 of 8 characters]", "abcd… [cut: 9 of 13 characters]", True),
         ("abX… [cut: 5 of 8 characters]", "abcd… [cut: 9 of 13 characters]", False),
