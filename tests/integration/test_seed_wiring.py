@@ -7,11 +7,13 @@ goes through it, and its logger and Langfuse client hear of everything once.
 import asyncio
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import langfuse as _langfuse  # noqa: F401 - or the first turn waits for its import
 import pytest
 from langfuse_stand_in import StandIn
 
@@ -20,6 +22,7 @@ from grue.errors import MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
 from grue.messages import SessionClosed, SessionOpened, ToolCallResult
+from grue.observers.langfuse import LangfuseObserver
 from grue.runtime.trace import Recorder
 from grue.testing import faulty_server
 from grue.testing.doubles import MockLLMClient
@@ -95,6 +98,18 @@ def log() -> Iterator[Log]:
     kept.logger.removeHandler(kept)
 
 
+class SlowStandIn(StandIn):
+    """A client that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def start_observation(self, **given: Any) -> StandIn:
+        self.go.wait(30)
+        return super().start_observation(**given)
+
+
 # --- The manager as it is ---
 
 
@@ -128,6 +143,28 @@ def test_r7_the_managers_logger_and_langfuse_client_hear_of_every_turn(tmp_path:
     }
     assert sorted(langfuse.ended()) == sorted(name for _, name in langfuse.tree())
     assert langfuse.flushed.is_set()
+
+
+def test_p32_a_langfuse_client_that_hangs_holds_up_one_turn_and_only_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, langfuse = configuration(tmp_path), SlowStandIn()
+    waited: list[bool] = []
+    wait_idle = LangfuseObserver.wait_idle
+
+    def counted(observer: LangfuseObserver, timeout_s: float) -> bool:
+        assert timeout_s <= 2
+        waited.append(wait_idle(observer, 0.05))
+        return waited[-1]
+
+    monkeypatch.setattr(LangfuseObserver, "wait_idle", counted)
+    agent = ZorkAgent(config, client=thinking(3), mcp_manager=MCPManager(config, None, langfuse))
+    for _ in range(3):
+        agent.get_action_with_reasoning("West of House")
+    langfuse.go.set()
+    agent.close()
+    assert waited == [False]
+    assert [name for _, name in langfuse.tree()].count("mcp-tool-box.echo") == 3
 
 
 @pytest.mark.parametrize("agents", ["seed-wiring", "seed-wiring.agent", None])

@@ -27,8 +27,9 @@ from grue.turn_errors import error_for
 
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
-_TOLD_S = 0.5
-"""How long a turn waits at its end until the manager's Langfuse client knows of it; a few ms are usual."""
+_TOLD_S = 2.0
+"""How long a turn waits at its end until the manager's Langfuse client knows of it. A few ms are usual; the
+first turn may have to wait for the import of langfuse."""
 
 
 class ZorkAgent:
@@ -106,6 +107,7 @@ class ZorkAgent:
         self._spawn_ahead = spawn_ahead
         self._server: ServerName | None = None
         self._langfuse: LangfuseObserver | None = None
+        self._langfuse_keeps_up = True
         self._route = route_of(mcp_manager, self.client)
         self._runner = self._wire(recorder or Recorder())
 
@@ -269,9 +271,12 @@ class ZorkAgent:
             weakref.finalize(self, observer.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the manager's client has been told of the turn, so that its `flush` sends all of it."""
-        if self._langfuse is not None:
-            self._langfuse.wait_idle(_TOLD_S)
+        """Wait until the manager's client has been told of the turn, so that its `flush` sends all of it.
+
+        A client that takes too long is not waited for again: it would hold up every turn.
+        """
+        if self._langfuse is not None and self._langfuse_keeps_up:
+            self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 
     def _before_turn(self) -> None:
         """Take over from the manager that its server is given up."""
