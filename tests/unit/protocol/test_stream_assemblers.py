@@ -69,7 +69,8 @@ def completions(draw: st.DrawFn) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = calls
     usage = {"prompt_tokens": draw(st.integers(0, 99)), "completion_tokens": 1}
-    finish = draw(st.sampled_from(["stop", "length", "tool_calls", "content_filter"]))
+    ends = ["stop", "length", "content_filter", *(["tool_calls"] if calls else [])]
+    finish = draw(st.sampled_from(ends))
     return {
         "model": "m",
         "choices": [{"index": 0, "message": message, "finish_reason": finish}],

@@ -13,7 +13,13 @@ from msgspec import Struct, field
 from grue.messages import JsonObject
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text
-from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
+from grue.protocol.chat_wire.server_events import (
+    DamagedStream,
+    OversizedStream,
+    ServerEvent,
+    intact,
+    ungarbled,
+)
 from grue.protocol.chat_wire.wire_format import Delta
 
 _PIECES = {
@@ -31,6 +37,7 @@ _ADDS_TO = {
 }
 """What can be added to the blocks that are read; others may have deltas of their own."""
 
+_BLOCK_KINDS = frozenset(_ADDS_TO)
 _KINDS = frozenset(
     {
         "message_start",
@@ -134,6 +141,7 @@ class AnthropicAssembler:
         fields = said.get("content_block")
         if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
             raise DamagedStream("starts a block of no type")
+        ungarbled(fields["type"], _BLOCK_KINDS, "block of type")
         if fields["type"] == "tool_use" and not isinstance(fields.get("name"), str):
             raise DamagedStream("starts a tool call without a name")
         if key in self._latest and self._latest[key].open:
@@ -177,6 +185,9 @@ class AnthropicAssembler:
         self._message |= {**intact(as_object(said.get("delta")), _DELTA), "usage": usage}
         if self._message.get("stop_reason") and self._open:
             raise DamagedStream("ends the message while a block is open")
+        calls = any(block.fields["type"] == "tool_use" for block in self._blocks)
+        if self._message.get("stop_reason") == "tool_use" and not calls:
+            raise DamagedStream("ends the message with tool calls, but there are none")
 
     def _opened(self, said: JsonObject, does: str) -> _Block:
         key = _key(said.get("index"))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct, field
 
 from grue.messages import JsonObject
-from grue.protocol.chat_wire.json_text import to_json
+from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text, listed, text_of
 from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent, intact
 from grue.protocol.chat_wire.wire_format import Delta
@@ -31,6 +31,7 @@ class _Call(Struct):
     Attributes:
         index: As the stream has it; `None`: it has none.
         whole: Arguments that came as an object and not as text.
+        closed: Its arguments were complete when the next call began.
     """
 
     index: object
@@ -39,6 +40,7 @@ class _Call(Struct):
     texts: list[str] = field(default_factory=list)
     whole: object = None
     extra: object = None
+    closed: bool = False
 
     def as_json(self) -> JsonObject:
         arguments = "".join(self.texts) if self.whole is None else self.whole
@@ -113,6 +115,8 @@ class ChatAssembler:
         self._finish = choice.get("finish_reason") or self._finish
         for call in listed(delta.get("tool_calls")):
             self._calls.add(_member(call, "tool call"))
+        if self._finish == "tool_calls" and not self._calls:
+            raise DamagedStream("ends the reply with tool calls, but there are none")
         self._details += listed(delta.get("reasoning_details"))
         for name in _TEXTS:
             text = _text(delta.get(name), name)
@@ -147,6 +151,8 @@ class _Calls:
         call.name = as_text(said.get("name")) or call.name
         arguments = said.get("arguments")
         if isinstance(arguments, str):
+            if call.closed and arguments.strip():
+                raise DamagedStream("adds to a tool call whose arguments are complete")
             call.texts.append(arguments)
         elif arguments is not None:
             call.whole = arguments
@@ -185,6 +191,9 @@ class _Calls:
             raise DamagedStream(f"begins tool call {index} after tool call {before}")
         if len(self._calls) >= MAX_CALLS:
             raise OversizedStream(f"the reply has more than {MAX_CALLS} tool calls")
+        if self._calls:
+            latest = self._calls[-1]
+            latest.closed = json_object("".join(latest.texts)) is not None
         call = _Call(index, call_id, "")
         self._calls.append(call)
         self._by_index[_key(index)] = call

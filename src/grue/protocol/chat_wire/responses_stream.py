@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from grue.messages import JsonObject
 from grue.protocol.chat_wire.json_text import to_json
 from grue.protocol.chat_wire.reply import as_object, as_text, listed
-from grue.protocol.chat_wire.server_events import DamagedStream, ServerEvent, intact
+from grue.protocol.chat_wire.server_events import DamagedStream, ServerEvent, intact, ungarbled
 from grue.protocol.chat_wire.wire_format import Delta
 
 _TEXTS: dict[str, Literal["content", "reasoning"]] = {
@@ -30,6 +30,7 @@ _KINDS = frozenset({*_TEXTS, *_LAST, _ARGUMENTS, _DONE, "error"})
 _EVENT = frozenset({"type", "delta", "item", "response", "error", "output_index", "sequence_number"})
 _RESPONSE = frozenset({"output", "status", "error", "incomplete_details", "usage"})
 _ITEM = frozenset({"type", "content", "arguments", "name", "call_id", "summary", "encrypted_content"})
+_TYPES = frozenset({"message", "function_call", "reasoning", "output_text", "refusal", "summary_text"})
 _PART = frozenset({"type", "text", "refusal"})
 
 
@@ -124,30 +125,32 @@ class ResponsesAssembler:
         if not isinstance(response, dict):
             raise DamagedStream("ends the reply without a response")
         self._response = intact(response, _RESPONSE)
-        output = listed(response.get("output")) or list(self._items.values())
-        for index, pieces in self._pieces.items():
-            # Fewer items than were begun: some servers leave those out that they do not say again.
-            if index < len(output):
-                _compare(_item(output[index]), pieces)
-        for item in output:
-            _item(item)
+        output = [_item(item) for item in listed(response.get("output")) or self._items.values()]
+        # Fewer items than were begun: some servers leave those out that they do not say again.
+        for index, item in enumerate(output):
+            _compare(item, self._pieces.get(index, _Pieces()), as_object(self._items.get(index)))
         self.finished = True
 
 
 def _item(value: object) -> JsonObject:
     item = intact(as_object(value), _ITEM)
-    for part in listed(item.get("content")):
+    ungarbled(as_text(item.get("type")) or "", _TYPES, "item of type")
+    for part in (*listed(item.get("content")), *listed(item.get("summary"))):
         intact(as_object(part), _PART)
+        ungarbled(as_text(as_object(part).get("type")) or "", _TYPES, "part of type")
     return item
 
 
-def _compare(item: JsonObject, pieces: _Pieces) -> None:
-    """Hold an item of the response to the pieces that were sent of it before."""
+def _compare(item: JsonObject, pieces: _Pieces, done: JsonObject) -> None:
+    """Hold an item of the response to its pieces, which came before, and to the item when it was done."""
+    for name in ("type", "name", "arguments"):
+        if name in done and name in item and done[name] != item[name]:
+            raise DamagedStream(f"has an item with another {name} than the events before it")
     arguments = as_text(item.get("arguments"))
     if pieces.arguments and arguments is not None and "".join(pieces.arguments) != arguments:
         raise DamagedStream("has a tool call with other arguments than the events before it")
     parts = [as_object(part) for part in listed(item.get("content"))]
     text = "".join(as_text(part.get("text")) or "" for part in parts if part.get("type") == "output_text")
     # Some servers trim the whole text, but not its pieces.
-    if pieces.text and text and "".join(pieces.text).strip() != text.strip():
+    if pieces.text and parts and "".join(pieces.text).strip() != text.strip():
         raise DamagedStream("has another text than the events before it")

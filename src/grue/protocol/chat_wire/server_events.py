@@ -21,6 +21,9 @@ _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _FIELDS = frozenset({"data", "event", "id", "retry", ""})
 """Fields of an event by the standard; a line that begins with a colon is a comment."""
 
+_NAME = re.compile(r"[\w.:/-]*", re.ASCII)
+"""What events are called."""
+
 _LONGEST_NAME = 24
 _SHORTEST_NAME = 4
 
@@ -67,11 +70,21 @@ def intact(value: JsonObject, names: frozenset[str]) -> JsonObject:
         DamagedStream: A member is garbled.
     """
     for name in value:
-        if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
-            meant = _garbled(name, names)
-            if meant:
-                raise DamagedStream(f"has a member {name!a} where {meant!a} should be")
+        ungarbled(name, names, "member")
     return value
+
+
+def ungarbled(name: str, names: frozenset[str], what: str) -> str:
+    """Return a name that is not one of `names` with a wrong character in it.
+
+    Raises:
+        DamagedStream: It is; `what` says what it is the name of.
+    """
+    if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
+        meant = _garbled(name, names)
+        if meant:
+            raise DamagedStream(f"has a {what} {name!a} where {meant!a} should be")
+    return name
 
 
 @lru_cache(1024)
@@ -153,6 +166,9 @@ class EventLines:
             self._lines.append(value)
         elif field == "event":
             self._kind = value
+            if not _NAME.fullmatch(value):
+                # Its line has run into the next one, with which the data would be lost.
+                self._damaged("names no event")
         elif field not in _FIELDS:
             self._damaged("has no field of an event")
         return None

@@ -1,0 +1,257 @@
+"""The rules that each format gives its events: a stream that breaks one is damaged, whatever is left of it."""
+
+import json
+from typing import Any
+
+import pytest
+
+import grue.protocol.chat_wire.anthropic_stream as anthropic_stream
+import grue.protocol.chat_wire.chat_stream as chat_stream
+from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
+from grue.protocol.chat_wire.chat_stream import ChatAssembler
+from grue.protocol.chat_wire.responses_stream import ResponsesAssembler
+from grue.protocol.chat_wire.server_events import DamagedStream, OversizedStream, ServerEvent
+from grue.protocol.chat_wire.wire_format import Assembler
+
+
+def feed(assembler: Assembler, *events: object) -> Assembler:
+    """Feed it these events: objects, texts as they are, or a name and an object."""
+    for event in events:
+        kind, data = event if isinstance(event, tuple) else ("", event)
+        list(assembler.feed(ServerEvent(kind, data if isinstance(data, str) else json.dumps(data))))
+    return assembler
+
+
+def fault(assembler: Assembler, *events: object) -> str:
+    with pytest.raises(DamagedStream) as raised:
+        feed(assembler, *events)
+    return str(raised.value)
+
+
+# --- Chat completions ---
+
+
+def delta(finish: str | None = None, **fields: object) -> dict[str, Any]:
+    return {"choices": [{"delta": fields, "finish_reason": finish}]}
+
+
+def call(arguments: object = "{}", **fields: object) -> dict[str, Any]:
+    name = {"name": fields.pop("name")} if "name" in fields else {}
+    return delta(tool_calls=[{**fields, "function": {**name, "arguments": arguments}}])
+
+
+A = call("{}", index=0, id="a", name="s.t")
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([5], "is not a JSON object"),
+        (["{garbage"], "is not JSON"),
+        ([{"choices": {}}], "choices that are no list"),
+        ([{"chpices": []}], "'choices' should be"),
+        ([{"choices": [5]}], "a choice that is no object"),
+        ([{"choices": [{"delta": [1]}]}], "a delta that is no object"),
+        ([{"choices": [{"dalta": {}}]}], "'delta' should be"),
+        ([delta(cpntent="x")], "'content' should be"),
+        ([delta(content=5)], "a content that is no text"),
+        ([delta(tool_calls=[5])], "a tool call that is no object"),
+        ([delta(tool_calls=[{"index": 0, "function": [1]}])], "a function that is no object"),
+        ([delta(tool_calls=[{"index": 0, "functiom": {}}])], "'function' should be"),
+        ([call(index=0)], "a tool call that has not begun"),
+        ([call(id="a")], "a tool call that has not begun"),
+        ([A, call("", index=1)], "a tool call that has not begun"),
+        ([A, call(name="s.t")], "unlike the others"),
+        ([call(name="s.t"), A], "unlike the others"),
+        ([A, call(index=2, id="b", name="s.t")], "begins tool call 2 after tool call 0"),
+        ([call(index=1, id="b", name="s.t"), A], "begins tool call 0 after tool call 1"),
+        ([A, call(index=1, id="b", name="s.t"), call('{"a":1}', index=0)], "whose arguments are complete"),
+        (["[DONE]"], "no event gave it a finish_reason"),
+        ([delta(content="x"), "[DONE]"], "no event gave it a finish_reason"),
+        ([delta("tool_calls", content="x")], "but there are none"),
+    ],
+)
+def test_chunks_of_no_completion(events: list[object], words: str) -> None:
+    assert words in fault(ChatAssembler(), *events)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [delta(content="x", annotations=[]), delta("stop"), "[DONE]"],
+        [{"choices": []}, {"choices": None}, {}, " ", {"type": "ping"}, delta("stop", content="x")],
+        [delta(role="assistant", content=None), delta("stop", content=[{"type": "text", "text": "x"}])],
+        [A, call(" ", index=0), call(index=1, id="b", name="s.t"), call("", index=0), delta("stop")],
+        [A, A, delta("tool_calls")],
+    ],
+)
+def test_chunks_that_are_odd_and_sound(events: list[object]) -> None:
+    assert feed(ChatAssembler(), *events).whole
+
+
+# --- Anthropic's messages ---
+
+START = {"type": "message_start", "message": {"role": "assistant"}}
+STOP = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
+
+
+def begin(index: object, kind: str = "text", **fields: object) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": {"type": kind, **fields}}
+
+
+def add(index: object, kind: str = "text_delta", **fields: object) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **fields}}
+
+
+def end(index: object) -> dict[str, Any]:
+    return {"type": "content_block_stop", "index": index}
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([[1]], "is not a JSON object"),
+        ([START, START], "starts the message a second time"),
+        ([begin(0)], "no message has started"),
+        ([STOP], "no message has started"),
+        (
+            [START, ("content_block_stop", {"type": "content_block_stpp"})],
+            "but is called 'content_block_stop'",
+        ),
+        ([START, {"type": "content_block_start", "index": 0}], "a block of no type"),
+        ([START, {"type": "content_block_start", "index": 0, "content_block": {}}], "a block of no type"),
+        ([START, begin(0, "tool_usf")], "'tool_use' should be"),
+        ([START, begin(0, "tool_use")], "a tool call without a name"),
+        ([START, begin(0), begin(0)], "starts block 0 a second time"),
+        ([START, begin(0), end(0), begin(2)], "starts block 2 after block 0"),
+        ([START, begin(1), end(1), begin(0)], "starts block 0 after block 1"),
+        ([START, add(0, text="x")], "adds to block 0, which has not started"),
+        ([START, begin(0), end(0), add(0, text="x")], "adds to block 0, which has ended"),
+        ([START, begin(0), end(0), end(0)], "ends block 0, which has ended"),
+        ([START, end(0)], "ends block 0, which has not started"),
+        ([START, begin(0), add(0, "text_deltb", text="x")], "adds 'text_deltb' to a block of type 'text'"),
+        ([START, begin(0), add(0, "input_json_delta", partial_json="")], "to a block of type 'text'"),
+        ([START, begin(0), add(0)], "adds text_delta without a text"),
+        ([START, begin(0), add(0, text=5)], "adds text_delta without a text"),
+        ([START, begin(0), add(0, texu="x")], "'text' should be"),
+        ([START, begin(0), STOP], "while a block is open"),
+        ([START, {"type": "message_stop"}], "no event gave it a stop_reason"),
+        ([START, {**STOP, "delta": {"stop_reason": "tool_use"}}], "but there are none"),
+    ],
+)
+def test_events_of_no_message(events: list[object], words: str) -> None:
+    assert words in fault(AnthropicAssembler(), *events)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [START, begin(0), add(0, text=None), add(0, text="x"), end(0), STOP],
+        [START, begin(0, "server_tool_use"), add(0, "input_json_delta", partial_json="{}"), end(0), STOP],
+        [START, begin(0, "odd"), add(0, "odd_delta", odd=1), end(0), begin(1), end(1), STOP],
+        [
+            ("message_start", {"message": {}}),
+            {"type": "ping"},
+            ("ping", ""),
+            ("odd", {"type": "strange"}),
+            STOP,
+        ],
+    ],
+)
+def test_events_that_are_odd_and_sound(events: list[object]) -> None:
+    assert feed(AnthropicAssembler(), *events).whole
+
+
+# --- Responses ---
+
+
+def event(kind: str, **fields: object) -> dict[str, Any]:
+    return {"type": f"response.{kind}", **fields}
+
+
+def completed(*output: object, **fields: object) -> dict[str, Any]:
+    return event("completed", response={"status": "completed", "output": list(output)}, **fields)
+
+
+def message(text: str) -> dict[str, Any]:
+    return {"type": "message", "content": [{"type": "output_text", "text": text}]}
+
+
+def function(arguments: str) -> dict[str, Any]:
+    return {"type": "function_call", "name": "s.t", "arguments": arguments}
+
+
+def said(text: object, index: int = 0, kind: str = "output_text") -> dict[str, Any]:
+    return event(f"{kind}.delta", output_index=index, delta=text)
+
+
+def done(item: object, **fields: object) -> dict[str, Any]:
+    return event("output_item.done", item=item, **fields)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        (["{"], "is not JSON"),
+        ([event("created", sequence_number=number) for number in (1, 2, 4)], "has number 4 after number 2"),
+        ([event("created", sequence_number=number) for number in (1, 2, 2)], "has number 2 after number 2"),
+        ([event("created", sequence_number=number) for number in (1, 3)], "has number 3 after number 1"),
+        ([("response.completed", {"type": "response.complefed"})], "but is called 'response.completed'"),
+        ([said(5)], "without a text"),
+        ([event("output_text.delta", output_index=0)], "without a text"),
+        ([said("lo"), completed(message("look"))], "another text"),
+        ([said("lo"), completed({"type": "message", "content": [{"type": "refusal"}]})], "another text"),
+        ([said("{", 0, "function_call_arguments"), completed(function("{}"))], "with other arguments"),
+        ([done(function("{}")), completed(function('{"a":1}'))], "with another arguments"),
+        ([done({"type": "reasoning"}), completed({"type": "message"})], "with another type"),
+        ([done(5)], "an item that is no object"),
+        ([done({}, output_index=0), done({}, output_index=0)], "ends item 0 a second time"),
+        ([done({}, output_index=1)], "ends item 1 after 0 others"),
+        ([event("completed")], "without a response"),
+        ([completed({"type": "messbge"})], "'message' should be"),
+        (
+            [completed({"type": "message", "content": [{"type": "output_text", "texu": ""}]})],
+            "'text' should be",
+        ),
+        (
+            [completed({"type": "reasoning", "summary": [{"type": "summary_texu"}]})],
+            "'summary_text' should be",
+        ),
+    ],
+)
+def test_events_of_no_response(events: list[object], words: str) -> None:
+    assert words in fault(ResponsesAssembler(), *events)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [said("look "), completed(message(" look"))],
+        [said("look", 1), completed(message("x"))],
+        [said("look"), completed()],
+        [said("", 0), said(None, 0), said("{}", 0, "function_call_arguments"), completed(function("{}"))],
+        [done(message("x"), output_index=0), done(function("{}"), output_index=1), completed()],
+        [done(message("x")), done(message("x")), completed()],
+        [event("created", sequence_number=n) for n in (0, 0, 0)] + [completed(sequence_number=0)],
+        [event("created", sequence_number=n) for n in (3, 4, 5)] + [completed(sequence_number=6)],
+        [event("created", sequence_number="x"), completed(5, {"type": "web_search_call"})],
+        [event("created", sequence_number=1), {"type": "error", "sequence_number": 99, "message": "x"}],
+    ],
+)
+def test_responses_that_are_odd_and_sound(events: list[object]) -> None:
+    assert feed(ResponsesAssembler(), *events).whole
+
+
+# --- Size ---
+
+
+def test_more_calls_than_any_reply_has_end_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_stream, "MAX_CALLS", 2)
+    monkeypatch.setattr(anthropic_stream, "MAX_CALLS", 2)
+    calls = [call(index=number, id=str(number), name="s.t") for number in range(3)]
+    feed(ChatAssembler(), *calls[:2])
+    with pytest.raises(OversizedStream, match="more than 2 tool calls"):
+        feed(ChatAssembler(), *calls)
+    blocks = [each for number in range(3) for each in (begin(number), end(number))]
+    with pytest.raises(OversizedStream, match="more than 2 blocks"):
+        feed(AnthropicAssembler(), START, *blocks)
