@@ -1,4 +1,4 @@
-"""The rules that each format gives its events: a stream that breaks one is damaged, whatever is left of it."""
+"""The rules that each format gives its events. A stream that breaks one is damaged, whatever is left."""
 
 import json
 from typing import Any
