@@ -267,7 +267,10 @@ class OwnedSession:
             await self._actor.mailbox.send(self._command, sender=_ME)
             going_on = True
             while going_on:
-                going_on = self._take((await inbox.receive()).body)
+                event = (await inbox.receive()).body
+                # Nothing is handed to the host that is not in the trace.
+                await wiring.recorder.shown()
+                going_on = self._take(event)
 
     def _connect(self, note: Note) -> CancellableConnection:
         self._client = CancellableConnection(self._wiring.connect(note))

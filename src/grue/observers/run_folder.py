@@ -86,6 +86,7 @@ class RunFolder:
         Raises:
             TraceError: The disk took no more, or the folder is closed.
         """
+        self._recorder.settle()
         return self._trace.flush()
 
     def write_result(self, result: object) -> None:
@@ -106,7 +107,8 @@ class RunFolder:
         Raises:
             TraceError: The disk took no more of the trace, and nobody has been told yet.
         """
-        self._files.close()
+        with self._files:
+            self._recorder.settle()
 
 
 def _make(path: Path) -> None:

@@ -1,50 +1,150 @@
-"""Keep secrets out of the trace: known values however they are escaped, and what authorises a request.
+"""Replace secrets by stable placeholders: in a message's JSON as it is about to be written, and in text.
 
-A message is looked at as JSON, as it is about to be written. Two kinds of secrets are replaced by stable
-placeholders: values that somebody named (`hide`), and, though nobody named them, the values of authorisation
-headers and bearer tokens, in text, in JSON, and in JSON within a text. What holds none of them costs a few
-searches for bytes, and is not copied.
+Two kinds of secrets are replaced: values that somebody named (`hide`), in each of the forms of
+`secret_forms`, and, though nobody named them, what `authorisations` finds. What holds none of them costs a
+few searches for bytes, and is not copied.
+
+A long message is gone through in pieces of a few milliseconds each, so that another thread can run in
+between, and what is needed beside the message and its copy does not grow with it.
 """
 
-import re
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
+from grue.runtime.authorisations import REACH, authorisations, crosses_texts, may_authorise
+from grue.runtime.json_places import Found, in_sentences, in_texts, in_values, whole_escapes, with_numbers
+from grue.runtime.secret_forms import SecretForms, forms_of
+
+_PIECE = 2**19
+_CUT = "\N{HORIZONTAL ELLIPSIS}".encode()
+"""How a text goes on where it was cut, and what was cut can be the end of a secret."""
+
+TELLING = 6
+"""Beginnings shorter than this say nothing of a secret."""
+
+_AUTHORISATION = "[redacted:authorization]"
+BEGINNING = "[redacted]"
+"""Stands for the beginning of a secret whose end is missing."""
+
+
+_Kept: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]
+"""Chooses of what was found what is replaced."""
+
+
+class _Secret(NamedTuple):
+    value: str
+    placeholder: str
+    forms: SecretForms
+
+
+_LETTERS = bytes(ord("a") if chr(byte).isalnum() and byte < 128 else ord(" ") for byte in range(256))
+
+
+_LONG_PROBE = 16
+"""Letters and digits in a row, as words seldom have."""
+
+
+class _Known(NamedTuple):
+    """The secrets, and the probes of all of them.
+
+    Attributes:
+        secrets: The longest first.
+        probes: Bytes to be searched for one by one.
+        rows: The longer ones, which are but letters and digits.
+        row: As many of these in a row as the shortest of `rows` has: where no such row is, none of them is.
+    """
+
+    secrets: tuple[_Secret, ...] = ()
+    probes: tuple[bytes, ...] = ()
+    rows: tuple[bytes, ...] = ()
+    row: bytes = b""
+
+    @classmethod
+    def of(cls, secrets: Iterable[_Secret]) -> Self:
+        # A secret that contains another one has to go first: its name is the one that is shown.
+        longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
+        probes = dict.fromkeys(each.probe for secret in longest_first for each in secret.forms.patterns)
+        rows = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
+        short = tuple(probe for probe in probes if len(probe) < _LONG_PROBE)
+        return cls(longest_first, short, rows, b"a" * min(map(len, rows), default=0))
+
+    def probed(self, written: bytes) -> bool:
+        """Say whether any probe is there."""
+        for probe in self.probes:
+            if probe in written:
+                return True
+        if self.rows and self.row in written.translate(_LETTERS):
+            for probe in self.rows:
+                if probe in written:
+                    return True
+        return _CUT in written and bool(self.secrets)
+
 
 class Redaction:
-    """What must not leave the process, and what is shown instead."""
+    """What must not leave the process, and what is shown instead. Safe to use from several threads.
 
-    def __init__(self) -> None:
-        self._secrets: dict[str, _Secret] = {}
-        self._encoder = msgspec.json.Encoder()
+    Args:
+        secrets: Values to be replaced, by the name that stands for them in a placeholder.
+    """
+
+    def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
+        # Replaced as a whole: another thread may be going through the old ones.
+        self._known = _Known()
+        for name, value in (secrets or {}).items():
+            self.hide(name, value)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The values that were named."""
+        return tuple(secret.value for secret in self._known.secrets)
 
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` from now on.
 
         An empty value is no secret, and one that is not Unicode cannot be in a message.
         """
-        if not value or not _is_unicode(value) or value in self._secrets:
+        secrets = self._known.secrets
+        if not value or not _is_unicode(value) or any(value == secret.value for secret in secrets):
             return
-        placeholder = f"[redacted:{name}]".replace("\\", r"\\")
-        known = {**self._secrets, value: _Secret(_probe(value), re.compile(_pattern(value)), placeholder)}
-        # A secret that contains another one has to go first, or its remainder would stay. One assignment:
-        # other threads may be looking for the old ones.
-        self._secrets = dict(sorted(known.items(), key=lambda item: -len(item[0])))
+        self._known = _Known.of((*secrets, _Secret(value, f"[redacted:{name}]", forms_of(value))))
 
     def finds(self, written: bytes) -> bool:
         """Say whether there may be something to replace in a message's JSON; cheap, and never too seldom."""
-        for secret in self._secrets.values():
-            if secret.probe in written:
+        if len(written) <= _PIECE:
+            # The same as for a piece below; every small message comes by here.
+            if self._known.secrets and self._known.probed(written):
                 return True
-        if _CUT.encode() in written and self._secrets:
-            return True
-        lowered = written.lower()
-        return b"authorization" in lowered or b"bearer " in lowered or b"api-key" in lowered
+            lowered = written.lower()
+            return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
+        reach = max((len(probe) for probe in (*self._known.probes, *self._known.rows)), default=0) + REACH
+        pieces = (written[start : start + _PIECE + reach] for start in range(0, len(written), _PIECE))
+        return any(self._known.probed(piece) or may_authorise(piece) for piece in pieces)
 
     def text(self, written: bytes) -> bytes:
         """Return any JSON without secrets."""
-        return self._redact(_TEXT, written) if self.finds(written) else written
+        if not self.finds(written):
+            return written
+        return _joined(written, in_texts(written, self._found(written, in_json=True)), _as_json)
+
+    def plain(self, text: str) -> str:
+        """Return text without secrets; lone surrogates stay."""
+        written = text.encode("utf-8", "surrogatepass")
+        if not self.finds(written):
+            return text
+        shown = _joined(written, self._found(written, in_json=False), lambda found: found.shown.encode())
+        return shown.decode("utf-8", "surrogatepass")
+
+    def whole_up_to(self, text: str, end: int) -> int:
+        """Return the last place up to `end` that is within no secret."""
+        written = text.encode("utf-8", "surrogatepass")
+        at = len(text[:end].encode("utf-8", "surrogatepass"))
+        if self.finds(written):
+            around = (found for found in self._found(written, in_json=False) if found.start < at < found.end)
+            at = next((found.start for found in around), at)
+        return len(written[:at].decode("utf-8", "surrogatepass"))
 
     def apply(self, written: bytes, body: Any) -> tuple[bytes, Any]:
         """Return a message's JSON without secrets, and the message read back from it.
@@ -52,108 +152,98 @@ class Redaction:
         Args:
             written: Its JSON.
             body: The message; where nothing has to be replaced, it is what is returned.
+
+        Raises:
+            msgspec.ValidationError: A secret is a word that the message cannot do without.
         """
-        body_type = type(body)
-        shown = self._redact(_TEXT_OR_NUMBER, written)
-        if shown == written:
-            return written, body
-        try:
-            return shown, msgspec.json.decode(shown, type=body_type)
-        except msgspec.ValidationError:
-            # A number that the message needs happens to have a secret's digits.
-            shown = self._redact(_TEXT, written)
-            return shown, msgspec.json.decode(shown, type=body_type)
+        for kept in (with_numbers, in_texts, in_values):
+            try:
+                return self._applied(written, body, kept)
+            except msgspec.ValidationError:
+                continue  # a number or a word that the message needs happens to be a secret
+        return self._applied(written, body, in_sentences)
 
-    def _redact(self, tokens: re.Pattern[bytes], written: bytes) -> bytes:
-        return _HEADER_FIELD.sub(rb"\1" + _PLACEHOLDER.encode(), tokens.sub(self._redact_token, written))
+    def _applied(self, written: bytes, body: Any, kept: _Kept) -> tuple[bytes, Any]:
+        shown = _joined(written, kept(written, self._found(written, in_json=True)), _as_json)
+        return (written, body) if shown == written else (shown, msgspec.json.decode(shown, type=type(body)))
 
-    def _redact_token(self, token: re.Match[bytes]) -> bytes:
-        written = token.group()
-        text = before = msgspec.json.decode(written) if written.startswith(b'"') else written.decode()
-        for secret in self._secrets.values():
-            text = secret.pattern.sub(secret.placeholder, text)
-        if _CUT in text:
-            text = self._without_beginnings(text)
-        text = _HEADER.sub(_hide_header, text)
-        text = _BEARER.sub(_hide_header, text)
-        return written if text == before else self._encoder.encode(text)
+    def _found(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
+        """Yield what is to be replaced, in order; where secrets overlap, all of them as one."""
+        last: Found | None = None
+        for start in range(0, len(written), _PIECE):
+            here = self._in_piece(written, start, min(start + _PIECE, len(written)), in_json=in_json)
+            for found in sorted(here, key=lambda found: found.start):
+                if last is not None and found.start >= last.end:
+                    yield last
+                    last = found
+                else:
+                    last = found if last is None else last.united(found)
+        if last is not None:
+            yield last
 
-    def _without_beginnings(self, text: str) -> str:
-        """Replace what is left of a secret in front of the mark of a text that was cut."""
-        head, *tails = text.split(_CUT)
-        for tail in tails:
-            kept = (_beginning_at_end(head, secret) for secret in self._secrets)
-            longest = max(kept, default=0)
-            if longest:
-                head = f"{head[:-longest]}[redacted]"
-            head = f"{head}{_CUT}{tail}"
-        return head
+    def _in_piece(self, written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[Found]:
+        """Yield what begins within `start` and `end`, in any order."""
+        secrets = self._known.secrets
+        for found in self._secrets_in(secrets, written, start, end):
+            whole = whole_escapes(written, found) if in_json else found
+            if whole is not None and not (in_json and crosses_texts(written, whole.start, whole.end)):
+                yield whole
+        if may_authorise(written[start : end + REACH]):
+            for first, last in authorisations(written, start, end, in_json=in_json):
+                found = Found(first, last, _AUTHORISATION, len(secrets))
+                whole = whole_escapes(written, found) if in_json else found
+                if whole is not None:
+                    yield whole
 
-
-_CUT = "\N{HORIZONTAL ELLIPSIS} [cut: "
-"""How a text that was too long goes on where it ends: what was cut can be the end of a secret."""
-
-_TELLING = 6
-"""Beginnings shorter than this say nothing of a secret."""
-
-
-def _beginning_at_end(text: str, secret: str) -> int:
-    """Return the length of the longest beginning of a secret that the text ends with, escaped or not."""
-    forms, level = [secret], secret
-    for _ in range(2):
-        level = msgspec.json.encode(level).decode()[1:-1]
-        forms.append(level)
-    lengths = (
-        length
-        for form in dict.fromkeys(forms)
-        for length in range(len(form) - 1, _TELLING - 1, -1)
-        if text.endswith(form[:length])
-    )
-    return max(lengths, default=0)
+    def _secrets_in(
+        self, secrets: tuple[_Secret, ...], written: bytes, start: int, end: int
+    ) -> Iterator[Found]:
+        for rank, secret in enumerate(secrets):
+            for span in _matches(secret.forms, written, start, end):
+                yield Found(*span, secret.placeholder, rank)
+        if _CUT in written[start : end + REACH]:
+            for secret in secrets:
+                for span in _beginnings(secret.forms, written, start, end):
+                    yield Found(*span, BEGINNING, len(secrets) + 1)
 
 
-class _Secret(NamedTuple):
-    """A value to look for.
-
-    Attributes:
-        probe: Bytes that are in every JSON text with the secret in it.
-        pattern: The secret in a text, however often JSON has escaped it.
-        placeholder: What stands in its place, as `re.sub` takes it.
-    """
-
-    probe: bytes
-    pattern: re.Pattern[str]
-    placeholder: str
+def _matches(forms: SecretForms, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    for pattern in forms.patterns:
+        limit = min(end + pattern.longest, len(written))
+        if written.find(pattern.probe, start, limit) < 0:
+            continue
+        for match in pattern.regex.finditer(written, start, limit):
+            if match.start() >= end:
+                break
+            yield match.span()
 
 
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_TEXT_OR_NUMBER = re.compile(_TEXT.pattern + rb"|-?[0-9][-+.eE0-9]*")
-"""What of a JSON text can hold a secret; replaced token by token, so that what comes out is JSON again."""
-
-_NAME = "(?:authorization|api-key)"
-_SCHEME = "(?:bearer|basic|token|digest|negotiate|apikey)"
-_PLACEHOLDER = "[redacted:authorization]"
-
-# What a credential is made of, and how JSON writers escape that: a slash as `\/`, a plus sign as `\u002B`.
-# Their number is bounded: matching has to take linear time on texts full of backslashes, too.
-_VALUE = r"(?:[a-z0-9._~+/=:;|!$%&*@#^-]|\\{1,64}/|\\{1,64}u[0-9a-f]{4})"
-_QUOTES = r"""["'\\]{0,64}"""
-
-_HEADER = re.compile(
-    rf"(?ia)(?P<before>{_NAME}{_QUOTES}[ \t]*[:=][ \t]*{_QUOTES}(?:{_SCHEME}[ \t]+)?)"
-    rf"(?!{_SCHEME}(?:\s|$)){_VALUE}{{6,}}(?:,?[ \t]+{_VALUE}{{12,}})*"
-)
-_BEARER = re.compile(rf"(?ia)(?P<before>bearer +)(?=sk-|{_VALUE}*[0-9]){_VALUE}{{12,}}")
-"""Without the header's name, only what looks like a token: prose may say 'bearer of' something."""
-
-_HEADER_FIELD = re.compile(
-    rf'(?i)("[a-z-]{{0,40}}{_NAME}":")(?!(?:{_SCHEME} )?\[redacted:)(?:[^"\\]|\\.){{6,}}(?=")'.encode()
-)
-"""A header in an object of the message itself, its value a text; values of other kinds are no credentials."""
+def _beginnings(forms: SecretForms, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where a secret begins that was cut before its end."""
+    for form in forms.literals:
+        if len(form) <= TELLING:
+            continue
+        head, at = form[:TELLING], start - 1
+        while (at := written.find(head, at + 1, end + TELLING - 1)) >= 0:
+            cut = written.find(_CUT, at + TELLING, at + len(form) + len(_CUT) - 1)
+            if cut >= 0 and form.startswith(written[at:cut]):
+                yield at, cut
 
 
-def _hide_header(found: re.Match[str]) -> str:
-    return found["before"] + _PLACEHOLDER
+def _joined(written: bytes, found: Iterable[Found], shown: Callable[[Found], bytes]) -> bytes:
+    """Return `written` with placeholders."""
+    view, out, at = memoryview(written), BytesIO(), 0
+    for each in found:
+        out.write(view[at : each.start])
+        out.write(shown(each))
+        at = each.end
+    out.write(view[at:])
+    return out.getvalue()
+
+
+def _as_json(found: Found) -> bytes:
+    text = msgspec.json.encode(found.shown)
+    return text if found.is_number else text[1:-1]
 
 
 def _is_unicode(value: str) -> bool:
@@ -162,44 +252,3 @@ def _is_unicode(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-# Neither JSON nor any of its writers escapes these.
-_NEVER_ESCAPED = re.compile(r"[A-Za-z0-9 _.~:,;!*()#$%@^|{}\[\]?-]+")
-_CONTROLS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
-
-
-def _probe(secret: str) -> bytes:
-    return max(_NEVER_ESCAPED.findall(secret), key=len, default="").encode()
-
-
-def _pattern(secret: str) -> str:
-    r"""Return a regular expression for `secret` in JSON within JSON, at any depth.
-
-    Each level doubles the backslashes, so any number of them may stand where one can; a character may also
-    stand as `\u` and its number, as writers do that keep to ASCII or think of HTML.
-    """
-    parts: list[str] = []
-    after_backslashes = False
-    for part in re.findall(r"\\+|[^\\]", secret):
-        first = not parts
-        if part.startswith("\\"):
-            parts.append(rf"\\{{{len(part)}{'' if first else ','}}}")
-        elif _NEVER_ESCAPED.fullmatch(part):
-            parts.append(re.escape(part))
-        else:
-            # What begins with any number of backslashes takes the square of the time on a text full of them.
-            # Those of the character before have taken in those of this one.
-            escape = r"\\" if first else "" if after_backslashes else r"\\+"
-            may_escape = "" if first or after_backslashes else r"\\*"
-            control = f"|{escape}{_CONTROLS[part]}" if part in _CONTROLS else ""
-            parts.append(f"(?:{may_escape}{re.escape(part)}|{escape}{_numbered(part)}{control})")
-        after_backslashes = part.startswith("\\")
-    return "".join(parts)
-
-
-def _numbered(char: str) -> str:
-    r"""Return a regular expression for what comes after the first backslash of a `\u` escape."""
-    units = char.encode("utf-16-be").hex()
-    numbers = [units[start : start + 4] for start in range(0, len(units), 4)]
-    return r"\\+".join(f"u(?i:{number})" for number in numbers)

@@ -137,6 +137,7 @@ class Supervisor:
         finally:
             for mailbox in self._mailboxes:
                 mailbox.abandon()
+                self._recorder.forget_text(mailbox.name, self._turn)
 
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:

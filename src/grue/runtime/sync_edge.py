@@ -90,7 +90,7 @@ _warned: set[str] = set()
 
 def warn_if_blocking(twin: str) -> bool:
     """Say whether an event loop runs in this thread; if so, warn once, in the name of the caller's caller."""
-    if not _loop_is_running():
+    if not loop_is_running():
         return False
     if twin not in _warned:
         _warned.add(twin)
@@ -102,7 +102,8 @@ def warn_if_blocking(twin: str) -> bool:
     return True
 
 
-def _loop_is_running() -> bool:
+def loop_is_running() -> bool:
+    """Say whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

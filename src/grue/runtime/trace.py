@@ -5,6 +5,10 @@ their numbers. `trace_file` writes them into a file, `trace_reader` reads it bac
 
 Secrets never get past the recorder: observers see, and the file holds, a placeholder instead; the envelope is
 marked. The actors themselves receive what was sent.
+
+A message is encoded as it is recorded. What is long is then gone through in a thread, and so is what follows
+until that is done: an event loop waits for none of it. Whoever hands something to the outside waits for it
+first (`shown`).
 """
 
 import threading
@@ -14,8 +18,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from grue.runtime.backlog import Backlog
 from grue.runtime.redaction import Redaction
+from grue.runtime.text_pieces import TextPieces
 from grue.runtime.trace_format import TraceLine
 
 B = TypeVar("B")
@@ -53,6 +60,10 @@ Observer = Callable[[Envelope[Any], bytes], None]
 """Takes each envelope, secrets removed, and the same as a line of JSON without its newline."""
 
 
+LONG = 131_072
+"""Bytes of a message's JSON from which on a thread takes them."""
+
+
 class Recorder:
     """Number, time, redact and distribute envelopes. Safe to call from several threads.
 
@@ -76,9 +87,11 @@ class Recorder:
         self._lock = threading.Lock()
         self._observers: list[Observer] = []
         self._encoder = msgspec.json.Encoder()
-        self._redaction = Redaction()
-        for name, value in (secrets or {}).items():
-            self.hide(name, value)
+        self._redaction = Redaction(secrets)
+        self._backlog = Backlog()
+        self._late = self._backlog.calls
+        self._piece: type[Struct] = _NoPiece
+        self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
 
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
@@ -91,6 +104,43 @@ class Recorder:
     def redacted(self, written: bytes) -> bytes:
         """Return any JSON without what is kept out of the trace."""
         return self._redaction.text(written)
+
+    def redacted_text(self, text: str) -> str:
+        """Return any text without what is kept out of the trace."""
+        return self._redaction.plain(text)
+
+    def redacted_body(self, body: B) -> B:
+        """Return a message without what is kept out of the trace."""
+        written = self._encoder.encode(body)
+        shown: B = self._redaction.apply(written, body)[1] if self._redaction.finds(written) else body
+        return shown
+
+    def hold_back(self, piece: type[Struct]) -> None:
+        """Have messages of this type recorded so that they spell no secret together.
+
+        They are pieces of texts: each has a `text` and, in further fields, what text it belongs to. What may
+        be the beginning of a secret is recorded with the next piece, or before the next message of another
+        type from the same sender.
+        """
+        self._piece = piece
+
+    def forget_text(self, sender: str, turn: int) -> None:
+        """Drop what is still held back of a sender that was cancelled."""
+        if self._texts:
+            with self._lock:
+                self._texts.pop((sender, turn), None)
+
+    def settle(self) -> None:
+        """Wait until the observers have seen everything that is recorded. It blocks.
+
+        Raises:
+            TraceError: An observer could not write.
+        """
+        self._backlog.wait()
+
+    async def shown(self) -> None:
+        """Do as `settle` does, in an event loop, which goes on meanwhile."""
+        await self._backlog.wait_async()
 
     def resume(self, *, after_seq: int, after_t: float) -> None:
         """Go on with a trace: number from `after_seq` on, and let `t` go on from `after_t` seconds.
@@ -123,8 +173,18 @@ class Recorder:
         turn: int = 0,
         reply_to: object = None,
     ) -> Envelope[B]:
-        """Record `body` and return its envelope, secrets still in it."""
+        """Record `body` and return its envelope, secrets still in it.
+
+        Outside of event loops the observers have seen it when this returns. Of a piece of a text the part
+        that is held back is recorded later.
+        """
+        # A piece without text is a mark, and recorded as one: a reply begins anew.
+        piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         with self._lock:
+            if self._late:
+                self._backlog.check()
+            if self._texts and not piece:
+                self._end_texts(sender, turn)
             self._seq += 1
             envelope = Envelope(
                 seq=self._seq,
@@ -137,15 +197,45 @@ class Recorder:
                 body=body,
                 reply_to=reply_to,
             )
-            if self._observers:
-                self._show(envelope)
+            if piece:
+                self._show_piece(envelope)
+            elif self._observers:
+                self._show(envelope, self._encoder.encode(body))
+        if self._late and self._backlog.busy and not _in_event_loop():
+            self._backlog.wait()
         return envelope
 
-    def _show(self, envelope: Envelope[Any]) -> None:
-        written = shown = self._encoder.encode(envelope.body)
+    def _show_piece(self, envelope: Envelope[Any]) -> None:
+        """Show of a piece what completes no secret; a piece that is held back as a whole has no number."""
+        texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
+        key = replace(envelope.body, text="")
+        text = texts.get(key)
+        if text is None:
+            text = texts[key] = _Text(TextPieces(self._redaction), envelope)
+        text.last = envelope
+        self._show_part(envelope, text.pieces.feed(envelope.body.text))
+
+    def _end_texts(self, sender: str, turn: int) -> None:
+        for text in self._texts.pop((sender, turn), {}).values():
+            self._seq += 1
+            again = replace(text.last, seq=self._seq, t=self._clock() - self._started, at=self._wall_clock())
+            self._show_part(again, text.pieces.end())
+
+    def _show_part(self, envelope: Envelope[Any], text: str) -> None:
+        if not text:
+            self._seq -= 1
+        elif self._observers:
+            part = replace(envelope, body=replace(envelope.body, text=text))
+            self._show(part, self._encoder.encode(part.body))
+
+    def _show(self, envelope: Envelope[Any], written: bytes, *, here: bool = False) -> None:
+        if not here and (len(written) >= LONG or self._late):
+            self._backlog.add(lambda: self._show(envelope, written, here=True))
+            return
+        shown = written
         if self._redaction.finds(written):
             shown, body = self._redaction.apply(written, envelope.body)
-            envelope = msgspec.structs.replace(envelope, body=body, redacted=shown != written)
+            envelope = replace(envelope, body=body, redacted=shown != written)
         line = self._encoder.encode(
             TraceLine(
                 seq=envelope.seq,
@@ -161,3 +251,21 @@ class Recorder:
         )
         for observer in self._observers:
             observer(envelope, line)
+
+
+class _Text:
+    """A text that comes in pieces, and the last of them."""
+
+    def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
+        self.pieces = pieces
+        self.last = last
+
+
+class _NoPiece(Struct):
+    """Stands for the type of pieces where nobody has named one."""
+
+
+def _in_event_loop() -> bool:
+    from grue.runtime.sync_edge import loop_is_running
+
+    return loop_is_running()
