@@ -145,3 +145,8 @@ def test_texts_of_other_turns_and_senders_are_apart() -> None:
     recorder.forget_text("llm", 1)
     recorder.record(Said("end"), sender="llm", turn=1)
     assert [envelope.body.text for envelope in seen.envelopes] == ["of another", "[redacted:KEY]", "end"]
+
+
+def test_a_piece_without_text_is_a_mark_and_recorded_as_one() -> None:
+    seen = recorded(Piece(f"It is {KEY[:9]}"), Piece("", "restart"), Piece(KEY[9:]), Said("end"))
+    assert [envelope.body.text for envelope in seen.envelopes] == ["It is ", "[redacted]", "", KEY[9:], "end"]
