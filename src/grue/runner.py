@@ -32,7 +32,6 @@ from grue.messages import (
     RunTurn,
     ServerName,
     SupportCheck,
-    TextDelta,
     TurnCompleted,
     TurnEvent,
     TurnFailed,
@@ -129,7 +128,6 @@ class Runner:
             elicit=elicit,
             tool_lock=tool_lock,
         )
-        self.recorder.hold_back(TextDelta)
         self._hide_secrets(llm)
         self._connections: dict[ServerName, Settled] = {}
         self._per_episode = lifetime == "episode"
@@ -392,8 +390,6 @@ class Runner:
         stage.enter(turn)
         try:
             end = await turn.run(known)
-            # Nothing is handed to the host that is not in the trace.
-            await self.recorder.shown()
         finally:
             stage.leave()
             known |= turn.connections

@@ -101,6 +101,7 @@ class TurnActors:
         self._command = command
         self._check = check
         self._on_delta = on_delta
+        wiring.recorder.hold_back(TextDelta)
         self._agent: AgentActor | None = None
         self._sessions: dict[ServerName, SessionActor] = {}
         self._end_at = self._deadline = float("inf")
@@ -124,6 +125,12 @@ class TurnActors:
         Args:
             connections: What the episode knows of each server.
         """
+        end = await self._within_limit(connections)
+        # Nothing is handed to the host that is not in the trace.
+        await self._wiring.recorder.shown()
+        return end
+
+    async def _within_limit(self, connections: Mapping[ServerName, Settled]) -> TurnEnd:
         limit_s = self._limit_work(connections)
         with anyio.CancelScope(deadline=self._end_at):
             try:
