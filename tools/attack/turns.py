@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import files
@@ -97,7 +98,7 @@ def _turn(case: Case, runner: Runner, turn: int, findings: Findings) -> str:
     odd = case.kind == "words"
     request = TurnRequest[str](
         system=odd_text(rng) if odd else "Use the tool.",
-        user=odd_text(rng) * (50_000 if case.big else 1) if odd else "Go on.",
+        user=_words(case, rng) if odd else "Go on.",
         turn_timeout_s=case.limit_s,
         on_delta=(lambda _: None) if case.stream else None,
     )
@@ -124,6 +125,11 @@ def _turn(case: Case, runner: Runner, turn: int, findings: Findings) -> str:
     if elapsed_s > case.limit_s + LATE_S:
         findings.add(f"late: a turn of {case.limit_s:g} s took {elapsed_s:.2f} s")
     return outcome
+
+
+def _words(case: Case, rng: Random) -> str:
+    text = odd_text(rng) or "x"
+    return text * (rng.choice((1, 10, 30)) * 1_000_000 // len(text)) if case.big else text
 
 
 def _settings(case: Case, port: int) -> LlmSettings:
