@@ -430,6 +430,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         fallback: The answer to use where the model gives no acceptable one; `None`: fail instead.
         support_check: When to ask whether the model can call tools; only where there are servers.
         stream: The model's words are noted as they come (`TextDelta`).
+        attach_media: Images, audio and files in tool results are attached to the conversation. Traces from
+            before that was possible lack the field, and replay without attachments.
     """
 
     turn: int
@@ -442,6 +444,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     policy: FailurePolicy = FailurePolicy()
     support_check: SupportCheck = "skip"
     stream: bool = False
+    attach_media: bool = False
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):

@@ -415,6 +415,7 @@ class Runner:
             policy=self.policy,
             support_check=self._support_check(),
             stream=request.on_delta is not None,
+            attach_media=True,
         )
 
     def _support_check(self) -> SupportCheck:

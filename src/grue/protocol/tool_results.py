@@ -285,9 +285,11 @@ def _binary(kind: str, holder: JsonObject, data: str, room: MediaRoom | None) ->
     """Return what the model reads of base64, and attach what it can be shown of it."""
     size = known_bytes(data)
     described: JsonObject = {} if size is None else {"bytes": size}
+    if room is None:
+        return described
     if (text := text_in(holder.get("mimeType"), data)) is not None:
         return described | {"text": text}
-    omitted = room.attach(kind, data, str(holder.get("uri") or "")) if room else ""
+    omitted = room.attach(kind, data, str(holder.get("uri") or ""))
     return described | {"omitted": omitted} if omitted else described
 
 

@@ -88,9 +88,9 @@ class Turn(Struct, frozen=True, kw_only=True):
     def tell(self, records: tuple[ToolCallRecord, ...]) -> tuple["Turn", tuple[ToolMessage, ...]]:
         """Keep the records of one reply, and return what the conversation is told of them."""
         limits = self.run.limits
-        room = MediaRoom(limits, self.media_bytes)
+        room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
         told = tool_messages(records, limits.max_result_chars, room)
-        shown = sum(attachment.bytes for attachment in room.attachments)
+        shown = sum(attachment.bytes for attachment in room.attachments) if room else 0
         turn = replace(self, records=(*self.records, *records), media_bytes=self.media_bytes + shown)
         return turn, told
 

@@ -25,9 +25,11 @@ from media import (
     tool_message,
 )
 
-from grue.messages import Attachment, JsonObject, TurnLimits
+from grue.messages import Attachment, CallId, JsonObject, RunTurn, ToolCall, TurnLimits
+from grue.protocol.tool_calls import record
 from grue.protocol.tool_media import MAX_ATTACHMENTS, MediaRoom
 from grue.protocol.tool_results import from_mcp, json_value, success, told
+from grue.protocol.turn_states import Turn
 
 TEXT: JsonObject = {"type": "text", "text": "A map:"}
 NOT_AN_IMAGE = "it is not a PNG, JPEG, GIF or WebP image"
@@ -227,3 +229,21 @@ def test_a_tool_message_without_attachments_reads_as_it_always_did() -> None:
     assert msgspec.json.encode(tool_message("c", TEXT)) == (
         b'{"type":"tool","call_id":"c","content":"{\\"content\\":\\"A map:\\"}"}'
     )
+
+
+def test_without_room_a_block_is_described_as_in_traces_from_before_attachments() -> None:
+    text, attachments = told(
+        from_mcp({"content": [TEXT, image(PNG, "image/png"), image(SVG, "image/svg+xml")]}), 20_000
+    )
+    assert attachments == ()
+    assert [sorted(block) for block in json.loads(text)["content"][1:]] == [["bytes", "mimeType", "type"]] * 2
+
+
+@pytest.mark.parametrize("attach", [True, False])
+def test_only_a_turn_that_attaches_media_puts_them_before_the_model(attach: bool) -> None:
+    result = from_mcp({"content": [image(PNG, "image/png")]})
+    call = ToolCall(call_id=CallId("1"), name="a.draw", arguments="{}")
+    answered = record(call, 1, "returned", result)
+    turn = Turn(run=RunTurn(turn=1, system="s", user="u", attach_media=attach))
+    _, (message,) = turn.tell((answered,))
+    assert bool(message.attachments) is attach
