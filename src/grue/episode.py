@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
 from grue.actors.spares import SessionPool, Sessions
-from grue.errors import MCPConfigError
+from grue.errors import MCPConfigError, MCPError
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.runtime.episode_loop import Call, EpisodeLoop
 from grue.runtime.sync_edge import INTERRUPT_GRACE_S, counted_interrupts, warn_if_blocking
@@ -83,6 +83,14 @@ class Episode:
         """
         self._loop.home.refuse_waiting()
         call = self.submit(function)
+        try:
+            await self._watch(call)
+        except RuntimeError as error:
+            call.interrupt()
+            raise MCPError(f"The turn was cancelled: no thread could wait for it ({error}).") from error
+        return call.result()
+
+    async def _watch(self, call: Call[T]) -> None:
         # Its thread does nothing but wait: it is not one of those that the caller's loop has for work.
         thread = anyio.CapacityLimiter(1)
         try:
@@ -93,7 +101,6 @@ class Episode:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S, limiter=thread)
             raise
-        return call.result()
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
         """Have a turn run when there is a place for it, and return at once."""

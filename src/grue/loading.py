@@ -1,8 +1,25 @@
 """Imports that bring much along."""
 
+import contextlib
 import gc
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
+
+from grue.errors import MCPError
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Around imports that a call makes when it is first used.
+
+    Raises:
+        MCPError: A file of ours could not be read, for instance because too many are open.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise MCPError(f"A part of grue could not be imported: {error}.") from error
 
 
 def load(name: str) -> ModuleType:
@@ -16,11 +33,13 @@ def load(name: str) -> ModuleType:
 
     Raises:
         ImportError: As any import.
+        MCPError: A file could not be read, for instance because too many are open.
     """
-    if not gc.isenabled():
-        return importlib.import_module(name)
-    gc.disable()
-    try:
-        return importlib.import_module(name)
-    finally:
-        gc.enable()
+    with importing():
+        if not gc.isenabled():
+            return importlib.import_module(name)
+        gc.disable()
+        try:
+            return importlib.import_module(name)
+        finally:
+            gc.enable()

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from grue.actors.sampling import CurrentSampler
 from grue.answers import AnswerCheck, AnswerSpec, as_json
 from grue.episode import Episode, sessions_of
-from grue.loading import load
+from grue.loading import importing, load
 from grue.mcp_transport.client import McpServer
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.http import HttpServer
@@ -317,9 +317,10 @@ class Runner:
             ValueError: `concurrency` is no whole number, or less than 1.
         """
         # Few programs need it.
-        from grue.batch import Batch, run_batch
-        from grue.batch_bar import with_bar
-        from grue.recall import Recall
+        with importing():
+            from grue.batch import Batch, run_batch
+            from grue.batch_bar import with_bar
+            from grue.recall import Recall
 
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")

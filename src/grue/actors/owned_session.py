@@ -45,6 +45,7 @@ from grue.messages import (
 from grue.protocol.connection import ConnectionState
 from grue.runtime.actor import Note
 from grue.runtime.channel import MailboxClosed
+from grue.runtime.host_code import ends_the_task
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
 
@@ -127,7 +128,7 @@ class OwnedSession:
 
     Attributes:
         connection: What the episode remembers of the server afterwards.
-        fault: What ended the session's actors, if anything unforeseen did.
+        fault: What ended the session's actors, if anything unforeseen did; also what is no `Exception`.
         tools: What the server lists, as far as it has said.
         closed: How the session was closed, once it is.
         pid: The server's process, if it is one.
@@ -136,7 +137,7 @@ class OwnedSession:
 
     def __init__(self, command: OpenSession, wiring: SessionWiring) -> None:
         self.connection = wiring.connection
-        self.fault: Exception | None = None
+        self.fault: BaseException | None = None
         self.tools: tuple[ToolDefinition, ...] = ()
         self.closed: SessionClosed | None = None
         self.pid: int | None = None
@@ -158,6 +159,11 @@ class OwnedSession:
     def alive(self) -> bool:
         """Whether the owner still runs, in the loop that runs now."""
         return self._loop is asyncio.get_running_loop() and not self._owner.done()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open, and its server has not ended as far as can be seen without asking it."""
+        return self.alive and self._opened.done() and self._client is not None and self._client.alive
 
     async def opened(self) -> ConnectOutcome | None:
         """Wait for what came of the connect; `None` if the owner ended before it. Cancelled, it ends."""
@@ -193,7 +199,9 @@ class OwnedSession:
             case ToolSkipped(reason=reason):
                 raise MCPError(reason)
             case None:
-                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}")
+                if self.fault is not None and not isinstance(self.fault, Exception):
+                    raise self.fault
+                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
 
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session, wherever it is, and wait until its process is gone.
@@ -243,7 +251,11 @@ class OwnedSession:
     async def _own(self) -> None:
         try:
             await self._run()
-        except Exception as error:  # noqa: BLE001 - told to whoever uses the session
+        except BaseException as error:
+            # Told to whoever uses the session. It may be the host's own KeyboardInterrupt, which in this task
+            # would stop the loop.
+            if ends_the_task(error):
+                raise
             self.fault = error
 
     def _ended(self, owner: "asyncio.Task[None]") -> None:

@@ -38,7 +38,9 @@ from grue.runtime.sync_edge import (
     Interruptible,
     InterruptWatch,
     WorkInterrupted,
+    begin_thread,
     counted_interrupts,
+    run_loop,
     unmasked_interrupt,
     wait_for,
 )
@@ -55,16 +57,34 @@ CLOSE_WITHIN_S = 10.0
 """How long it waits after that, when all processes are killed."""
 
 
+class Wording(Struct, frozen=True):
+    """How a loop that is in the way, or gone, is told to those who use it.
+
+    Attributes:
+        forked: In a process that was forked off.
+        waiting: Where a call would wait for its own loop.
+        closed: What is asked of a loop that is closed.
+        cut: A call that the loop's end cut short.
+    """
+
+    forked: str = "The episode is its parent process's: make a new runner after a fork."
+    waiting: str = "A turn cannot wait for another turn of its own episode: use another runner."
+    closed: str = "The episode is closed: it takes no further turn."
+    cut: str = "The episode was closed before its turn was over."
+
+
 class Home(Struct, frozen=True):
     """Where a loop runs, and who may wait for what runs in it.
 
     Attributes:
         thread: Its thread.
         process: The number of its process.
+        wording: What those are told who may not.
     """
 
     thread: threading.Thread
     process: int
+    wording: Wording = Wording()
 
     @property
     def is_here(self) -> bool:
@@ -83,7 +103,7 @@ class Home(Struct, frozen=True):
             MCPError: It was.
         """
         if self.is_forked_off:
-            raise MCPError("The episode is its parent process's: make a new runner after a fork.")
+            raise MCPError(self.wording.forked)
 
     def refuse_waiting(self) -> None:
         """Refuse to wait where it would never end, or only by a time limit.
@@ -94,7 +114,7 @@ class Home(Struct, frozen=True):
         """
         self.refuse_strangers()
         if self.is_here or _calling_in.get() is self.thread:
-            raise MCPError("A turn cannot wait for another turn of its own episode: use another runner.")
+            raise MCPError(self.wording.waiting)
 
 
 _calling_in: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
@@ -190,7 +210,7 @@ class Call(Future[T]):
 
     def fail(self, cause: BaseException | None) -> None:
         """Say that the loop ended before the call did."""
-        error = TurnCancelled("The episode was closed before its turn was over.")
+        error = TurnCancelled(self.home.wording.cut)
         error.__cause__ = cause
         self.set_exception(error)
 
@@ -202,6 +222,7 @@ class EpisodeLoop:
         hold: Entered when the loop begins, left when it ends.
         last_word: Called in the loop's thread when the loop is gone, however it went; plain and quick.
         hurry: Called where the loop takes long to end; kills what it waits for. Waits for nothing.
+        wording: What is said where it cannot be used; by default, of an episode.
 
     Raises:
         Exception: What `hold` raised: the loop could not be begun.
@@ -214,6 +235,7 @@ class EpisodeLoop:
         *,
         last_word: Callable[[], object],
         hurry: Callable[[], object] = lambda: None,
+        wording: Wording | None = None,
     ) -> None:
         self._hold = hold
         self._last_word = last_word
@@ -227,14 +249,14 @@ class EpisodeLoop:
         self._begun: Future[None] = Future()
         self._gone: Future[None] = Future()
         thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
-        self.home = Home(thread, os.getpid())
+        self.home = Home(thread, os.getpid(), wording or Wording())
         # Moved to the end: what was registered last is called first, before all processes are killed.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         watch = InterruptWatch()
         try:
             with unmasked_interrupt():
-                thread.start()
+                begin_thread(thread)
                 wait_for(self._begun, watch=watch)
         except BaseException:
             self.end()
@@ -258,7 +280,7 @@ class EpisodeLoop:
         context.run(current_async_library_cvar.set, "asyncio")  # whatever the caller's is
         with self._lock:
             if self._ending:
-                raise MCPError("The episode is closed: it takes no further turn.") from self._failure
+                raise MCPError(self.home.wording.closed) from self._failure
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
             self._asks.append((context, call, function))
@@ -294,7 +316,7 @@ class EpisodeLoop:
 
     def _run(self) -> None:
         try:
-            anyio.run(self._work.run, self._serve)
+            run_loop(lambda: self._work.run(self._serve))
         except WorkInterrupted:
             pass  # it was asked to end
         except BaseException as error:  # noqa: BLE001 - told to whoever began it, or wants something of it

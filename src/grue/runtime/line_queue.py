@@ -33,6 +33,9 @@ class LineQueue:
         file: Written and closed by the thread alone.
         write: Called in the thread with lines to write into the file; raises `TraceError` if it cannot.
         fsync: Have the disk take what is flushed, too.
+
+    Raises:
+        TraceError: The system has no thread left for it.
     """
 
     def __init__(self, file: LineFile, write: Callable[[list[bytes]], None], *, fsync: bool = False) -> None:
@@ -45,7 +48,14 @@ class LineQueue:
         self._queue: SimpleQueue[_Entry] = SimpleQueue()
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{file.what} {file.path.name}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except (RuntimeError, MemoryError) as error:
+            file.close()
+            raise TraceError(
+                f"The {file.what} {file.path} cannot be written: no thread could be started ({error}). "
+                "End what is not needed any more, or raise the limit of processes and threads (ulimit -u)."
+            ) from error
         atexit.register(self.close)
         _OPEN.add(self)
 

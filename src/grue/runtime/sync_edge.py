@@ -24,6 +24,8 @@ from typing import Any, TypeVar, cast
 
 import anyio
 
+from grue.errors import MCPError
+
 T = TypeVar("T")
 
 INTERRUPT_GRACE_S = 3.0
@@ -65,7 +67,7 @@ def run_blocking(
             return _run_in_thread(function)
         if _may_handle_sigint():
             return _run_here(function, hurry)
-        return anyio.run(function)
+        return run_loop(function)
     finally:
         last_word()
 
@@ -83,6 +85,45 @@ def unmasked_interrupt() -> Iterator[None]:
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         raise
+
+
+def run_loop(function: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function in an event loop, by `anyio.run`.
+
+    Raises:
+        MCPError: The system had no descriptors or no memory left for a loop; its own error is the cause.
+    """
+    begun = False
+
+    async def begin() -> T:
+        nonlocal begun
+        begun = True
+        return await function()
+
+    try:
+        return anyio.run(begin)
+    except (OSError, RuntimeError, MemoryError) as error:
+        if begun:
+            raise
+        raise MCPError(
+            f"No event loop could be started: {error or type(error).__name__}. Close what is not needed any "
+            "more, or raise the limit of open files (ulimit -n)."
+        ) from error
+
+
+def begin_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        MCPError: The system has no more of them, or no memory; its own error is the cause.
+    """
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise MCPError(
+            f"No thread could be started: {error or type(error).__name__}. End what is not needed any more, "
+            "or raise the limit of processes and threads (ulimit -u)."
+        ) from error
 
 
 _warned: set[str] = set()
@@ -196,7 +237,7 @@ def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object])
                 signal.signal(signal.SIGINT, before)
 
     try:
-        anyio.run(interruptible)
+        run_loop(interruptible)
     except Exception as error:
         if pressed:
             raise KeyboardInterrupt from error
@@ -247,12 +288,12 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
 
     def target() -> None:
         try:
-            finished.set_result(anyio.run(work.run, function))
+            finished.set_result(run_loop(lambda: work.run(function)))
         except BaseException as error:  # noqa: BLE001 - handed over to the waiting caller, whatever it is
             finished.set_exception(error)
 
     thread = threading.Thread(target=target, name="grue-turn", daemon=True)
-    thread.start()
+    begin_thread(thread)
     try:
         with unmasked_interrupt():
             wait_for(finished, watch=watch)
