@@ -1,6 +1,6 @@
 """Measure what grue costs, beside what it takes the place of, and say which bars it meets.
 
-    make bench                                 all of it, about six minutes
+    make bench                                 all of it, about nine minutes
     python benchmarks/run.py --only turn,ask   some of it
     python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from episodes import episode_section
 from frames import frames_section
+from large import large_section
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
 from messaging import ask_section, record_section
 from scaling import agents_section, long_turn_section, many_turns_section
@@ -38,6 +39,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "long": long_turn_section,
     "agents": agents_section,
     "many": many_turns_section,
+    "large": large_section,
 }
 
 

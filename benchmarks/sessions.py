@@ -91,7 +91,8 @@ async def _round_trip(call: Callable[[], Awaitable[object]]) -> float:
 async def _long_line(megabytes: int) -> float:
     command, *args = faulty_server.argv("--huge-result", str(megabytes * MB))
     server = StdioServer(name="huge", command=command, args=tuple(args))
-    options = ClientOptions(limits=ProcessLimits(max_line_bytes=4 * max(MEGABYTES) * MB))
+    most = 4 * max(MEGABYTES) * MB
+    options = ClientOptions(limits=ProcessLimits(max_line_bytes=most, max_message_bytes=most))
     async with McpClient(server, ProcessRegistry(), options) as client:
         await client.open(10)
         begun = time.perf_counter()

@@ -37,7 +37,7 @@ EVERY = 200
 MEMORY_MB = 6.0
 """What the resident memory may be above that after the warm-up: the allocator's own ups and downs."""
 
-SLOW = ("python-sdk-server", "line-of-10-mb", "turn-limit-and-stubborn")
+SLOW = ("python-sdk-server", "line-of-8-mb", "turn-limit-and-stubborn")
 """Rows that would take most of the time; a second of their own interpreter's start, for instance."""
 
 MODES: Mapping[str, Mapping[str, Any]] = {

@@ -272,8 +272,9 @@ async def test_nobody_listens() -> None:
     assert failure.message.startswith("cannot connect: ")
 
 
-async def test_a_reply_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm_exchange, "MAX_REPLY_BYTES", 1000)
+@pytest.mark.parametrize("limit", ["MAX_REPLY_BYTES", "MAX_BODY_BYTES"])
+async def test_a_reply_without_end_is_cut_off(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_exchange, limit, 1000)
     failed, _ = await failure_of(lambda _: text_reply("x" * 2000))
     assert (failed.failure.kind, failed.failure.message) == (
         "invalid_reply",

@@ -332,6 +332,16 @@ async def test_a_stream_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
     assert failed.failure.message == "the reply is longer than 1000 bytes"
 
 
+async def test_a_stream_that_says_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_exchange, "MAX_BODY_BYTES", 300_000)
+    script = [text_reply("x" * 400_000), text_reply("y" * 1000)]
+    failed, _ = await asked_script(script[:1], retry=ONCE)
+    assert isinstance(failed, CompletionFailed)
+    assert failed.failure.message == "the reply is longer than 300000 bytes"
+    reply, _ = await asked_script(script[1:], retry=ONCE)
+    assert isinstance(reply, CompletionReceived), "a short one is not"
+
+
 async def test_a_line_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grue.protocol.chat_wire.server_events.MAX_LINE_BYTES", 100)
 

@@ -24,6 +24,9 @@ from grue.protocol.retry import RetryPolicy, retry_after
 MAX_REPLY_BYTES = 64 * 2**20
 """Longest reply that is read; an endpoint that sends more is not answering the question."""
 
+MAX_BODY_BYTES = 8 * 2**20
+"""Longest reply that comes at once; of a streamed one, what its events say, which is a small part of them."""
+
 LONG_BYTES = 256 * 2**10
 """What is longer is read in a worker thread, since the event loop has others to serve."""
 
@@ -204,8 +207,9 @@ class _Incoming:
     async def take(self, chunk: bytes) -> None:
         """Take the next bytes in, in a worker thread where an event in them may be long."""
         self._size += len(chunk)
-        if self._size > MAX_REPLY_BYTES:
-            raise BodyTooLongError(f"longer than {MAX_REPLY_BYTES} bytes")
+        limit = MAX_REPLY_BYTES if self._events else min(MAX_REPLY_BYTES, MAX_BODY_BYTES)
+        if self._size > limit:
+            raise BodyTooLongError(f"longer than {limit} bytes")
         if not self._events:
             self._plain += chunk
         if self.streamed is None:
@@ -229,9 +233,12 @@ class _Incoming:
                 assembler = self.streamed.assembler
                 if not self.whole:
                     return None
-                if self._size > LONG_BYTES:
-                    return await anyio.to_thread.run_sync(assembler.body, abandon_on_cancel=True)
-                return assembler.body()
+                if self._size <= LONG_BYTES:
+                    return assembler.body()
+                body = await anyio.to_thread.run_sync(assembler.body, abandon_on_cancel=True)
+                if len(body) > MAX_BODY_BYTES:
+                    raise BodyTooLongError(f"longer than {MAX_BODY_BYTES} bytes")
+                return body
         return bytes(self._plain)
 
     @property

@@ -96,7 +96,7 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
     term_grace_s: float = 2.0
     cancelled_grace_s: float = 0.5
     max_line_bytes: int = 64 * 1024 * 1024
-    max_message_bytes: int = 12 * 1024 * 1024
+    max_message_bytes: int = 8 * 1024 * 1024
     stderr_tail_bytes: int = 8192
 
     def when_cancelled(self) -> Self:

@@ -88,7 +88,7 @@ SOUND: Sequence[Fault] = (
     _calls("noise-on-stdout", "--noise", "40", notes=frozenset(["noise"])),
     _calls("invalid-utf8", "--invalid-utf8", says=("hi",)),
     _calls("slow-drip", "--drip", "0.0001"),
-    _calls("line-of-10-mb", "--huge-result", "10000000", within_s=4.0),
+    _calls("line-of-8-mb", "--huge-result", "8000000", says=("hixxx",), within_s=4.0),
     _calls("stderr-flood", "--flood-stderr", "300000"),
     _calls("logs-and-progress", "--chatty", notes=frozenset(["log", "progress"])),
     _calls("malformed-tools", "--malformed-tool", notes=frozenset(["bad_tool"])),

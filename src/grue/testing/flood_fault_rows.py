@@ -57,15 +57,15 @@ FLOOD_FAULTS: Sequence[Fault] = (
     _start(
         "flood-at-listing", "--flood", "log", "--at", "list", says="no answer", startup_s=2.0, within_s=6.0
     ),
-    _row("text-of-10-mb", "--result", "text=10000000", says=("xxxx",), within_s=5.0),
-    _row("image-of-10-mb", "--result", "image=10000000", says=("iVBOR",), within_s=5.0),
-    _row("rows-of-10-mb", "--result", "rows=10000000", notes=frozenset(["too_large"]), within_s=5.0),
-    _row("lists-of-10-mb", "--result", "lists=10000000", notes=frozenset(["too_large"]), within_s=5.0),
-    _row("blocks-of-10-mb", "--result", "blocks=10000000", notes=frozenset(["too_large"]), within_s=5.0),
+    _row("text-of-8-mb", "--result", "text=8000000", says=("xxxx",), within_s=5.0),
+    _row("image-of-8-mb", "--result", "image=8000000", says=("iVBOR",), within_s=5.0),
+    _row("rows-of-8-mb", "--result", "rows=8000000", notes=frozenset(["too_large"]), within_s=5.0),
+    _row("lists-of-8-mb", "--result", "lists=8000000", notes=frozenset(["too_large"]), within_s=5.0),
+    _row("blocks-of-8-mb", "--result", "blocks=8000000", notes=frozenset(["too_large"]), within_s=5.0),
     _row("rows-of-32-mb", "--result", "rows=32000000", says=("32000",), within_s=5.0),
     _row("text-of-60-mb", "--result", "text=60000000", says=("max_message_bytes",), within_s=8.0),
-    _row("error-of-10-mb", "--error-text", "10000000", says=("zzzz",), within_s=5.0),
-    _row("tool-of-10-mb", "--description", "10000000", settlements=(), notes=frozenset(["bad_tool"])),
+    _row("error-of-8-mb", "--error-text", "8000000", says=("zzzz",), within_s=5.0),
+    _row("tool-of-8-mb", "--description", "8000000", settlements=(), notes=frozenset(["bad_tool"])),
     _start("listing-of-60-mb", "--description", "60000000", says="too large", within_s=8.0),
     _row(
         "id-is-true", "--say", 'call={"jsonrpc":"2.0","id":true,"result":{}}', became="timed_out", call_s=0.3

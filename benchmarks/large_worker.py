@@ -1,0 +1,152 @@
+"""One turn with a large message in it; says how long the event loop stood still meanwhile.
+
+    python benchmarks/large_worker.py CHAT_URL PATH BYTES
+
+PATH is one of `PATHS`. The turn runs in an event loop beside a task that is to run every millisecond. After
+a turn with a small message, which is not counted, it answers with a line of JSON: `seconds`, `gap_ms` (the
+longest time between two ticks; of that, what this process has worked itself, so that a machine which is busy
+with something else does not count), `peak_mb`, and `outcome`.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from memory import peak_mb
+
+from grue import HttpServer, LlmSettings, Runner, StdioServer, TurnLimits, TurnRequest
+from grue.facts import Observed
+from grue.runtime.trace import Recorder
+from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace_reader import TraceReader
+from grue.testing import hostile_server
+from grue.testing.faulty_http_server import faulty_http_server
+
+PATHS = {
+    "stdio text": "--result text={}",
+    "stdio structured": "--result rows={}",
+    "stdio image": "--result image={}",
+    "tool listing": "--description {}",
+    "HTTP text": "--huge-result {}",
+    "SSE text": "--huge-result {} --legacy",
+    "reply": "",
+    "reply, streamed": "",
+    "tool arguments": "",
+    "trace, written": "",
+    "trace, read": "",
+}
+SMALL = 1000
+
+
+def model(path: str, size: int) -> str:
+    """Return the model's name, which is what it says."""
+    if path.startswith("reply"):
+        return f"text={size}"
+    return f"arguments={size}" if path == "tool arguments" else "call=0"
+
+
+def servers(path: str, size: int, running: ExitStack) -> dict[str, Any]:
+    """Return the server of a path."""
+    if path.startswith("reply"):
+        return {}
+    flags = PATHS[path].format(size).split()
+    if path.startswith(("HTTP", "SSE")):
+        url = running.enter_context(faulty_http_server(*flags))
+        return {"s": HttpServer(name="s", url=url, transport="sse" if "--legacy" in flags else "http")}
+    command, *args = hostile_server.argv(*flags)
+    return {"s": StdioServer(name="s", command=command, args=tuple(args))}
+
+
+class Ticks:
+    """The longest time between two runs of a task that is always ready to run."""
+
+    def __init__(self) -> None:
+        self.gap_ms = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            wall, worked = time.perf_counter(), time.process_time()
+            await asyncio.sleep(0.001)
+            gap = min(time.perf_counter() - wall, time.process_time() - worked)
+            self.gap_ms = max(self.gap_ms, gap * 1e3)
+
+
+async def a_turn(chat_url: str, path: str, size: int, folder: Path) -> str:
+    """Run a turn that is written to a trace, and return what came of it."""
+    recorder = Recorder()
+    writer = TraceWriter(folder / f"{size}-{time.monotonic_ns()}.jsonl", episode="large")
+    recorder.add(writer)
+    with ExitStack() as running:
+        runner = Runner(
+            llm=LlmSettings(base_url=chat_url, model=model(path, size)),
+            servers=servers(path, size, running),
+            limits=TurnLimits(max_tool_iterations=1),
+            recorder=recorder,
+        )
+        shown = (lambda _: None) if path == "reply, streamed" else None
+        try:
+            outcome = await runner.run_turn_async(TurnRequest[str](system="s", user="u", on_delta=shown))
+            return str(outcome.kind)
+        except Exception as error:  # noqa: BLE001 - the outcome is part of the report
+            return f"{type(error).__name__}"
+        finally:
+            runner.close()
+            await asyncio.to_thread(writer.close)
+
+
+async def a_trace(path: str, size: int, folder: Path) -> str:
+    """Write a trace with one large fact of the host, or read it; in a thread, as hosts do."""
+    file = folder / f"{size}.jsonl"
+    if path == "trace, read":
+        return str(len(await asyncio.to_thread(list, TraceReader(file, dict))))
+    return await asyncio.to_thread(write_trace, file, size)
+
+
+def write_trace(file: Path, size: int) -> str:
+    """Write a trace with one large fact of the host."""
+    recorder, writer = Recorder(), TraceWriter(file, episode="large")
+    recorder.add(writer)
+    recorder.record(Observed(turn=1, text="x" * size), sender="host")
+    writer.close()
+    return "1"
+
+
+async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
+    """Run the small turn and the large one."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        traced = path.startswith("trace")
+        if path == "trace, read":
+            write_trace(folder / f"{size}.jsonl", size)
+        if not traced:
+            await a_turn(chat_url, path, SMALL, folder)
+        begun = time.perf_counter()
+        async with Ticks() as ticks:
+            work = a_trace(path, size, folder) if traced else a_turn(chat_url, path, size, folder)
+            outcome = await work
+        seconds = time.perf_counter() - begun
+    return {"seconds": seconds, "gap_ms": ticks.gap_ms, "peak_mb": peak_mb(), "outcome": outcome}
+
+
+def main() -> None:
+    """Report on one turn."""
+    chat_url, path, size = sys.argv[1:]
+    print(json.dumps(asyncio.run(measured(chat_url, path, int(size)))))
+
+
+if __name__ == "__main__":
+    main()
