@@ -66,7 +66,7 @@ def rounded(envelope: Envelope[Any]) -> Envelope[Any]:
 def recording_program(program: str, path: Path, *, resume: bool = False) -> Sequence[str]:
     """The command line of a program that finds a `writer` of the file `path` and its `recorder`."""
     begin = f"""
-import os, sys
+import os, sys, warnings
 from pathlib import Path
 sys.path[:0] = {sys.path!r}
 from plain_messages import *

@@ -1,6 +1,7 @@
 """JSON as the standard has it: no comments, no duplicate keys, no NaN; an error says where (R2.3, P5)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,4 +58,9 @@ def _advice(text: str, position: int) -> str:
         return " Comments are not part of JSON: remove them."
     if rest[:1] in ("}", "]", ",") and text[:position].rstrip().endswith(","):
         return " A comma too many stands before it."
+    if _TRAILING_COMMA.match(rest):  # Python 3.13 and later point at the comma itself
+        return " A comma too many stands there."
     return ""
+
+
+_TRAILING_COMMA = re.compile(r",\s*[}\]]")

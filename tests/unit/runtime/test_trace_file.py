@@ -306,6 +306,8 @@ def test_a_program_that_ends_without_closing_loses_nothing(path: Path) -> None:
 
 
 FORKING = """
+# From Python 3.12 on a fork beside threads warns; that there is a thread is the point here.
+warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
 for number in range(3):
     recorder.record(Counted(number), sender="x")
 ready, go = os.pipe(), os.pipe()
