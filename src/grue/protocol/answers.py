@@ -20,9 +20,11 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
     """Yield the JSON objects that `text` may mean, the likeliest first (R15.1).
 
     The whole text, then each fenced block, then each object that begins at a brace in the prose, the last one
-    first: a model that thinks aloud answers at the end. Objects within objects are not candidates. The time
-    it takes is linear in the length of the text.
+    first: a model that thinks aloud answers at the end. Objects within objects are not candidates, nor
+    are those that are nested deeper than other JSON values may be. The time it takes is linear in the length
+    of the text, of which the last `MAX_CHARS` characters are read.
     """
+    text = text[-MAX_CHARS:]
     seen: list[dict[str, object]] = []
     fenced = (match.group(1) for match in islice(_FENCE.finditer(text), _MOST_CANDIDATES))
     for candidate in (text, *fenced):
@@ -41,7 +43,7 @@ def _parse(text: str) -> dict[str, object] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and not is_deep(value) else None
 
 
 def _embedded(text: str) -> list[dict[str, object]]:

@@ -31,6 +31,7 @@ _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
 _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _WORDS = 300
+_DIGITS = 40
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
@@ -92,5 +93,5 @@ def _no_constant(name: str) -> object:
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"{digits[:_WORDS]} is out of range")
+        raise ValueError(f"{digits[:_DIGITS]} is out of range")
     return number

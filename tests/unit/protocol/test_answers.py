@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.protocol.answers import json_objects
+from grue.protocol.answers import MAX_CHARS, json_objects
 
 LOOK = {"action": "look"}
 NORTH = {"action": "north"}
@@ -88,3 +88,15 @@ def test_huge_texts_take_no_more_than_moments(text: str) -> None:
     found = list(json_objects(text))
     assert time.process_time() - started < 2.0
     assert len(found) <= 101
+
+
+def test_objects_that_are_nested_too_deeply_are_no_candidates() -> None:
+    # To compare two of them, or to read one as a model, exhausts the stack.
+    deep = '{"a":' * 700 + "1" + "}" * 700
+    assert list(json_objects(" ".join([deep] * 301))) == []
+    assert list(json_objects(f'{deep} {{"action": "look"}} {deep}')) == [{"action": "look"}]
+    assert list(json_objects(f"```json\n{deep}\n```")) == []
+
+
+def test_of_a_very_long_text_the_end_is_read() -> None:
+    assert list(json_objects('{"a": 1}' + " " * MAX_CHARS + '{"b": 2}')) == [{"b": 2}]

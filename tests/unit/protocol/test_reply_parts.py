@@ -52,6 +52,28 @@ def test_arguments_are_read_once_and_kept_where_they_are_more(sent: object, read
     assert arguments(sent) == read
 
 
+def test_any_number_of_objects_is_read_in_one_pass() -> None:
+    # Read one after the other, with the rest copied each time, these took minutes.
+    assert arguments('{"a":1}\n' * 600_000) == '{"a":1}'
+    different = '{"a":1}' + '{"a":2}' * 600_000
+    assert arguments(different) == different
+    assert arguments('{ "a":1}' + '{"a":1}' * 600_000).startswith("{")
+    assert arguments('{"a":1} {"a": 1}' * 6) == '{"a":1} {"a": 1}' * 6  # more copies than are compared
+
+
+@pytest.mark.parametrize("digits", [4_300, 4_301, 100_000])
+def test_an_integer_of_any_length_is_no_crash(digits: int) -> None:
+    text = '{"n": ' + "9" * digits + "}"
+    assert arguments(text) == text
+    assert arguments(f"{text}{text}") == text * (1 if digits == 4_300 else 2)
+    assert arguments(text + '{"n": 1}') == text + '{"n": 1}'
+
+
+@given(st.text(st.characters(codec=None)) | st.text('{}[]",:0123456789e \\', max_size=60))
+def test_any_arguments_are_read(text: str) -> None:
+    assert isinstance(arguments(text), str)
+
+
 @given(value=st.dictionaries(st.text(max_size=4), st.integers(), max_size=3), copies=st.integers(1, 4))
 def test_any_number_of_copies_is_one_call(value: dict[str, int], copies: int) -> None:
     text = json.dumps(value)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from msgspec import Struct, field
 
 from grue.messages import JsonObject
-from grue.protocol.chat_wire.json_text import from_json, to_json
+from grue.protocol.chat_wire.json_text import json_object, to_json
 from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text
 from grue.protocol.chat_wire.server_events import (
     DamagedStream,
@@ -21,6 +21,7 @@ from grue.protocol.chat_wire.server_events import (
     ungarbled,
 )
 from grue.protocol.chat_wire.wire_format import Delta
+from grue.protocol.tool_results import is_deep
 
 _PIECES = {
     "text_delta": "text",
@@ -61,17 +62,14 @@ class _Block(Struct):
     pieces: dict[str, list[str]] = field(default_factory=dict)
 
     def whole(self) -> JsonObject:
-        given = self.pieces.get("partial_json", [])
         fields = {name: "".join(texts) for name, texts in self.pieces.items() if name != "partial_json"}
         begun = {name: f"{self.fields.get(name) or ''}{text}" for name, text in fields.items()}
-        text = "".join(given)
+        text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        try:
-            return self.fields | begun | {"input": from_json(text.encode("utf-8", "replace"))}
-        except ValueError:
-            # Cut short: it goes on as the text that it is, for the model to be told.
-            return self.fields | begun | {"input": text}
+        # Cut short, or not strictly JSON, it goes on as the text that it is, for the model to be told.
+        given = json_object(text)
+        return self.fields | begun | {"input": text if given is None or is_deep(given) else given}
 
 
 class AnthropicAssembler:

@@ -5,9 +5,11 @@ import json
 import msgspec
 
 from grue.messages import JsonObject
+from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_arguments import MAX_CHARS, is_crowded
 from grue.protocol.tool_results import MAX_DEPTH, is_deep, json_value
 
+_ARGUMENTS = frozenset({"arguments", "input"})
 _LONG_BYTES = 256 * 2**10
 _MOST_VALUES = 500_000
 """Most values in what is long: decoding cannot be interrupted, and nothing else runs meanwhile."""
@@ -44,7 +46,29 @@ def _decode(body: bytes) -> object:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Bytes that are not UTF-8 are an error: with replaced characters, a call would have other arguments.
-        return json_value(json.loads(body.decode("utf-8-sig")))
+        return _readable(json.loads(body.decode("utf-8-sig")))
+
+
+def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> object:
+    """Return what is not strictly JSON as a JSON value, but numbers in a call's arguments as they are.
+
+    A number that JSON cannot say is nothing (`null`) elsewhere. A call with `null` in its place would be
+    another call: whoever reads the arguments has to refuse it.
+    """
+    match value:
+        case dict() | list() if depth < 1:
+            raise ValueError("nested too deeply")
+        case dict():
+            return {
+                well_formed(key): _readable(item, depth - 1, exact=exact or key in _ARGUMENTS)
+                for key, item in value.items()
+            }
+        case list():
+            return [_readable(item, depth - 1, exact=exact) for item in value]
+        case float() if exact:
+            return value
+        case _:
+            return json_value(value)
 
 
 def json_object(text: str) -> JsonObject | None:

@@ -4,10 +4,10 @@ Replies are untrusted and often not quite as documented: ids are missing or come
 or empty, numbers are texts. What can be read is read; nothing in here raises.
 """
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from itertools import count
-from json import JSONDecoder
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -90,7 +90,14 @@ def read_call(call_id: object, name: object, arguments: object, ids: CallIds, na
 def _arguments(value: object) -> str:
     if isinstance(value, str):
         return _said_once(value) if value.strip() else "{}"
-    return "{}" if value is None else to_json(value).decode()
+    if value is None:
+        return "{}"
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        # A number that JSON cannot say goes on as it is, for the call to be refused.
+        return json.dumps(value)
+    return to_json(value).decode()
 
 
 def _said_once(text: str) -> str:
@@ -133,7 +140,7 @@ def _past_space(text: str, at: int) -> int:
     return space.end() if space else at
 
 
-_DECODER = JSONDecoder()
+_DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"\s*")
 _SEVERAL = re.compile(r"\}\s*+\{")
 _MOST_COMPARED = 64 * 2**10
