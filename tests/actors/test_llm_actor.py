@@ -20,7 +20,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.retry import RetryPolicy
-from grue.testing.llm_rules import ProviderRules
+from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.llm_server import (
     LlmReply,
     Script,

@@ -27,11 +27,11 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.retry import RetryPolicy
+from grue.provider_rules.chat_rules import ProviderRules
 from grue.runner import LlmFactory
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
 from grue.testing.doubles import MockLLMClient
-from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, error_reply, text_reply, tool_calls_reply
 
 pytestmark = pytest.mark.anyio

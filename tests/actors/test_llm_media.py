@@ -11,7 +11,7 @@ from grue.actors.llm import LlmEndpoint
 from grue.messages import CompletionRetried, OfferTools, ToolMessage
 from grue.protocol.chat_wire.profile import WireName
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, OPENROUTER
-from grue.testing.llm_rules import ProviderRules
+from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply, text_reply
 from grue.testing.llm_server import tool_calls_reply as calls
 

@@ -23,8 +23,8 @@ from grue.actors.llm_endpoint import LlmSettings
 from grue.answers import AnswerSpec
 from grue.messages import TextDelta, TurnLimits
 from grue.protocol.retry import RetryPolicy
+from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.leftovers import assert_nothing_left
-from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 pytestmark = pytest.mark.slow

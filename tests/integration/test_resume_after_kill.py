@@ -27,7 +27,7 @@ from grue.errors import TraceError
 from grue.facts import Decided, EpisodeStarted, Observed, Remembered
 from grue.messages import RequestCompletion, RunTurn, TurnCompleted
 from grue.offline import playbook_for
-from grue.offline.chat_request import read_request
+from grue.offline.chat_request import decode_body, read_request
 from grue.offline.script import completion, reply
 from grue.testing import replay
 from grue.testing.leftovers import assert_nothing_left
@@ -117,7 +117,7 @@ def script(request: LlmRequest) -> LlmReply:
     """Answer as the offline script does, and think before every fourth turn."""
     if turn_of(request) % 4 == 0 and request.messages[-1]["role"] == "user" and request.tool_names:
         return tool_calls_reply((request.tool_names[0], THOUGHT), (request.tool_names[0], THOUGHT))
-    return json_reply(completion(request.raw, reply(read_request(request.raw), PLAYBOOK)))
+    return json_reply(completion(request.raw, reply(read_request(decode_body(request.raw)), PLAYBOOK)))
 
 
 def turn_of(request: LlmRequest) -> int:

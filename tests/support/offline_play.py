@@ -9,7 +9,7 @@ from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, playable
-from grue.offline.chat_request import read_request
+from grue.offline.chat_request import decode_body, read_request
 from grue.offline.playbook import Playbook
 from grue.offline.script import Reply, reply
 from grue.servers import think
@@ -32,8 +32,8 @@ class Played(NamedTuple):
 def ask(request: dict[str, Any], playbook: Playbook | None = None) -> Reply:
     """Return the reply to a request, which has to be the same twice."""
     body = json.dumps(request).encode()
-    first = reply(read_request(body), playbook)
-    assert reply(read_request(body), playbook) == first
+    first = reply(read_request(decode_body(body)), playbook)
+    assert reply(read_request(decode_body(body)), playbook) == first
     return first
 
 

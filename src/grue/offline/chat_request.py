@@ -1,28 +1,26 @@
-"""A chat-completions request as the scripted model takes it: typed, and checked as strictly as providers do.
+"""The part of a chat completions request that the scripted model reads.
 
-The structure is a set of Structs. What they cannot say (every call answered, names unique, strict schemas
-closed) is checked after decoding. No provider checks all of it, and each of it is checked by some provider.
+Whether the request is valid is decided by `grue.provider_rules`, as in the scripted endpoint of the testing
+kit. What is decoded here are only the fields that the script looks at.
 """
 
-import re
-from typing import Annotated, Literal, NoReturn, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from grue.messages import JsonObject
+from grue.provider_rules.chat_rules import ProviderRules
+from grue.provider_rules.dialects import CHAT, Dialect
 
-NonEmpty: TypeAlias = Annotated[str, Meta(min_length=1)]
-
-MAX_CACHE_MARKERS = 4
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NOT_JSON: Final = "We could not parse the JSON body of your request."
 
 
 class BadRequestError(Exception):
     """The request cannot be answered: HTTP status 400.
 
     Attributes:
-        param: Which part of the request is wrong, such as `messages[2].content`; `None`: the whole.
+        param: Which part of the request is wrong, such as `response_format`; `None`: the message says it.
         code: A word for programs; `None` where OpenAI has none.
     """
 
@@ -32,97 +30,28 @@ class BadRequestError(Exception):
         self.code = code
 
 
-class TextPart(Struct, frozen=True, tag="text", tag_field="type"):
-    """A piece of text in a message."""
+class Part(Struct, frozen=True):
+    """A part of a message's content; the script reads texts and skips images, audio and files."""
 
-    text: NonEmpty
-    cache_control: JsonObject | UnsetType = UNSET
-
-
-class ImagePart(Struct, frozen=True, tag="image_url", tag_field="type"):
-    """A picture in a user's message; the script does not look at it."""
-
-    image_url: JsonObject
+    type: str
+    text: str = ""
 
 
-class AudioPart(Struct, frozen=True, tag="input_audio", tag_field="type"):
-    """A recording in a user's message; the script does not listen to it."""
-
-    input_audio: JsonObject
+Content: TypeAlias = str | tuple[Part, ...]
 
 
-class FilePart(Struct, frozen=True, tag="file", tag_field="type"):
-    """A file in a user's message; the script does not read it."""
+class ChatMessage(Struct, frozen=True):
+    """A message: who says it, and what."""
 
-    file: JsonObject
-
-
-Part: TypeAlias = TextPart | ImagePart | AudioPart | FilePart
-Parts: TypeAlias = Annotated[tuple[Part, ...], Meta(min_length=1)]
-Content: TypeAlias = NonEmpty | Parts
-
-
-class SystemMessage(Struct, frozen=True, tag="system", tag_field="role"):
-    """Instructions."""
-
-    content: Content
-
-
-class DeveloperMessage(Struct, frozen=True, tag="developer", tag_field="role"):
-    """Instructions, by their newer name."""
-
-    content: Content
-
-
-class UserMessage(Struct, frozen=True, tag="user", tag_field="role"):
-    """What the host says."""
-
-    content: Content
-
-
-class CalledFunction(Struct, frozen=True):
-    """Which function was called; `arguments` is JSON text."""
-
-    name: NonEmpty
-    arguments: str
-
-
-class Called(Struct, frozen=True):
-    """A tool call in the history."""
-
-    id: NonEmpty
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class AssistantMessage(Struct, frozen=True, tag="assistant", tag_field="role"):
-    """What the model said before."""
-
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: Annotated[tuple[Called, ...], Meta(min_length=1)] | UnsetType = UNSET
-
-    @property
-    def calls(self) -> tuple[Called, ...]:
-        """Its tool calls, if any."""
-        return () if self.tool_calls is UNSET else self.tool_calls
-
-
-class ToolMessage(Struct, frozen=True, tag="tool", tag_field="role"):
-    """The answer to a tool call."""
-
-    tool_call_id: NonEmpty
-    content: Content
-
-
-ChatMessage: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
 class Function(Struct, frozen=True):
     """A function on offer; `parameters` is its JSON Schema."""
 
-    name: NonEmpty
-    description: str = ""
-    parameters: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
+    name: str
+    parameters: JsonObject
 
 
 class Tool(Struct, frozen=True):
@@ -133,11 +62,9 @@ class Tool(Struct, frozen=True):
 
 
 class NamedSchema(Struct, frozen=True):
-    """The shape that an answer must have."""
+    """The JSON Schema that an answer must match."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema: JsonObject
-    strict: bool | None = None
 
 
 class TextFormat(Struct, frozen=True, tag="text", tag_field="type"):
@@ -154,195 +81,63 @@ class JsonSchemaFormat(Struct, frozen=True, tag="json_schema", tag_field="type")
     json_schema: NamedSchema
 
 
-class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST .../chat/completions`; sampling is checked, then ignored: a script has no moods."""
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """A valid request, reduced to what the script reads. `tool_choice` cannot force a call."""
 
-    model: NonEmpty
-    messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1)]
-    tools: Annotated[tuple[Tool, ...], Meta(min_length=1)] | UnsetType = UNSET
-    tool_choice: Literal["auto", "none"] | UnsetType = UNSET
-    parallel_tool_calls: bool | UnsetType = UNSET
+    model: str
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | UnsetType = UNSET
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    n: Literal[1] = 1
-    stream: bool = False
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    reasoning: JsonObject | None = None
-    reasoning_effort: str | None = None
-    usage: JsonObject | None = None
 
     @property
     def offered(self) -> tuple[Function, ...]:
         """The functions that may be called: none with `tool_choice: "none"`."""
-        if self.tools is UNSET or self.tool_choice == "none":
-            return ()
-        return tuple(tool.function for tool in self.tools)
+        return () if self.tool_choice == "none" else tuple(tool.function for tool in self.tools)
 
 
 def text_of(content: Content | None) -> str:
-    """Return the text of a message, its pictures left out."""
+    """Return the text of a message, without its images, audio and files."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content if isinstance(part, TextPart))
+    return "".join(part.text for part in content if part.type == "text")
 
 
-def read_request(body: bytes, *, strict_names: bool = False) -> ChatRequest:
-    """Decode and check a request.
-
-    Args:
-        body: As it came.
-        strict_names: Refuse function names that OpenAI refuses, dots among them.
+def decode_body(body: bytes) -> JsonObject:
+    """Return the body of a request as a JSON object.
 
     Raises:
-        BadRequestError: It is malformed; the message says what, in the way of OpenAI's.
+        BadRequestError: It is not JSON, or not an object.
     """
     try:
-        request = msgspec.json.decode(body, type=ChatRequest)
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequestError(_NOT_JSON) from error
+
+
+def read_request(body: JsonObject, dialect: Dialect = CHAT, *, strict_names: bool = False) -> ChatRequest:
+    """Check a request as a strict provider would, and decode what the script reads of it.
+
+    Args:
+        body: The request, in the format of `dialect`.
+        dialect: The format.
+        strict_names: Refuse function names with dots and the like, as OpenAI does.
+
+    Raises:
+        BadRequestError: A provider would refuse it, or the script cannot do what it asks for.
+    """
+    rules = ProviderRules(strict_names=strict_names, developer_role=True, known_fields_only=True)
+    try:
+        chat, refusal = dialect.read(body, rules, {})
+    except RecursionError as error:
+        raise BadRequestError(_NOT_JSON) from error
+    if refusal is not None:
+        raise BadRequestError(refusal.words)
+    if chat.get("stream"):
+        raise BadRequestError("The offline script does not stream.", param="stream", code="unsupported_value")
+    try:
+        return msgspec.convert(chat, ChatRequest)
     except msgspec.ValidationError as error:
         words, _, place = str(error).partition(" - at `$")
         param = place.rstrip("`").removeprefix(".") or None
-        where = f" in '{param}'" if param else ""
-        raise BadRequestError(f"Invalid request{where}: {words}", param=param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequestError("We could not parse the JSON body of your request.") from error
-    if request.stream:
-        raise BadRequestError("The offline script does not stream.", param="stream", code="unsupported_value")
-    _check_messages(request.messages)
-    _check_tools(request)
-    _check_format(request)
-    if strict_names:
-        _check_names(request)
-    return request
-
-
-def _check_messages(messages: tuple[ChatMessage, ...]) -> None:
-    waiting: set[str] = set()
-    seen: set[str] = set()
-    for index, message in enumerate(messages):
-        at = f"messages[{index}]"
-        if isinstance(message, ToolMessage):
-            if message.tool_call_id not in waiting:
-                words = "A message with role 'tool' must answer a call of the preceding assistant message."
-                raise BadRequestError(words, param=f"{at}.tool_call_id")
-            waiting.remove(message.tool_call_id)
-            continue
-        _check_all_answered(waiting, at)
-        if isinstance(message, AssistantMessage):
-            waiting = _checked_call_ids(message, seen, at)
-            seen |= waiting
-    _check_all_answered(waiting, "messages")
-    if sum(map(_markers, messages)) > MAX_CACHE_MARKERS:
-        raise BadRequestError(f"At most {MAX_CACHE_MARKERS} parts may have cache_control.", param="messages")
-
-
-def _check_all_answered(waiting: set[str], at: str) -> None:
-    if waiting:
-        raise BadRequestError(
-            "An assistant message with 'tool_calls' must be followed by a tool message for each of them; "
-            f"these have none: {', '.join(sorted(waiting))}",
-            param=at,
-        )
-
-
-def _checked_call_ids(message: AssistantMessage, seen: set[str], at: str) -> set[str]:
-    if message.content is None and not message.calls:
-        raise BadRequestError("An assistant message needs content or tool calls.", param=f"{at}.content")
-    ids = [call.id for call in message.calls]
-    if len(set(ids)) < len(ids) or seen.intersection(ids):
-        raise BadRequestError("The ids of tool calls must be unique.", param=f"{at}.tool_calls")
-    for index, call in enumerate(message.calls):
-        try:
-            msgspec.json.decode(call.function.arguments, type=dict[str, object])
-        except (msgspec.MsgspecError, RecursionError) as error:
-            at = f"{at}.tool_calls[{index}].function.arguments"
-            raise BadRequestError("The arguments must be the text of a JSON object.", param=at) from error
-    return set(ids)
-
-
-def _markers(message: ChatMessage) -> int:
-    parts = message.content if isinstance(message.content, tuple) else ()
-    return sum(isinstance(part, TextPart) and part.cache_control is not UNSET for part in parts)
-
-
-def _check_tools(request: ChatRequest) -> None:
-    if request.tools is UNSET:
-        for field in ("tool_choice", "parallel_tool_calls"):
-            if getattr(request, field) is not UNSET:
-                raise BadRequestError(f"'{field}' is only allowed when 'tools' are specified.", param=field)
-        return
-    names = [tool.function.name for tool in request.tools]
-    if len(set(names)) < len(names):
-        raise BadRequestError("Tool names must be unique.", param="tools")
-    for index, tool in enumerate(request.tools):
-        if tool.function.parameters.get("type") != "object":
-            raise BadRequestError(
-                f"Invalid schema for function '{tool.function.name}': its type must be 'object'.",
-                param=f"tools[{index}].function.parameters",
-                code="invalid_function_parameters",
-            )
-
-
-def _check_names(request: ChatRequest) -> None:
-    tools = () if request.tools is UNSET else request.tools
-    named = [(f"tools[{index}].function.name", tool.function.name) for index, tool in enumerate(tools)]
-    named += [
-        (f"messages[{index}].tool_calls[{number}].function.name", call.function.name)
-        for index, message in enumerate(request.messages)
-        if isinstance(message, AssistantMessage)
-        for number, call in enumerate(message.calls)
-    ]
-    for param, name in named:
-        if not _NAME.fullmatch(name):
-            words = f"Invalid '{param}': string does not match pattern '^{_NAME.pattern}$'."
-            raise BadRequestError(words, param=param, code="invalid_value")
-
-
-def _check_format(request: ChatRequest) -> None:
-    match request.response_format:
-        case JsonObjectFormat():
-            texts = (text_of(message.content) for message in request.messages)
-            if not any("json" in text.lower() for text in texts):
-                words = (
-                    "'messages' must contain the word 'json' to use 'response_format' of type 'json_object'."
-                )
-                raise BadRequestError(words, param="messages")
-        case JsonSchemaFormat(json_schema=NamedSchema(schema=schema, strict=True)):
-            if schema.get("type") != "object":
-                _refuse_schema("the root must be of type 'object'")
-            _check_strict(schema)
-
-
-def _check_strict(schema: object) -> None:
-    """Check that every object in a strict schema is closed and requires all of its properties."""
-    if isinstance(schema, list):
-        for item in schema:
-            _check_strict(item)
-    if not isinstance(schema, dict):
-        return
-    if "object" in (schema.get("type"), *_list(schema.get("type"))):
-        if schema.get("additionalProperties") is not False:
-            _refuse_schema("'additionalProperties' must be false")
-        if set(schema.get("properties", {})) != set(_list(schema.get("required"))):
-            _refuse_schema("'required' must name every property")
-    for key in ("anyOf", "items"):
-        _check_strict(schema.get(key))
-    for key in ("properties", "$defs"):
-        _check_strict(list(schema.get(key, {}).values()))
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _refuse_schema(why: str) -> NoReturn:
-    raise BadRequestError(f"Invalid schema for response_format: {why}.", param="response_format")
+        raise BadRequestError(f"Invalid request: {words}", param=param) from error

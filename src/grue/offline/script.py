@@ -20,7 +20,6 @@ from grue.offline.chat_request import (
     ChatRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
-    SystemMessage,
     text_of,
 )
 from grue.offline.exploring import explore
@@ -93,7 +92,7 @@ def _decision(why: str, command: str, objective: str | None = None) -> JsonObjec
 
 
 def _answer_without_game(request: ChatRequest) -> str:
-    instructions = (text_of(each.content) for each in request.messages if isinstance(each, SystemMessage))
+    instructions = (text_of(each.content) for each in request.messages if each.role == "system")
     shaped = isinstance(request.response_format, JsonSchemaFormat | JsonObjectFormat)
     if shaped or any('"action"' in text for text in instructions):
         return _in_shape(request, _decision(_NO_GAME, "look"))

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from grue.offline.chat_request import AssistantMessage, ChatRequest, ToolMessage, UserMessage, text_of
+from grue.offline.chat_request import ChatMessage, ChatRequest, text_of
 
 _HEAD: Final = re.compile(r"^Game: (?P<game>.+)\nTurn: (?P<turn>\d{1,9})$", re.MULTILINE)
 _LOCATION: Final = re.compile(r"^Location: (.+)$", re.MULTILINE)
@@ -66,15 +66,14 @@ class Standing(Struct, frozen=True, kw_only=True):
 def read_standing(request: ChatRequest) -> Standing:
     """Find the last message that tells of a game, and see what has happened since."""
     for index, message in reversed(list(enumerate(request.messages))):
-        situation = read_situation(text_of(message.content)) if isinstance(message, UserMessage) else None
+        situation = read_situation(text_of(message.content)) if message.role == "user" else None
         if situation is not None:
             since = request.messages[index + 1 :]
             return Standing(
                 situation=situation,
-                rounds=sum(isinstance(later, AssistantMessage) for later in since),
+                rounds=sum(later.role == "assistant" for later in since),
                 settled=any(
-                    isinstance(later, UserMessage) or (isinstance(later, ToolMessage) and _failed(later))
-                    for later in since
+                    later.role == "user" or (later.role == "tool" and _failed(later)) for later in since
                 ),
             )
     return Standing(situation=None)
@@ -105,7 +104,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
     return found[1] if found else None
 
 
-def _failed(message: ToolMessage) -> bool:
+def _failed(message: ChatMessage) -> bool:
     """Return whether a call failed, timed out or was skipped: its result then has an error (R11.3)."""
     try:
         result = json.loads(text_of(message.content))

@@ -1,17 +1,16 @@
 """The scripted model as an httpx transport: it stands where the network does, and is as strict."""
 
 import hashlib
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import msgspec
 
 from grue.messages import JsonObject
-from grue.offline.chat_request import BadRequestError, ChatRequest, read_request
+from grue.offline.chat_request import BadRequestError, decode_body, read_request
 from grue.offline.playbook import Playbook
 from grue.offline.script import MODEL, completion, reply
-from grue.testing.llm_dialects import CHAT, Dialect, dialect_of
-from grue.testing.llm_rules import ProviderRules
+from grue.provider_rules.dialects import Dialect, dialect_of
 
 _MODELS: Final[JsonObject] = {
     "object": "list",
@@ -59,35 +58,23 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
             return self._complete(dialect, body) if method == "POST" else _wrong_method(method, path)
         if path.endswith("/models"):
             return _json(200, _MODELS) if method == "GET" else _wrong_method(method, path)
-        return _json(404, {"error": _said(f"Invalid URL ({method} {path})")})
+        return _json(404, {"error": _error(f"Invalid URL ({method} {path})")})
 
     def _complete(self, dialect: Dialect, body: bytes) -> httpx.Response:
         try:
-            asked, request = self._read(dialect, body)
+            asked = decode_body(body)
+            request = read_request(asked, dialect, strict_names=self._strict_names)
             answer = completion(body, reply(request, self._playbook))
         except BadRequestError as error:
-            return _json(400, dialect.error(400, _said(str(error), error.param, error.code)))
+            return _json(400, dialect.error(400, _error(str(error), error.param, error.code)))
         return _json(200, dialect.from_chat(answer, asked))
-
-    def _read(self, dialect: Dialect, body: bytes) -> tuple[JsonObject, ChatRequest]:
-        """Return a request as it came, and as the script takes it."""
-        if dialect is CHAT:
-            return {}, read_request(body, strict_names=self._strict_names)
-        try:
-            asked = msgspec.json.decode(body, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRequestError("We could not parse the JSON body of your request.") from error
-        chat, refusal = dialect.read(asked, ProviderRules(), {})
-        if refusal is not None:
-            raise BadRequestError(refusal.words)
-        return asked, read_request(msgspec.json.encode(chat))
 
 
 def _wrong_method(method: str, path: str) -> httpx.Response:
-    return _json(405, {"error": _said(f"Not allowed to {method} on {path}.", code="method_not_supported")})
+    return _json(405, {"error": _error(f"Not allowed to {method} on {path}.", code="method_not_supported")})
 
 
-def _said(message: str, param: str | None = None, code: str | None = None) -> JsonObject:
+def _error(message: str, param: str | None = None, code: str | None = None) -> JsonObject:
     return {"message": message, "type": "invalid_request_error", "param": param, "code": code}
 
 

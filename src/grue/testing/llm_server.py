@@ -11,7 +11,7 @@ assert llm.requests[1].messages[-1]["role"] == "tool"
 
 The script is a list of replies, served in order, or a function from request to reply. One script serves every
 format: chat completions, OpenAI's Responses, Anthropic's Messages, whole or streamed, as each request has it
-(`llm_dialects.py`, `llm_streams.py`). Replies that fail on their way are in `llm_faults.py`.
+(`grue.provider_rules`, `llm_streams.py`). Replies that fail on their way are in `llm_faults.py`.
 
 Each request is first checked for what strict providers refuse: a tool call without an answer, empty texts,
 `tools: []`, too many cache markers. A request that fails the check gets a 400 and uses up no reply of the
@@ -31,9 +31,10 @@ from typing import Any, Self, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.testing.chat_shapes import Json
+from grue.provider_rules.chat_rules import ProviderRules
+from grue.provider_rules.chat_shapes import Json
+from grue.provider_rules.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
 from grue.testing.llm_delivery import deliver, share
-from grue.testing.llm_dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
 from grue.testing.llm_replies import (
     LlmReply,
     Pace,
@@ -46,7 +47,6 @@ from grue.testing.llm_replies import (
     text_reply,
     tool_calls_reply,
 )
-from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_streams import error_event, stream_of
 
 __all__ = [

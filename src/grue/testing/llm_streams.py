@@ -8,8 +8,8 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 
-from grue.testing.chat_shapes import Json, first_choice, given
-from grue.testing.llm_dialects import DialectName
+from grue.provider_rules.chat_shapes import Json, first_choice, given
+from grue.provider_rules.dialects import DialectName
 
 PIECES = 12
 """Most pieces that a text comes in."""

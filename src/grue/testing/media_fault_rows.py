@@ -13,10 +13,10 @@ from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import MCPError
 from grue.messages import CompletionRetried, JsonObject
 from grue.protocol.chat_wire.profile import WireName
+from grue.provider_rules.chat_rules import ProviderRules
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing.fault_turns import LIFETIMES, Fault, Seen
-from grue.testing.llm_rules import ProviderRules
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 _GIF = b"GIF89a" + bytes(34)

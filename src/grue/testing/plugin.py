@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from grue.actors.function_tools import FunctionTools
     from grue.mcp_transport.stdio import StdioServer
+    from grue.provider_rules.chat_rules import ProviderRules
     from grue.testing.fake_tools import FakeToolServer
-    from grue.testing.llm_rules import ProviderRules
     from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer
 
     class MakesFaultyServer(Protocol):

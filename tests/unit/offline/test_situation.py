@@ -1,7 +1,5 @@
 """Reading a turn's text: the contract with the host's own `context_text`."""
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 from offline_play import THINK, history
@@ -62,9 +60,7 @@ def test_other_texts_are_no_situation():
 def standing(*later):
     user = context_text("zork1", 4, Observation(text="Dark."), [], [])
     messages = [{"role": "user", "content": user}, *later]
-    return read_standing(
-        read_request(json.dumps({"model": "m", "messages": messages, "tools": [THINK]}).encode())
-    )
+    return read_standing(read_request({"model": "m", "messages": messages, "tools": [THINK]}))
 
 
 def rounds(*results):

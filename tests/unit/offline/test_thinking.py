@@ -52,7 +52,7 @@ PLAIN = Thought("A window that is ajar is a door with less pride.")
 
 
 def function(name, parameters):
-    return Function(name, "", parameters)
+    return Function(name, parameters)
 
 
 @pytest.mark.parametrize(

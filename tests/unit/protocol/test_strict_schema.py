@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from grue.protocol.chat_wire.strict_schema import strict_schema
-from grue.testing.llm_rules import ProviderRules, refusal_of
+from grue.provider_rules.chat_rules import ProviderRules, refusal_of
 
 
 class Item(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from grue.testing.llm_rules import ProviderRules, refusal_of
+from grue.provider_rules.chat_rules import ProviderRules, refusal_of
 from grue.testing.llm_server import (
     LlmReply,
     ScriptedLlmServer,

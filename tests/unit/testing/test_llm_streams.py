@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.testing.llm_dialects import CHAT, MESSAGES, RESPONSES, Dialect
+from grue.provider_rules.dialects import CHAT, MESSAGES, RESPONSES, Dialect
 from grue.testing.llm_faults import dripping, error_in_stream, garbage_in_stream, mistyped, stalled, truncated
 from grue.testing.llm_server import (
     LlmReply,

@@ -16,7 +16,7 @@ from grue.hosts.zork.client import CompletionError, LLMClient, tool_support_erro
 from grue.hosts.zork.replies import FunctionCall, LLMResponse, ToolCall
 from grue.protocol.chat_wire.profile import WireName, WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, PROFILES
-from grue.testing.llm_rules import ProviderRules
+from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, hang_up, text_reply, tool_calls_reply
 
 KEY = "sk-a-very-secret-key"

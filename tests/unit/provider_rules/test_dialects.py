@@ -8,8 +8,8 @@ from dialect_requests import as_messages, as_responses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.testing.llm_dialects import CHAT, MESSAGES, RESPONSES, Dialect, dialect_of
-from grue.testing.llm_rules import ProviderRules
+from grue.provider_rules.chat_rules import ProviderRules
+from grue.provider_rules.dialects import CHAT, MESSAGES, RESPONSES, Dialect, dialect_of
 from grue.testing.llm_server import (
     LlmReply,
     completion,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from grue.testing.chat_shapes import Json, Owed, is_sealed, words
+from grue.provider_rules.chat_shapes import Json, Owed, is_sealed, words
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LEAST_OUTPUT = 16

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from grue.testing.chat_shapes import Json, Owed, signature_of, words
-from grue.testing.messages_dialect import THINKING
+from grue.provider_rules.chat_shapes import Json, Owed, signature_of, words
+from grue.provider_rules.messages_dialect import THINKING
 
 MAX_CACHE_MARKERS = 4
 

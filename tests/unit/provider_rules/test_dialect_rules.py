@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from grue.testing.chat_shapes import sealed
-from grue.testing.llm_dialects import MESSAGES, RESPONSES, Dialect
-from grue.testing.llm_rules import ProviderRules
+from grue.provider_rules.chat_rules import ProviderRules
+from grue.provider_rules.chat_shapes import sealed
+from grue.provider_rules.dialects import MESSAGES, RESPONSES, Dialect
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 Json = dict[str, Any]

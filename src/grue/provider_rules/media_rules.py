@@ -6,9 +6,8 @@ The other formats are checked as chat completions, once they are translated.
 import base64
 import re
 from collections.abc import Iterator
-from typing import Any
 
-Json = dict[str, Any]
+from grue.provider_rules.chat_shapes import Json
 
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 _BEGINNINGS = {

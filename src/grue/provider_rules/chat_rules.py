@@ -4,17 +4,33 @@ No provider has all the rules; a request that passes every one of them is safe w
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from msgspec import Struct
 
-from grue.testing.media_rules import part_refusals
-
-Json = dict[str, Any]
+from grue.provider_rules.chat_shapes import Json, words
+from grue.provider_rules.media_rules import part_refusals
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_FIELDS = words(
+    "model messages tools tool_choice parallel_tool_calls response_format temperature top_p top_k min_p "
+    "max_tokens max_completion_tokens presence_penalty frequency_penalty stop seed n stream stream_options "
+    "user metadata reasoning reasoning_effort usage"
+)
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (0, math.inf),
+    "min_p": (0, 1),
+    "max_tokens": (1, math.inf),
+    "max_completion_tokens": (1, math.inf),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "n": (1, 1),
+}
+_INTEGERS = frozenset({"top_k", "max_tokens", "max_completion_tokens", "n"})
 
 
 class ProviderRules(Struct, frozen=True, kw_only=True):
@@ -28,6 +44,7 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         echo_reasoning: What the model thought has to come back with its tool calls, in chat completions; the
             other formats want that always.
         developer_role: A message may have the role `developer`.
+        known_fields_only: A field of the request that neither OpenAI nor OpenRouter documents is refused.
         images: The model takes images.
         audio: It takes audio.
         files: It takes PDF files.
@@ -40,6 +57,7 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
     max_description_chars: int | None = None
     echo_reasoning: bool = False
     developer_role: bool = False
+    known_fields_only: bool = False
     images: bool = True
     audio: bool = True
     files: bool = True
@@ -66,7 +84,8 @@ def _refusals(body: Json, rules: ProviderRules) -> Iterator[str]:
     yield from _order(messages)
     yield from _markers(messages, rules)
     yield from _tools(body, messages, rules)
-    yield from _response_format(body)
+    yield from _response_format(body, messages)
+    yield from _settings(body, rules)
     if "stream_options" in body and not body.get("stream"):
         yield "The 'stream_options' parameter is only allowed when 'stream' is enabled."
 
@@ -189,19 +208,21 @@ def _tools(body: Json, messages: list[Json], rules: ProviderRules) -> Iterator[s
         yield "Invalid 'tools': empty array. Expected an array with minimum length 1."
         return
     for index, tool in enumerate(tools):
-        yield from _tool(f"tools[{index}].function", tool, rules)
+        yield from _tool(f"tools[{index}]", tool, rules)
     if len({tool["function"]["name"] for tool in tools}) < len(tools):
         yield "Tool names must be unique."
 
 
 def _tool(where: str, tool: Json, rules: ProviderRules) -> Iterator[str]:
     function = tool.get("function", {})
-    yield from _name(f"{where}.name", function.get("name"), rules)
+    if tool.get("type") != "function":
+        yield f"Invalid value: '{tool.get('type')}'. Supported values are: 'function'. ({where}.type)"
+    yield from _name(f"{where}.function.name", function.get("name"), rules)
     length, limit = len(function.get("description", "")), rules.max_description_chars
     if limit is not None and length > limit:
         yield (
-            f"Invalid '{where}.description': string too long. Expected a string with maximum length {limit}, "
-            f"but got a string with length {length} instead."
+            f"Invalid '{where}.function.description': string too long. Expected a string with "
+            f"maximum length {limit}, but got a string with length {length} instead."
         )
     parameters = function.get("parameters", {})
     if parameters.get("type") != "object" or "properties" not in parameters:
@@ -211,14 +232,44 @@ def _tool(where: str, tool: Json, rules: ProviderRules) -> Iterator[str]:
         yield from _strict("()", parameters, f"function '{function.get('name')}'")
 
 
-def _response_format(body: Json) -> Iterator[str]:
+def _settings(body: Json, rules: ProviderRules) -> Iterator[str]:
+    unknown = body.keys() - _FIELDS if rules.known_fields_only else ()
+    for field in sorted(unknown):
+        yield f"Unknown parameter: '{field}'."
+    for field, (least, most) in _RANGES.items():
+        value = body.get(field)
+        if value is None:
+            continue
+        wanted = int if field in _INTEGERS else int | float
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            yield f"Invalid type for '{field}': expected a number."
+        elif not least <= value <= most:
+            yield f"Invalid '{field}': expected a value from {least} to {most}, but got {value} instead."
+
+
+def _response_format(body: Json, messages: list[Json]) -> Iterator[str]:
     if "response_format" not in body:
         return
+    kind = (body["response_format"] or {}).get("type")
+    if kind not in {"text", "json_object", "json_schema"}:
+        yield f"Invalid value: '{kind}'. Supported values are: 'json_object', 'json_schema', and 'text'."
+    if kind == "json_object" and not any("json" in _text(message).lower() for message in messages):
+        yield "'messages' must contain the word 'json' to use 'response_format' of type 'json_object'."
     if "tools" in body and body.get("tool_choice") != "none":
         yield "Invalid 'response_format': it cannot be combined with tools that may be called."
     shape = (body["response_format"] or {}).get("json_schema", {})
+    if kind == "json_schema" and not _NAME.fullmatch(shape.get("name") or ""):
+        yield "Invalid 'response_format.json_schema.name': string does not match pattern."
     if shape.get("strict"):
+        if shape["schema"].get("type") != "object":
+            yield "Invalid schema for response_format: In context=(), schema must be of type 'object'."
         yield from _strict("()", shape["schema"])
+
+
+def _text(message: Json) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return " ".join(str(part.get("text") or "") for part in parts)
 
 
 def _strict(where: str, schema: object, of: str = "response_format") -> Iterator[str]:
@@ -230,10 +281,13 @@ def _strict(where: str, schema: object, of: str = "response_format") -> Iterator
     broken = f"Invalid schema for {of}: In context={where}"
     if "default" in schema and "type" in schema:
         yield f"{broken}, 'default' is not permitted."
-    if isinstance(schema.get("properties"), dict):
+    kinds = schema.get("type")
+    if isinstance(schema.get("properties"), dict) or "object" in (
+        kinds if isinstance(kinds, list) else [kinds]
+    ):
         if schema.get("additionalProperties") is not False:
             yield f"{broken}, 'additionalProperties' is required to be supplied and to be false."
-        if set(schema.get("required", ())) != set(schema["properties"]):
+        if set(schema.get("required", ())) != set(schema.get("properties", ())):
             yield (
                 f"{broken}, 'required' is required to be supplied and to be an array including every key in "
                 "properties."

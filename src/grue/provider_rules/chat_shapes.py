@@ -1,4 +1,4 @@
-"""What the translations of `llm_dialects.py` share: looking into a completion, and sealing reasoning."""
+"""What the translations of `dialects.py` share: looking into a completion, and sealing reasoning."""
 
 import base64
 import binascii

@@ -7,7 +7,7 @@ completions what the model said in one go is one message. What it refuses is in 
 from collections.abc import Container, Iterator
 from itertools import groupby
 
-from grue.testing.chat_shapes import (
+from grue.provider_rules.chat_shapes import (
     Json,
     details,
     first_choice,

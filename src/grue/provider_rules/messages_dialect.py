@@ -7,7 +7,7 @@ message, arguments are objects, and the system text stands apart. What it refuse
 import json
 from collections.abc import Iterator
 
-from grue.testing.chat_shapes import (
+from grue.provider_rules.chat_shapes import (
     Json,
     details,
     first_choice,

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from grue.testing import messages_dialect, messages_rules, responses_dialect, responses_rules
-from grue.testing.chat_shapes import Json, Owed, first_choice, given
-from grue.testing.llm_rules import ProviderRules, refusal_of
+from grue.provider_rules import messages_dialect, messages_rules, responses_dialect, responses_rules
+from grue.provider_rules.chat_rules import ProviderRules, refusal_of
+from grue.provider_rules.chat_shapes import Json, Owed, first_choice, given
 
 DialectName: TypeAlias = Literal["chat", "responses", "messages"]
 
