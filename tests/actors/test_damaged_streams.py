@@ -20,7 +20,7 @@ from grue.protocol.chat_wire.profile import WireName
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_names import WireNames
-from grue.testing.llm_dialects import dialect_of
+from grue.provider_rules.dialects import dialect_of
 from grue.testing.llm_streams import stream_of
 
 NAMES = WireNames("canonical")
