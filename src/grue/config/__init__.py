@@ -1,1 +1,1 @@
-"""What users configure; pydantic lives here."""
+"""The configuration files and settings that users write, checked with pydantic."""

@@ -1,9 +1,10 @@
-r"""`envFile`: environment variables in the dotenv format, one `NAME=value` a line.
+r"""Read an `envFile`: environment variables in the dotenv format, one `NAME=value` a line.
 
-What dotenv readers agree upon: empty lines and lines from `#` on are skipped, a leading `export` is allowed,
-the last of two equal names counts. A value without quotes ends at ` #` or at the line's end; one in single
-quotes is taken as it is; in double quotes `\n`, `\r`, `\t`, `\"` and `\\` are escapes; quoted values may span
-lines. Nothing is expanded: where readers disagree, nobody is surprised by a literal text.
+This is the part of the format on which dotenv readers agree. Empty lines and lines that start with `#` are
+skipped. A leading `export` is allowed. If a name occurs twice, the last value wins. A value without quotes
+ends at ` #` or at the end of the line. In single quotes a value is literal; in double quotes `\n`, `\r`,
+`\t`, `\"` and `\\` are escapes. Quoted values may span lines. Variables inside a value are not expanded,
+because readers disagree about that.
 """
 
 import re
@@ -28,11 +29,11 @@ def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
 
     Args:
         path: The file.
-        wanted_by: Whose configuration names it, for errors, such as "MCP server 'github'".
+        wanted_by: Who refers to the file, for errors, such as "MCP server 'github'".
 
     Raises:
-        MCPConfigError: The file is missing, or a line is none of the format's; with the line's number, and
-            never with its text, which may hold a secret.
+        MCPConfigError: The file is missing, or a line is malformed. The error names the line's number and
+            never shows its text, which may contain a secret.
     """
     missing = f"{wanted_by}: envFile not found: {path}\nCreate it, or remove envFile from the configuration."
     text = read_config_text(path, if_missing=missing).replace("\r\n", "\n")
@@ -49,21 +50,21 @@ def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
 
 
 def _variable(text: str, start: int, path: Path) -> tuple[str, str, int]:
-    """Return a name, its value, and where the next line begins."""
+    """Return a name, its value, and the position of the next line."""
     name = _NAME.match(text, start)
     if name is None:
         raise _wrong(text, start, path, "should be NAME=value, with a name of letters, digits and _")
     quote = text[name.end() : name.end() + 1]
     if quote not in _QUOTED:
         plain = _PLAIN.match(text, name.end())
-        assert plain is not None, "it matches any line"
+        assert plain is not None, "the pattern matches any line"
         return name[1], _usable(plain["value"], text, start, path), plain.end()
     quoted = _QUOTED[quote].match(text, name.end())
     if quoted is None:
-        raise _wrong(text, start, path, f"begins a value in {quote} that is never closed")
+        raise _wrong(text, start, path, f"has an opening {quote} without a closing one")
     rest = _SKIPPED.match(text, quoted.end())
     if rest is None:
-        raise _wrong(text, start, path, f"has something after the closing {quote}")
+        raise _wrong(text, start, path, f"has text after the closing {quote}")
     value = quoted["value"]
     if quote == '"':
         value = _ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], value)
@@ -72,7 +73,7 @@ def _variable(text: str, start: int, path: Path) -> tuple[str, str, int]:
 
 def _usable(value: str, text: str, start: int, path: Path) -> str:
     if "\0" in value:
-        raise _wrong(text, start, path, "has a NUL character, which no environment variable can hold")
+        raise _wrong(text, start, path, "has a NUL character, which an environment variable cannot contain")
     return value
 
 

@@ -1,8 +1,8 @@
-"""`${...}` in configuration texts, as the hosts that share these files write it.
+"""Expand `${...}` in configuration values, in the notation of the hosts that share these files.
 
 `${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}` and `${userHome}` are
-folders. A default also stands in for an empty variable, as in a shell. What a variable holds is never
-expanded again, and never part of an error.
+folders. As in a shell, a default also replaces an empty variable. The value of a variable is not expanded
+again, and never appears in an error.
 """
 
 import re
@@ -16,18 +16,18 @@ from grue.errors import MCPConfigError
 _EXPRESSION = re.compile(r"\$\{(?P<inside>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 _KNOWN = (
-    "It knows ${VAR}, ${VAR:-default}, ${env:VAR}, ${workspaceFolder} and ${userHome}, none inside another;"
-    " an editor's ${input:...} has nobody to ask here."
+    "It can expand ${VAR}, ${VAR:-default}, ${env:VAR}, ${workspaceFolder} and ${userHome}, and none of them"
+    " inside another. An editor's ${input:...} is not supported: grue does not ask for input."
 )
 
 
 class Scope(Struct, frozen=True, kw_only=True):
-    """Where the values of `${...}` come from.
+    """The values for `${...}`.
 
     Attributes:
         environ: The environment variables.
-        workspace_folder: What `${workspaceFolder}` means.
-        source: The file that the texts are from, for errors; `None` if from no file.
+        workspace_folder: The value of `${workspaceFolder}`.
+        source: The file that contains the expressions, for errors; `None` if there is none.
     """
 
     environ: Mapping[str, str]
@@ -39,13 +39,13 @@ def expand(text: str, scope: Scope, place: str) -> str:
     """Return `text` with every `${...}` replaced by its value.
 
     Args:
-        text: A text of the configuration.
-        scope: Where the values come from.
-        place: What the text is, for errors, such as "MCP server 'github': env.TOKEN".
+        text: A value of the configuration.
+        scope: The values to insert.
+        place: Where `text` stands, for errors, such as "MCP server 'github': env.TOKEN".
 
     Raises:
-        MCPConfigError: A variable is not set and has no default, or an expression is none of ours. Variables
-            are named, values and defaults never shown.
+        MCPConfigError: A variable is not set and has no default, or an expression is not supported. The error
+            names variables, and never shows values or defaults.
     """
     return _EXPRESSION.sub(lambda match: _value(match, scope, place), text)
 

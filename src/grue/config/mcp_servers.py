@@ -1,11 +1,14 @@
-"""`mcp_config.json`: which MCP servers there are and how each is started (R2.1-3, R2.6, P5).
+"""Read `mcp_config.json`, which names the MCP servers and says how each is started.
 
-The file is the one that other hosts use: servers under `mcpServers`, VS Code's `servers` or Zed's
-`context_servers`. It is strict JSON. A server's key that looks like a misspelt one of ours is an error; any
-other that grue does not use is kept for a warning (`MCPConfig.warnings`), unless ignoring it changes nothing.
+The format is the one that other hosts use: servers under `mcpServers`, VS Code's `servers` or Zed's
+`context_servers`, in strict JSON. A key of a server that looks like a misspelling of one of ours is an error.
+Any other key that grue does not use becomes a warning (`MCPConfig.warnings`), unless ignoring it changes
+nothing.
 
-`${...}` is expanded when a server is taken, not when the file is read: a server that is ignored may have
-variables that are not set, and what stands in the model is what stands in the file, without the secrets.
+`${...}` is expanded when a server is used, not when the file is read. A server that is never used may
+therefore refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
+
+Source: R2.1-3, R2.6, P5
 """
 
 import os
@@ -39,18 +42,19 @@ from grue.mcp_transport.stdio import StdioServer
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Known elsewhere, and nothing is lost without them: grue asks nobody for approval, and shows no server list.
+# Other hosts know these keys, and ignoring them changes nothing: grue asks for no approval of a tool call,
+# and shows no list of servers.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Known elsewhere and without effect here: worth a warning, and no misspelling of anything.
+# Other hosts know these keys, and grue does not implement them: the user gets a warning.
 _UNUSED_KEYS = frozenset(("disabledTools", "enabledTools", "excludeTools", "includeTools", "oauth"))
 _MISSPELT_FROM = 0.75
 
 _ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd")
 _ONLY_BY_URL = ("headers",)
 _MILLISECONDS_FROM = 1000
-"""Hosts disagree on the unit of `timeout`; so many seconds nobody means."""
+"""Hosts disagree on the unit of `timeout`. A value of 1000 or more is taken as milliseconds."""
 
 
 def _for_a_process(text: str) -> str:
@@ -65,7 +69,7 @@ def _for_a_process(text: str) -> str:
 
 def _variable_name(name: str) -> str:
     if not name or "=" in name:
-        raise ValueError("is not a possible name of an environment variable")
+        raise ValueError("is not a valid name of an environment variable")
     return _for_a_process(name)
 
 
@@ -77,7 +81,7 @@ def _server_name(name: str) -> str:
             "has a dot, which separates the server's name from the tool's: use '-' or '_' instead"
         )
     if name == "mcp":
-        raise ValueError("is a prefix of tool names, and no server may be called that")
+        raise ValueError("is reserved: it is a prefix of tool names. Give the server another name")
     return name
 
 
@@ -97,8 +101,8 @@ class ToolsConfig(BaseModel):
     """Which of a server's tools are offered.
 
     Attributes:
-        include: Bare names, or patterns with `*`, `?` and `[...]`; `None`: all.
-        exclude: Names or patterns of those that are not, whatever `include` says.
+        include: Bare names, or patterns with `*`, `?` and `[...]`, of the tools to offer; `None`: all.
+        exclude: Names or patterns of tools to leave out, even if `include` matches them.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
@@ -125,20 +129,22 @@ class MCPServerConfig(BaseModel):
     Attributes:
         command: Program to start; `None` for a server reached by URL.
         args: Its arguments.
-        env: Environment variables, added to what is inherited of the host's own (R3.2).
-        inherit_env: What that is: `all` (the default), `no_keys`, `safe` or `none`.
-        envFile: File with more of them in the dotenv format, relative to the configuration file; `env` counts
-            where both have a name.
+        env: Environment variables, added to those inherited from the host.
+        inherit_env: Which variables the server inherits: `all` (the default), `no_keys`, `safe` or `none`.
+        envFile: File with further variables in the dotenv format, relative to the configuration file; `env`
+            takes precedence.
         cwd: Working directory, relative to the workspace folder; `None`: the host's.
         url: Address of a server that is already running.
         headers: HTTP headers for that address.
-        type: The transport, as most hosts call it; without it, `command` means stdio and `url` HTTP.
-        transport: The same, as some hosts call it.
+        type: The transport; without it, `command` means stdio and `url` means HTTP.
+        transport: Another name for `type`, which some hosts use.
         disabled: The server is left out.
-        timeout: Most that one tool call may take, in seconds; from 1000 on, in milliseconds.
-        timeout_seconds: The same, in seconds for certain.
-        startup_timeout_seconds: Most that handshake and listing may take together.
+        timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
+        timeout_seconds: The same, always in seconds.
+        startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
         tools: Which of its tools are offered.
+
+    Source: R3.2
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
@@ -163,7 +169,7 @@ class MCPServerConfig(BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the entry has no effect, or another one than may have been meant, in sentences."""
+        """One sentence for each key that has no effect, or perhaps not the intended one."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
         found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
         found += [
@@ -173,7 +179,7 @@ class MCPServerConfig(BaseModel):
         ]
         if self.timeout is not None and self.timeout >= _MILLISECONDS_FROM:
             found.append(
-                f"timeout {self.timeout:g} is taken as milliseconds; to be plain, write"
+                f"timeout {self.timeout:g} is taken as milliseconds; to make the unit explicit, write"
                 f' "timeout_seconds": {self.timeout / 1000:g}.'
             )
         return tuple(found)
@@ -199,14 +205,14 @@ class MCPServerConfig(BaseModel):
         if self.command is None and self.url is None:
             raise ValueError("needs a 'command' (a program to start) or a 'url' (a server to connect to)")
         if self.command is not None and self.url is not None:
-            raise ValueError("has both a 'command' and a 'url': keep the one that is meant")
+            raise ValueError("has both a 'command' and a 'url': keep only one")
         for blank in (key for key in ("command", "url") if getattr(self, key) is not None):
             if not getattr(self, blank).strip():
                 raise ValueError(f"has an empty {blank!r}")
         if self.timeout is not None and self.timeout_seconds is not None:
-            raise ValueError("has a 'timeout' and a 'timeout_seconds': keep one")
+            raise ValueError("has both a 'timeout' and a 'timeout_seconds': keep only one")
         if self.type and self.transport and self.type != self.transport:
-            raise ValueError("has a 'type' and a 'transport' that disagree: keep one")
+            raise ValueError("has a 'type' and a 'transport' that disagree: keep only one")
         declared = self.type or self.transport
         if declared and (declared == "stdio") != (self.command is not None):
             way = (
@@ -220,7 +226,7 @@ class MCPConfig(BaseModel):
     """The configured MCP servers that are not disabled, in the file's order.
 
     Attributes:
-        mcpServers: Name to configuration, as written: `${...}` stays until a server is taken.
+        mcpServers: Configurations by name, as written: `${...}` is expanded when a server is used.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
@@ -228,7 +234,7 @@ class MCPConfig(BaseModel):
     mcpServers: dict[Annotated[str, AfterValidator(_server_name)], MCPServerConfig]  # noqa: N815 the file's key
 
     _scope: Scope = PrivateAttr(
-        default_factory=lambda: Scope(environ=os.environ, workspace_folder=Path.cwd())  # as a file's would be
+        default_factory=lambda: Scope(environ=os.environ, workspace_folder=Path.cwd())
     )
 
     @field_validator("mcpServers", mode="before")
@@ -248,16 +254,19 @@ class MCPConfig(BaseModel):
         environ: Mapping[str, str] | None = None,
         workspace_folder: Path | None = None,
     ) -> Self:
-        """Load the servers of a JSON file (R2.1).
+        """Load the servers of a JSON file.
 
         Args:
             path: The file.
-            environ: Where `${VAR}` is looked up, when a server is taken; default: the process's own.
-            workspace_folder: `${workspaceFolder}`, and where a relative `cwd` starts; default: the file's.
+            environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
+            workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
+                of the file.
 
         Raises:
-            MCPConfigError: The file is missing (R2.2), is not strict JSON (R2.3, with line and column), or
-                has an entry that cannot be used, with the server and the key.
+            MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
+                an invalid entry (the error names the server and the key).
+
+        Source: R2.1-3
         """
         source = Path(path)
         text = read_config_text(source, if_missing=_missing(source))
@@ -276,12 +285,15 @@ class MCPConfig(BaseModel):
 
     @property
     def ignored_servers(self) -> tuple[str, ...]:
-        """The servers after the first, which `get_server_config` passes over: a host says so (R2.6, V1)."""
+        """The servers after the first. `get_server_config` ignores them, and the host should say so.
+
+        Source: R2.6, V1
+        """
         return tuple(self.mcpServers)[1:]
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each key that has no effect here, or another one than may have been meant."""
+        """One sentence for each key that has no effect here, or perhaps not the intended one."""
         return tuple(
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()
@@ -289,16 +301,18 @@ class MCPConfig(BaseModel):
         )
 
     def get_server_config(self) -> tuple[str, MCPServerConfig]:
-        """Return the first server's name and configuration, expanded (R2.6).
+        """Return the first server's name and configuration, expanded.
 
         Raises:
             MCPConfigError: There is no server, or a `${...}` of this one has no value.
+
+        Source: R2.6
         """
         if not self.mcpServers:
             source = self._scope.source
             raise MCPConfigError(
                 f"No MCP servers configured in {Path(source).name if source else DEFAULT_FILE_NAME}."
-                " Name one under 'mcpServers'; those marked as disabled do not count.",
+                " Add one under 'mcpServers'; servers marked as disabled do not count.",
                 path=source,
             )
         name = next(iter(self.mcpServers))
@@ -308,21 +322,21 @@ class MCPConfig(BaseModel):
         """Return one server's configuration with every `${...}` expanded and `cwd` absolute.
 
         Raises:
-            MCPConfigError: A variable is not set and has no default; named with the server and the key.
+            MCPConfigError: A variable is not set and has no default; the error names the server and the key.
             KeyError: There is no such server, or it is disabled.
         """
         return _expanded(name, self.mcpServers[name], self._scope)
 
 
 def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
-    """Return what the transports need to reach the server, its `envFile` read.
+    """Return the server's configuration in the form that the transports take, and read its `envFile`.
 
     Args:
         name: Its name in the configuration.
-        config: What stands there, expanded.
+        config: Its configuration, expanded.
 
     Raises:
-        MCPConfigError: The `envFile` cannot be used, or the URL or a header cannot.
+        MCPConfigError: The `envFile` cannot be read, or the URL or a header is invalid.
     """
     options = _options(config)
     if config.url is not None:
@@ -333,7 +347,7 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
             headers=dict(config.headers or {}),
             options=options,
         )
-    assert config.command is not None, "a server has one or the other"
+    assert config.command is not None, "a server has either a command or a URL"
     env = dict(config.env or {})
     if config.envFile is not None:
         env = read_env_file(Path(config.envFile), wanted_by=f"MCP server {name!r}") | env
@@ -373,12 +387,12 @@ def _missing(path: Path) -> str:
 def _servers(document: object, source: Path) -> object:
     if not isinstance(document, dict):
         raise MCPConfigError(
-            f"{source} should hold a JSON object with the key 'mcpServers'.", path=str(source)
+            f"{source} should contain a JSON object with the key 'mcpServers'.", path=str(source)
         )
     present = [key for key in ROOT_KEYS if key in document]
     if len(present) > 1:
         both = " and ".join(repr(key) for key in present)
-        raise MCPConfigError(f"{source} has {both}: keep the one that is meant.", path=str(source))
+        raise MCPConfigError(f"{source} has {both}: keep only one.", path=str(source))
     if present:
         return document[present[0]]
     likely = next((key for key in document if nearest(key, ROOT_KEYS, similarity=_MISSPELT_FROM)), None)
@@ -393,7 +407,7 @@ def _servers(document: object, source: Path) -> object:
 def _disabled(entry: object) -> bool:
     if isinstance(entry, MCPServerConfig):
         return entry.disabled
-    # Zed and others say `"enabled": false` for the same.
+    # Zed and others write `"enabled": false` instead.
     return isinstance(entry, Mapping) and (entry.get("disabled") is True or entry.get("enabled") is False)
 
 
@@ -408,7 +422,7 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
     env_file = at("envFile", config.envFile)
     beside = Path(scope.source).parent if scope.source else scope.workspace_folder
     if command is not None and not command.strip():
-        raise MCPConfigError(f"MCP server {name!r}: command is empty once expanded.", path=scope.source)
+        raise MCPConfigError(f"MCP server {name!r}: command is empty after expansion.", path=scope.source)
     return config.model_copy(
         update={
             "command": command,

@@ -1,4 +1,4 @@
-"""What every configuration file needs, whatever its format: its text, and a hint for a misspelt key."""
+"""Functions for configuration files of every format: read the text, and suggest a key for a misspelt one."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 from grue.errors import MCPConfigError
 
 MAX_CONFIG_BYTES = 16 * 2**20
-"""Longest configuration file that is read."""
+"""Size limit of a configuration file."""
 
 
 def read_config_text(path: Path, *, if_missing: str) -> str:
@@ -15,11 +15,11 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 
     Args:
         path: The file.
-        if_missing: The whole message of the error for a file that is not there.
+        if_missing: The complete error message for a file that does not exist.
 
     Raises:
-        MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8 (with line and
-            column).
+        MCPConfigError: The file is missing, unreadable, longer than 16 MiB, or not UTF-8 (the error names
+            line and column).
     """
     try:
         with path.open("rb") as file:
@@ -31,7 +31,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
         raise MCPConfigError(f"Cannot read {str(path)!r}: {cause}.", path=str(path)) from exc
     if len(content) > MAX_CONFIG_BYTES:
         raise MCPConfigError(
-            f"{path} is longer than {MAX_CONFIG_BYTES // 2**20} MiB: it is no configuration file.",
+            f"{path} is longer than {MAX_CONFIG_BYTES // 2**20} MiB, the limit for a configuration file.",
             path=str(path),
         )
     try:
@@ -40,7 +40,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
         before = content[: exc.start]
         line, column = before.count(b"\n") + 1, exc.start - before.rfind(b"\n")
         raise MCPConfigError(
-            f"{path} is not UTF-8 text: line {line}, column {column} has a byte that does not belong."
+            f"{path} is not UTF-8 text: line {line}, column {column} has an invalid byte."
             " Save the file as UTF-8.",
             path=str(path),
             line=line,
@@ -49,7 +49,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:
-    """Return the known word most like `word`, or `None` below `similarity` (0 to 1)."""
+    """Return the known word most similar to `word`, or `None` if none reaches `similarity` (0 to 1)."""
     by_lower = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=similarity)
     return by_lower[matches[0]] if matches else None

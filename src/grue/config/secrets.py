@@ -1,4 +1,7 @@
-"""Keys come from the environment: which one a host may have."""
+"""Choose the API key for an endpoint from the environment.
+
+A key is only ever sent to the provider that it belongs to.
+"""
 
 from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
@@ -11,10 +14,10 @@ _PROVIDER_KEYS = {host: rows[0].key_variable for host, rows in PROFILES.items()}
 
 
 def key_names(base_url: str) -> tuple[str, ...]:
-    """Return the environment variables whose key may be sent to `base_url`, the first to be tried first.
+    """Return the environment variables whose key may be sent to `base_url`, in the order to try them.
 
-    A provider's key goes to that provider alone, and only over https. `GRUE_API_KEY` goes wherever the user
-    points grue, for it was set for that.
+    A provider's key is sent only to that provider, and only over https. `GRUE_API_KEY` is sent to any
+    endpoint that the user configures, because it is set for grue.
     """
     parts = urlsplit(base_url)
     provider_key = next((key for host, key in _PROVIDER_KEYS.items() if _is_host(parts, host)), None)
@@ -22,26 +25,29 @@ def key_names(base_url: str) -> tuple[str, ...]:
 
 
 def needs_key(base_url: str) -> bool:
-    """Say whether the endpoint is known to refuse requests without a key: the hosted providers are."""
+    """Return whether the endpoint belongs to a known provider, all of which refuse requests without a key."""
     return any(_is_host(urlsplit(base_url), host) for host in _PROVIDER_KEYS)
 
 
 def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
-    """Return the key for `base_url`, or `None` where the environment has none for that host.
+    """Return the key for `base_url`, or `None` if the environment has none for that host.
 
     Args:
         base_url: The endpoint's base URL.
         environ: The environment; an empty variable counts as not set.
 
     Raises:
-        MCPConfigError: The key cannot be sent in a header. The variable is named, the value never shown.
+        MCPConfigError: The key cannot be sent in a header. The error names the variable and never its value.
     """
     for name in key_names(base_url):
         key = environ.get(name, "").strip()
         if not key:
             continue
         if not (key.isascii() and key.isprintable()) or " " in key:
-            raise MCPConfigError(f"The environment variable {name} holds no usable API key: set it again.")
+            raise MCPConfigError(
+                f"The environment variable {name} does not contain a usable API key: it has a space, a"
+                " control character or a character outside ASCII. Set it again."
+            )
         return key
     return None
 

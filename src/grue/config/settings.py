@@ -1,8 +1,11 @@
-"""`GameConfiguration`: the settings of `pyproject.toml` that a turn needs (R2.4, R13, P4, P45).
+"""`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
-Five tables are read: `[tool.zorkgpt.mcp]`, `.llm`, `.agent_sampling`, `.retry` and `.budget`. The first is
-ours, so an unknown key in it is an error; the others belong to a larger project, and what else they hold is
-not our business. Every value is checked where it enters, from a file, a keyword or an assignment.
+Five tables are read: `[tool.zorkgpt.mcp]`, `.llm`, `.agent_sampling`, `.retry` and `.budget`. The first
+belongs to grue, so an unknown key in it is an error. The others belong to a larger project; their unknown
+keys are ignored. Every value is checked when it is set, whether from a file, by a keyword or by an
+assignment.
+
+Source: R2.4, R13, P4, P45
 """
 
 import dataclasses
@@ -29,7 +32,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide
 
 
 class _FieldError(MCPConfigError):
-    """Fields that were given values they cannot have, each with what is wrong, before a file is known."""
+    """Invalid values of fields, each with its problem. `from_toml` adds the file and the table."""
 
     def __init__(self, owner: type, faults: Sequence[tuple[str, str]]) -> None:
         super().__init__("\n".join(f"{field} {problem}" for field, problem in faults))
@@ -38,13 +41,13 @@ class _FieldError(MCPConfigError):
 
 
 def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    # 30 stays an int, so that every text says "30s" and not "30.0s".
+    # Return the value as it was: 30 stays an int, so that messages say "30s" and not "30.0s".
     check(value)
     return value
 
 
 def _base_url(value: Any, check: Callable[[Any], str]) -> str:
-    """Refuse what is no HTTP base URL. The value is never shown: a key may have been pasted in its place."""
+    """Refuse anything but an HTTP base URL. The error never shows the value: it may be a key, pasted here."""
     url = check(value)
     try:
         parts = urlsplit(url)
@@ -59,7 +62,9 @@ def _base_url(value: Any, check: Callable[[Any], str]) -> str:
     ):
         raise ValueError("should be an http:// or https:// URL with a host")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError("should carry no credentials, query or fragment; keys come from the environment")
+        raise ValueError(
+            "should have no credentials, query or fragment; set the key in the environment instead"
+        )
     return url
 
 
@@ -77,11 +82,11 @@ _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 
 @dataclass(config=_STRICT)
 class _Table:
-    """Settings whose faults are told in our words, never with a value that may be a secret in them."""
+    """Base of the settings: turns pydantic's errors into ours, which show no secrets."""
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_our_words(cls, values: Any, check: Callable[[Any], Self]) -> Self:
+    def _translate_errors(cls, values: Any, check: Callable[[Any], Self]) -> Self:
         try:
             return check(values)
         except ValidationError as exc:
@@ -91,7 +96,7 @@ class _Table:
 
 @dataclass(config=_STRICT)
 class AgentSampling(_Table):
-    """Sampling parameters of the agent's model; `None`, always the default, leaves one out of the request."""
+    """Sampling parameters of the agent's model. `None`, the default of each, leaves it out of the request."""
 
     temperature: _NotNegative | None = None
     top_p: _Share | None = None
@@ -104,10 +109,11 @@ class AgentSampling(_Table):
 
 @dataclass(config=_STRICT)
 class RetrySettings(_Table):
-    """When a failed LLM request is tried again; delays and the limit of one request in seconds.
+    """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
 
-    Delays start at `initial_delay`, grow by `exponential_base` up to `max_delay`, and are spread by
-    `jitter_factor`, a share of each. The circuit-breaker keys of that table are accepted and have no effect.
+    The delay starts at `initial_delay`, is multiplied by `exponential_base` after each attempt up to
+    `max_delay`, and varies at random by the fraction `jitter_factor`. The circuit-breaker keys of this table
+    are accepted and ignored.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5
@@ -120,9 +126,10 @@ class RetrySettings(_Table):
 
 @dataclass(config=_STRICT)
 class BudgetSettings(_Table):
-    """What may be spent on the model, in a turn and in an episode; `None`, always the default: no limit.
+    """Limits on requests, tokens and cost, for a turn and for an episode. `None`, the default: no limit.
 
-    Tokens are those sent and those received together; the cost counts as far as the endpoint tells it.
+    Tokens are those sent and those received together. The cost is the sum that the endpoint reports; requests
+    without a reported cost count as 0.
     """
 
     turn_requests: _Count | None = None
@@ -142,29 +149,32 @@ _NESTED: Mapping[str, type[_Table]] = {
 
 @dataclass(config=_STRICT)
 class GameConfiguration(_Table):
-    """The settings of one host, with the seeds' names and defaults (R13.1-5, P45).
+    """The settings of one host.
 
     Construct it with keywords, assign its attributes, or load it with `from_toml`; each value is checked.
 
     Attributes:
-        mcp_enabled: Offer MCP tools to the agent; off by default (R1.5, R2.5).
+        mcp_enabled: Offer MCP tools to the agent; off by default.
         mcp_config_file: File that names the MCP servers, relative to `project_dir`.
-        mcp_max_tool_iterations: Replies with tool calls in one turn, at least 1.
-        mcp_tool_call_timeout_seconds: Seconds that one tool call may take, above 0; fractions are fine.
-        mcp_server_startup_timeout_seconds: Seconds from spawn to the listed tools, above 0.
-        mcp_force_tool_support: Offer tools whatever the model's name suggests (R12.4).
-        mcp_tool_lock: What becomes of a tool that is not as `mcp_tools.lock`, next to `mcp_config_file`, has
-            it: `report` it, `refuse` to offer it, or take no notice of the lock (`off`).
+        mcp_max_tool_iterations: Most replies with tool calls in one turn, at least 1.
+        mcp_tool_call_timeout_seconds: Time limit of one tool call in seconds, above 0; may be a fraction.
+        mcp_server_startup_timeout_seconds: Time limit from spawning a server to its list of tools, in
+            seconds.
+        mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
+        mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
+            `report` it, `refuse` to offer it, or ignore the lock (`off`).
         client_base_url: Base URL of the endpoint; OpenRouter by default.
-        agent_model: The agent's model, as that endpoint names it.
-        wire_format: How to talk to it: `chat_completions`, `responses` or `messages`; `None`: as its base URL
-            suggests.
-        extra_headers: Sent with each request; `${VAR}` stands for a variable of the environment.
-        extra_body: Further fields of each request, as they are.
+        agent_model: The agent's model, by the endpoint's name for it.
+        wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: chosen by
+            the base URL.
+        extra_headers: Sent with each request; `${VAR}` is replaced by an environment variable.
+        extra_body: Fields added to each request unchanged.
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
-        budget: What may be spent on the model; no limits by default.
+        budget: Limits on requests, tokens and cost; none by default.
         project_dir: Folder that relative paths start from; the TOML's folder when loaded from one.
+
+    Source: R1.5, R2.5, R12.4, R13.1-5, P45
     """
 
     mcp_enabled: bool = False
@@ -191,14 +201,16 @@ class GameConfiguration(_Table):
 
     @classmethod
     def from_toml(cls, config_path: str | os.PathLike[str] = "pyproject.toml") -> Self:
-        """Load the four tables of a TOML file; what is not there keeps its default (R2.4, P4, P45).
+        """Load the five tables of a TOML file; a missing key keeps its default.
 
         Args:
             config_path: The file, relative to the working directory; its folder becomes `project_dir`.
 
         Raises:
-            MCPConfigError: The file is missing or not TOML (line and column), or a value cannot be used
-                (table, key, what was found and what is wanted).
+            MCPConfigError: The file is missing or not TOML (the error names line and column), or a value is
+                invalid (the error names the table, the key, the value's kind and what it should be).
+
+        Source: R2.4, P4, P45
         """
         path = Path(config_path)
         tables = zorkgpt_tables_of(path)
@@ -229,10 +241,10 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def zorkgpt_tables_of(path: Path) -> dict[str, Any]:
-    """Return `[tool.zorkgpt]` of a TOML file; empty where it has none.
+    """Return `[tool.zorkgpt]` of a TOML file, empty if the file has no such table.
 
     Raises:
-        MCPConfigError: The file is missing or is not TOML (with line and column).
+        MCPConfigError: The file is missing or is not TOML (the error names line and column).
     """
     text = read_config_text(
         path,
@@ -245,7 +257,7 @@ def zorkgpt_tables_of(path: Path) -> dict[str, Any]:
         raise MCPConfigError(
             f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
         ) from exc
-    except (RecursionError, ValueError) as exc:  # nested too deeply; a number or a date beyond all limits
+    except (RecursionError, ValueError) as exc:  # nested too deeply; a number or a date out of range
         raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
     for depth, name in enumerate(_ROOT):
         document = _table(document, name, path, above=_ROOT[:depth])
@@ -253,7 +265,7 @@ def zorkgpt_tables_of(path: Path) -> dict[str, Any]:
 
 
 def _toml_position(message: str, text: str) -> tuple[int, int]:
-    # Python before 3.14 gives the position only in the message, and none at the end of the document.
+    # Before Python 3.14 the position is only in the message, and missing at the end of the document.
     if match := re.search(r"at line (\d+), column (\d+)", message):
         return int(match[1]), int(match[2])
     return text.count("\n") + 1, len(text) - text.rfind("\n")

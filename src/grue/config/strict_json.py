@@ -1,4 +1,7 @@
-"""JSON as the standard has it: no comments, no duplicate keys, no NaN; an error says where (R2.3, P5)."""
+"""Parse strict JSON: no comments, no duplicate keys, no NaN. Errors name line and column.
+
+Source: R2.3, P5
+"""
 
 import json
 import re
@@ -13,11 +16,11 @@ def parse_json(text: str, source: Path) -> object:
 
     Args:
         text: The document.
-        source: The file it is from, for errors.
+        source: The file that contains it, for errors.
 
     Raises:
-        MCPConfigError: `text` is not strict JSON; with line and column where it is a syntax error. The text
-            itself is never shown: it may hold a secret.
+        MCPConfigError: `text` is not strict JSON. The error for a syntax error names line and column. It
+            never shows the text, which may contain a secret.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
@@ -41,7 +44,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r} stands twice in one object")
+            raise ValueError(f"the key {key!r} occurs twice in one object")
         found[key] = value
     return found
 
@@ -57,9 +60,9 @@ def _advice(text: str, position: int) -> str:
     if rest.startswith(("//", "/*", "#")):
         return " Comments are not part of JSON: remove them."
     if rest[:1] in ("}", "]", ",") and text[:position].rstrip().endswith(","):
-        return " A comma too many stands before it."
+        return " There is a superfluous comma before it."
     if _TRAILING_COMMA.match(rest):  # Python 3.13 and later point at the comma itself
-        return " A comma too many stands there."
+        return " There is a superfluous comma."
     return ""
 
 

@@ -1,6 +1,7 @@
-"""`mcp_tools.lock`: the approved definitions of tools as a file, made to be committed and read in a diff.
+"""Read and write `mcp_tools.lock`, the file of approved tool definitions.
 
-JSON, sorted, one line for each digest. It lies next to the file of MCP servers.
+It is sorted JSON with one digest a line, so that it can be committed and reviewed in a diff. It is in the
+same folder as the file of MCP servers.
 """
 
 import json
@@ -29,15 +30,15 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lock_path(mcp_config: Path) -> Path:
-    """Return where the lock of a file of MCP servers lies."""
+    """Return the path of the tool lock that belongs to a file of MCP servers."""
     return mcp_config.parent / FILE_NAME
 
 
 def read(path: Path) -> ToolLock | None:
-    """Return what a file has; `None`: it is not there.
+    """Return the tool lock in a file; `None` if the file does not exist.
 
     Raises:
-        MCPConfigError: It cannot be read, or is not a tool lock of a version that is known.
+        MCPConfigError: The file cannot be read, or is not a tool lock of a version that grue knows.
     """
     try:
         if not path.exists():
@@ -50,16 +51,16 @@ def read(path: Path) -> ToolLock | None:
     version = document.get("version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > _VERSION:
         raise MCPConfigError(
-            f"{path} is a tool lock of version {version}; this grue knows version {_VERSION}. Upgrade grue.",
+            f"{path} is a tool lock of version {version}; this grue reads version {_VERSION}. Upgrade grue.",
             path=str(path),
         )
     try:
         return ToolLock(msgspec.convert(document, _File).servers)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
-        # A UnicodeError comes of half a surrogate pair in a key that no lock has.
+        # A key with half a surrogate pair raises UnicodeError.
         raise MCPConfigError(
             f"{path} is not a tool lock: {error}."
-            f" Restore it, or remove it and approve the tools anew with: {_COMMAND}",
+            f" Restore it, or remove it and approve the tools again with: {_COMMAND}",
             path=str(path),
         ) from error
 
@@ -67,16 +68,16 @@ def read(path: Path) -> ToolLock | None:
 def write(
     path: Path, tools_by_server: Mapping[str, Iterable[ToolDefinition]], *, keep: Collection[str] = ()
 ) -> tuple[ToolDrifted, ...]:
-    """Approve what servers list now, and return what has changed by that, server by server.
+    """Approve the tools that servers list now, and return the changes to the file, server by server.
 
     Args:
-        path: The file; it is replaced as a whole, or made.
-        tools_by_server: What each server lists.
-        keep: Servers whose pins stay as they are if they are not listed anew, such as one that could not be
-            started. All others that the file has are dropped from it.
+        path: The file; it is created, or replaced as a whole.
+        tools_by_server: The tools of each server.
+        keep: Servers whose pins are kept if they are not in `tools_by_server`, such as a server that could
+            not be started. All other servers are removed from the file.
 
     Raises:
-        MCPConfigError: There is something else in the file, or it cannot be written.
+        MCPConfigError: The file exists and is not a tool lock, or it cannot be written.
     """
     before = read(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
@@ -94,7 +95,7 @@ def _replace(path: Path, document: object) -> None:
     text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        # A lone surrogate in a tool's name becomes the escape that JSON has for it.
+        # A lone surrogate in a tool's name is written as a JSON escape.
         new.write_bytes(text.encode("utf-8", "backslashreplace"))
         new.replace(path)
     except OSError as error:

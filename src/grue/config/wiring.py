@@ -1,4 +1,4 @@
-"""From settings as users write them to what the core takes."""
+"""Convert the settings that users write into the values that `Runner` and the actors take."""
 
 import os
 from os import PathLike
@@ -19,7 +19,7 @@ from grue.protocol.tool_lock import ToolLock
 
 
 class Configured(Struct, frozen=True):
-    """The parts of a runner that a configuration names."""
+    """The arguments of a `Runner` that a configuration determines."""
 
     llm: LlmSettings
     servers: dict[str, McpServer]
@@ -33,7 +33,7 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
     """Load a TOML file and, where it enables MCP, the file of servers that it names.
 
     Raises:
-        MCPConfigError: A file is missing or has something that cannot be used.
+        MCPConfigError: A file is missing or invalid.
     """
     config = GameConfiguration.from_toml(path)
     servers: dict[str, McpServer] = {}
@@ -48,10 +48,10 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:
-    """Return the tool lock that holds for the configured servers; `None`: all that they list is approved.
+    """Return the tool lock of the configured servers; `None`: there is none, and every tool may be offered.
 
     Raises:
-        MCPConfigError: The file cannot be used; or it is missing, and what it does not have is to be refused.
+        MCPConfigError: The file is invalid; or it is missing, and `mcp_tool_lock` is `refuse`.
     """
     if config.mcp_tool_lock == "off":
         return None
@@ -59,23 +59,23 @@ def tool_lock(config: GameConfiguration) -> ToolLock | None:
     lock = tool_lock_file.read(path)
     if lock is None and config.mcp_tool_lock == "refuse":
         raise MCPConfigError(
-            f'There is no tool lock {path}, and [tool.zorkgpt.mcp] tool_lock = "refuse" wants one. '
-            "Look at the servers' tools, and approve them with: grue tools --lock",
+            f'There is no tool lock {path}, and [tool.zorkgpt.mcp] tool_lock = "refuse" requires one. '
+            "Review the servers' tools, and approve them with: grue tools --lock",
             path=str(path),
         )
     return lock
 
 
 def on_tool_drift(config: GameConfiguration) -> OnToolDrift:
-    """Return what is to become of a tool that is not as the lock has it."""
+    """Return the policy for tools that differ from the lock."""
     return "ignore" if config.mcp_tool_lock == "off" else config.mcp_tool_lock
 
 
 def llm_settings(config: GameConfiguration) -> LlmSettings:
-    """Return the endpoint that a configuration names, with the key of the environment.
+    """Return the settings of the configured endpoint, with its key from the environment.
 
     Raises:
-        MCPConfigError: The key, or a variable that a header names, cannot be used.
+        MCPConfigError: The key is invalid, or a variable that a header refers to is not set.
     """
     scope = Scope(environ=os.environ, workspace_folder=config.project_dir)
     headers = {
@@ -103,7 +103,7 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
 
 
 def retry_policy(config: GameConfiguration) -> RetryPolicy:
-    """Return the retries that a configuration sets."""
+    """Return the configured policy for retries."""
     retry = config.retry
     return RetryPolicy(
         max_retries=retry.max_retries,
@@ -116,7 +116,10 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
 
 
 def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> TurnLimits:
-    """Return the limits that a configuration sets (R13)."""
+    """Return the configured limits of a turn.
+
+    Source: R13
+    """
     return TurnLimits(
         max_tool_iterations=config.mcp_max_tool_iterations,
         tool_call_timeout_s=config.mcp_tool_call_timeout_seconds,
@@ -131,7 +134,7 @@ def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) 
 
 
 def episode_budget(config: GameConfiguration) -> Budget:
-    """Return what a configuration allows an episode to spend on its model."""
+    """Return the configured budget of an episode."""
     budget = config.budget
     return Budget(
         requests=budget.episode_requests, tokens=budget.episode_tokens, cost_usd=budget.episode_cost_usd

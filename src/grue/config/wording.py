@@ -1,4 +1,4 @@
-"""How a fault in a value is told: what was found and what is wanted, in the words of TOML and JSON."""
+"""Turn pydantic's errors into messages that say what was found and what is expected."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def setting_problem(error: ErrorDetails) -> str:
-    """Say what a setting was given and what it wants, to be read after the setting's name."""
+    """Describe an invalid setting: its value and what it should be. The text follows the setting's name."""
     wanted = error["msg"].removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
     if error["type"] == "value_error":
         return f"{wanted}."
@@ -18,7 +18,7 @@ def setting_problem(error: ErrorDetails) -> str:
 
 
 def toml_kind(value: Any) -> str:
-    """Name a value as TOML has it: numbers and short texts themselves, of others the kind."""
+    """Describe a value in terms of TOML: numbers and texts by their value, anything else by its kind."""
     match value:
         case bool():
             return str(value).lower()
@@ -46,7 +46,7 @@ _WANTED = {
 
 
 def entry_problem(error: ErrorDetails) -> str:
-    """Say what is wrong with an entry; of what was found only the kind, for it may be a secret."""
+    """Describe an invalid entry of the servers' file. Values are shown by kind only: they may be secrets."""
     _, *place = error["loc"]
     where = _entry([part for part in place if part != "[key]"])
     if error["type"] == "value_error":

@@ -50,9 +50,9 @@ def test_the_format(tmp_path: Path, text: str, variables: dict[str, str]) -> Non
         ("1A=hunter2", 1, "should be NAME=value"),
         ("=hunter2", 1, "should be NAME=value"),
         ("A: hunter2", 1, "should be NAME=value"),
-        ('\n\nA="hunter2\nB=1', 3, 'begins a value in " that is never closed'),
-        ("A='hunter2", 1, "begins a value in ' that is never closed"),
-        ('A="x\ny"\nB="1" hunter2', 3, 'has something after the closing "'),
+        ('\n\nA="hunter2\nB=1', 3, 'has an opening " without a closing one'),
+        ("A='hunter2", 1, "has an opening ' without a closing one"),
+        ('A="x\ny"\nB="1" hunter2', 3, 'has text after the closing "'),
         ("A=hunter2\0", 1, "has a NUL character"),
     ],
 )

@@ -159,7 +159,7 @@ def test_p5_any_json_is_a_configuration_or_a_configuration_error(tmp_path: Path,
     [
         ('{\n  // note\n  "mcpServers": {}}', "line 2, column 3: .*Comments are not part of JSON"),
         ('{"mcpServers": {} /* note */}', "Comments are not part of JSON"),
-        ('{"mcpServers": {"a": {"command": "x",}}}', "A comma too many"),
+        ('{"mcpServers": {"a": {"command": "x",}}}', "superfluous comma"),
         (" \n", "The file is empty"),
         ('{"mcpServers": {}} {}', "Extra data"),
     ],
@@ -171,13 +171,13 @@ def test_r2_3_invalid_json_says_what_to_change(tmp_path: Path, text: str, advice
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "the key 'a' stands twice"),
-        ('{"mcpServers": {"a": {"command": "x", "command": "y"}}}', "the key 'command' stands twice"),
+        ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "the key 'a' occurs twice"),
+        ('{"mcpServers": {"a": {"command": "x", "command": "y"}}}', "the key 'command' occurs twice"),
         ('{"mcpServers": {"a": NaN}}', "NaN is not a JSON value"),
         ("[" * 200_000, "nested too deeply"),
         ('{"a": ' + "9" * 5_000 + "}", "is not usable JSON"),
-        ("[]", "should hold a JSON object with the key 'mcpServers'"),
-        ('{"mcpServers": {}, "servers": {}}', "has 'mcpServers' and 'servers': keep the one that is meant"),
+        ("[]", "should contain a JSON object with the key 'mcpServers'"),
+        ('{"mcpServers": {}, "servers": {}}', "has 'mcpServers' and 'servers': keep only one"),
         ('{"mcpservers": {}}', "unknown key 'mcpservers'. Did you mean 'mcpServers'?"),
         ('{"mcp_servers": {}}', "unknown key 'mcp_servers'. Did you mean 'mcpServers'?"),
         ('{"mcpServers": []}', "the list of servers should be an object, not a list"),
@@ -202,8 +202,8 @@ def test_r2_3_a_document_that_cannot_be_used_says_why(tmp_path: Path, text: str,
         (SERVER | {"args": ["a\0b"]}, "args[0] has a character that cannot be passed to a program"),
         (SERVER | {"cwd": "\ud800"}, "cwd has a character that cannot be passed to a program"),
         (SERVER | {"env": {"PORT": 8080}}, "env.PORT should be a string, not a number"),
-        (SERVER | {"env": {"A=B": "hunter2"}}, "env.A=B is not a possible name of an environment variable"),
-        (SERVER | {"env": {"": "hunter2"}}, "is not a possible name of an environment variable"),
+        (SERVER | {"env": {"A=B": "hunter2"}}, "env.A=B is not a valid name of an environment variable"),
+        (SERVER | {"env": {"": "hunter2"}}, "is not a valid name of an environment variable"),
         (SERVER | {"env": ["hunter2"]}, "env should be an object, not a list"),
         (SERVER | {"disabled": "no"}, "disabled should be true or false, not a string"),
         (SERVER | {"type": "pipe"}, "type should be 'stdio', 'http'"),
@@ -292,7 +292,7 @@ def test_an_unset_variable_names_itself_the_server_and_the_key(tmp_path: Path) -
 
 
 def test_a_command_that_expands_to_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MCPConfigError, match="MCP server 'a': command is empty once expanded"):
+    with pytest.raises(MCPConfigError, match="MCP server 'a': command is empty after expansion"):
         loaded(tmp_path, {"a": {"command": "${NOTHING:-}"}}).get_server_config()
 
 

@@ -58,6 +58,6 @@ def test_space_around_a_key_is_dropped_and_an_empty_one_is_none(written: str, se
 
 @pytest.mark.parametrize("written", ["sk one", "sk\r\nX-Evil: 1", "sk-\u00e9", "sk\x07", "sk\u200bx"])
 def test_a_key_that_no_header_can_carry_is_refused_unseen(written: str) -> None:
-    with pytest.raises(MCPConfigError, match="GRUE_API_KEY holds no usable API key") as caught:
+    with pytest.raises(MCPConfigError, match="GRUE_API_KEY does not contain a usable API key") as caught:
         api_key("http://localhost/v1", {"GRUE_API_KEY": written})
     assert written not in str(caught.value)

@@ -67,7 +67,7 @@ def test_a_file_from_other_hosts_documentation_works_as_it_is(tmp_path: Path) ->
     ]
     assert config.warnings == (
         "MCP server 'github': timeout 60000 is taken as milliseconds;"
-        ' to be plain, write "timeout_seconds": 60.',
+        ' to make the unit explicit, write "timeout_seconds": 60.',
     )
 
 
@@ -99,7 +99,7 @@ def test_limits_and_tools_reach_the_server(
         ({"timeout": True}, "timeout should be a number, not true or false"),
         ({"timeout": 0}, "timeout should be a number of seconds above zero"),
         ({"timeout_seconds": -1}, "timeout_seconds should be a number of seconds above zero"),
-        ({"timeout": 1, "timeout_seconds": 1}, "has a 'timeout' and a 'timeout_seconds': keep one"),
+        ({"timeout": 1, "timeout_seconds": 1}, "has both a 'timeout' and a 'timeout_seconds': keep only one"),
         ({"startup_timeout": 3}, "unknown key 'startup_timeout'. Did you mean 'startup_timeout_seconds'?"),
         ({"timeoutSeconds": 3}, "unknown key 'timeoutSeconds'. Did you mean 'timeout_seconds'?"),
         ({"tools": {"inlcude": []}}, "tools has the unknown key 'inlcude'. Did you mean 'include'?"),

@@ -215,7 +215,7 @@ def test_a_base_url_that_is_none_is_refused_without_showing_it(tmp_path: Path, u
     "url", ["https://me:hunter2@host/v1", "https://host/v1?key=hunter2", "https://host/#hunter2"]
 )
 def test_a_base_url_carries_no_credentials_and_no_error_shows_them(url: str) -> None:
-    with pytest.raises(MCPConfigError, match="client_base_url should carry no credentials") as caught:
+    with pytest.raises(MCPConfigError, match="client_base_url should have no credentials") as caught:
         GameConfiguration(client_base_url=url)
     assert "hunter2" not in f"{caught.value}{caught.value.__cause__}"
 

@@ -77,7 +77,7 @@ def test_writing_says_what_has_changed(tmp_path: Path) -> None:
         ("[]", "not a tool lock"),
         ("{}", "version"),
         ('{"version": 1}', "servers"),
-        ('{"version": 2, "servers": {}}', "version 2; this grue knows version 1"),
+        ('{"version": 2, "servers": {}}', "version 2; this grue reads version 1"),
         ('{"version": 1, "servers": {"a": {"t": {}}}}', "$.servers[...][...]"),
         ('{"version": 1, "servers": {}, "more": 1}', "more"),
     ],
@@ -158,7 +158,7 @@ def test_the_key_is_checked_where_it_enters(tmp_path: Path) -> None:
 def test_half_a_surrogate_pair_or_deep_nesting_is_a_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mcp_tools.lock"
     path.write_text(text)
-    with pytest.raises(MCPConfigError, match=r"is not a tool lock: .*remove it and approve the tools anew"):
+    with pytest.raises(MCPConfigError, match=r"is not a tool lock: .*remove it and approve the tools again"):
         read(path)
 
 
