@@ -31,6 +31,7 @@ _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
 _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _WORDS = 300
+_DEEP = f"the arguments are nested more than {tool_results.MAX_DEPTH} deep: make a flatter call"
 _DIGITS = 40
 
 
@@ -59,31 +60,34 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> JsonObject | str:
         return f"the arguments hold more than {MAX_VALUES} values: make a smaller call"
     try:
         value = _strict(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        # Not the error's own words: they depend on how full the stack was, and a replay has another one.
+        return _DEEP
+    except ValueError as error:
         if str(error).startswith("Extra data") and text.lstrip().startswith("{"):
             return "the arguments are more than one JSON object: make one call for each"
         return f"the arguments are not valid JSON: {plain_text(str(error))[:_WORDS]}"
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
-    return value
+    # What is not nested deeper than its brackets are many need not be looked through.
+    deep = text.count("{") + text.count("[") > tool_results.MAX_DEPTH and tool_results.is_deep(value)
+    return _DEEP if deep else value
 
 
 def _strict(text: str) -> object:
     try:
-        value = msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return _lenient(text)
-    # What is not nested deeper than its brackets are many need not be looked through.
-    if text.count("{") + text.count("[") <= tool_results.MAX_DEPTH:
-        return value
-    return tool_results.json_value(value) if tool_results.is_deep(value) else value
 
 
 def _lenient(text: str) -> object:
     if is_crowded(text, _MAX_ODD_VALUES):
         raise ValueError("it cannot be read, and is too long to say why")
     value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    return tool_results.json_object(value) if isinstance(value, dict) else value
+    if isinstance(value, dict) and not tool_results.is_deep(value):
+        return tool_results.json_object(value)
+    return value
 
 
 def _no_constant(name: str) -> object:

@@ -105,9 +105,19 @@ def test_arguments_that_go_out_can_always_be_written(value: dict[str, str]) -> N
     assert msgspec.json.encode(arguments(json.dumps(value)))
 
 
-def test_deep_arguments_are_cut_off_before_they_exhaust_a_stack() -> None:
-    text = '{"a":' * 900 + "1" + "}" * 900
-    assert len(msgspec.json.encode(arguments(text))) < 1000
+@pytest.mark.parametrize("innermost", ["1", '"\\ud800"'], ids=["json", "nearly json"])
+@pytest.mark.parametrize("depth", [101, 500, 900, 3_000])
+def test_deep_arguments_are_refused_in_the_same_words_however_full_the_stack_is(
+    depth: int, innermost: str
+) -> None:
+    for opening, closing in (('{"a":', "}"), ('{"a":[', "]}")):
+        text = opening * depth + innermost + closing * depth
+        assert "nested more than 100 deep" in rejection(text)
+
+
+def test_arguments_as_deep_as_is_allowed_are_read() -> None:
+    text = '{"a":' * 99 + "1" + "}" * 99
+    assert json.dumps(arguments(text), separators=(",", ":")) == text
 
 
 @pytest.mark.parametrize(
