@@ -784,7 +784,7 @@ class ToolCalled(Message, frozen=True, kw_only=True):
 
 
 class ServerNoted(Message, frozen=True, kw_only=True):
-    """session: something a server did beside the protocol: noise on stdout, a malformed tool, a log line.
+    """session, agent: something a server did beside the protocol: noise, a malformed tool, a log line.
 
     Attributes:
         kind: `bad_tool`: it is left out, or is not as it should be; `bad_schema`: its results are not held to
@@ -921,7 +921,14 @@ TurnCommand: TypeAlias = (
 """What it asks its shell to do."""
 
 TurnNote: TypeAlias = (
-    IterationStarted | ToolRejected | ToolSkipped | ReplyUnusable | FinalForced | RepairRequested | FellBack
+    IterationStarted
+    | ToolRejected
+    | ToolSkipped
+    | ReplyUnusable
+    | FinalForced
+    | RepairRequested
+    | FellBack
+    | ServerNoted
 )
 """What it only says, for the trace."""
 

@@ -13,7 +13,7 @@ import grue.actors.llm_endpoint as llm_endpoint
 from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
 from grue.actors.llm_exchange import Answered
 from grue.errors import MCPConfigError
-from grue.messages import RequireAnswer, UserText
+from grue.messages import LlmFailure, RequireAnswer, UserText
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
@@ -271,3 +271,13 @@ def test_secrets_in_an_endpoints_words_are_replaced() -> None:
     endpoint = LlmEndpoint(secretive())
     failure = endpoint.describe(Fault(kind="refused", message=" ".join(SECRETS)))
     assert failure.message == "[redacted] [redacted] [redacted]"
+
+
+def test_chance_reaches_the_waits_and_is_drawn_anew_for_each() -> None:
+    """Agents that are refused at once must not come back at once."""
+    settings = LlmSettings(model="m", base_url="http://llm.test/v1", retry=RetryPolicy(jitter_factor=0.5))
+    busy = LlmFailure(kind="unavailable", endpoint="e", model="m", message="busy")
+    assert LlmEndpoint(settings, jitter=lambda: 0.0).delay(1, busy, None) == 1.0
+    assert LlmEndpoint(settings, jitter=lambda: 1.0).delay(1, busy, None) == 1.5
+    endpoint = LlmEndpoint(settings)
+    assert len({endpoint.delay(1, busy, None) for _ in range(5)}) > 1

@@ -133,6 +133,8 @@ async def test_each_event_has_the_command_that_brought_it_about_as_its_cause() -
     await bench.play(open_session(), call_tools("look"), CLOSE)
     sent = [item.seq for item in bench.envelopes if item.receiver == "a"]
     assert [item.cause for item in bench.envelopes if item.receiver == "agent"] == sent
+    called = [item.cause for item in bench.envelopes if isinstance(item.body, ToolCalled)]
+    assert called == [sent[1]], "a call has its batch as its cause"
     assert bench.notes(SessionClosed)[0].elapsed_s > 0
 
 

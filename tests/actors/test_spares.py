@@ -278,6 +278,18 @@ async def test_a_kept_session_that_broke_is_not_used_again() -> None:
     assert not bench.notes(SpareLost)
 
 
+async def test_a_kept_session_that_failed_a_call_is_left_though_its_turn_and_its_process_went_on() -> None:
+    bench = Bench(ScriptedServer("ok", "ok", tools={"think": "die"}), "kept")
+    async with bench.episode():
+        async with bench.lend() as lent:
+            await lent.open(10.0)
+            with pytest.raises(ServerFailed):
+                await lent.call("think", {}, 1.0)
+            assert lent.alive
+        await bench.turn("look", turn=2)
+    assert len(bench.made) == 2
+
+
 async def test_a_kept_session_whose_turn_was_cut_short_is_not_used_again() -> None:
     bench = Bench(ScriptedServer("ok", "ok", tools={"think": "hang"}), "kept")
     async with bench.episode(), anyio.create_task_group() as turns:

@@ -119,6 +119,15 @@ async def test_p37_all_pages_are_listed_and_malformed_tools_left_out(session: Se
     assert len(session.noted("bad_tool")) == 3
 
 
+async def test_p37_of_two_tools_with_one_name_the_first_counts_and_the_other_is_told(
+    session: Session,
+) -> None:
+    await session.run(faulty("--pages", "2", "--double-tool"))
+    assert [tool.tool for tool in session.listing.tools] == ["echo", "fail", "environ", "page_2"]
+    assert [*session.listing.tools[0].input_schema["properties"]] == ["text"]
+    assert session.noted("bad_tool") == ["echo: listed twice, the first one counts"] * 2
+
+
 async def test_p37_a_listing_without_end_ends(session: Session) -> None:
     await session.run(faulty("--pages", "2", "--page-loop"))
     assert [tool.tool for tool in session.listing.tools] == ["echo", "fail", "environ", "page_2"]

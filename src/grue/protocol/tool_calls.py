@@ -9,6 +9,7 @@ from grue.messages import (
     ServerCall,
     ServerDied,
     ServerName,
+    ServerNoted,
     Settlement,
     ToolCall,
     ToolCallRecord,
@@ -37,6 +38,26 @@ class Run(Struct, frozen=True):
 
     server: ServerName
     calls: tuple[ServerCall, ...]
+
+
+def without_doubles(
+    tools: tuple[ToolDefinition, ...],
+) -> tuple[tuple[ToolDefinition, ...], tuple[ServerNoted, ...]]:
+    """Return the tools, of each name only the first, and a note for each tool that is left out by that.
+
+    Within one server's listing that cannot happen; but a manager may list tools under the names of others.
+    """
+    first: dict[str, ToolDefinition] = {}
+    notes = [
+        ServerNoted(
+            server=tool.server,
+            kind="bad_tool",
+            text=f"{tool.name}: left out, because the server '{first[tool.name].server}' lists that name too",
+        )
+        for tool in tools
+        if first.setdefault(tool.name, tool) is not tool
+    ]
+    return tuple(first.values()), tuple(notes)
 
 
 def sort_calls(

@@ -92,7 +92,7 @@ from grue.messages import (
 )
 from grue.protocol import tool_results
 from grue.protocol.growing import Growing, Remaining
-from grue.protocol.tool_calls import record_settlement, reject, skip, sort_calls
+from grue.protocol.tool_calls import record_settlement, reject, skip, sort_calls, without_doubles
 from grue.protocol.turn_states import (
     AwaitingClose,
     AwaitingCompletion,
@@ -255,10 +255,11 @@ def _ask(
     turn = replace(turn, requests=turn.requests + 1)
     mode: OfferTools | RequireAnswer = RequireAnswer(turn.run.answer)
     if phase == "loop":
-        mode = OfferTools(turn.tools if turn.relisted else None)
-        turn = replace(turn, relisted=False)
+        tools, doubles = without_doubles(turn.tools)
+        mode = OfferTools(tools if turn.relisted else None)
+        turn = replace(turn, tools=tools, relisted=False)
         most = turn.run.limits.max_tool_iterations
-        notes = (*notes, IterationStarted(iteration=turn.iterations + 1, max_iterations=most))
+        notes = (*notes, *doubles, IterationStarted(iteration=turn.iterations + 1, max_iterations=most))
     request = RequestCompletion(
         conversation=ConversationId(f"turn-{turn.run.turn}"),
         request=turn.requests,

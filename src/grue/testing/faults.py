@@ -92,6 +92,7 @@ SOUND: Sequence[Fault] = (
     _calls("stderr-flood", "--flood-stderr", "300000"),
     _calls("logs-and-progress", "--chatty", notes=frozenset(["log", "progress"])),
     _calls("malformed-tools", "--malformed-tool", notes=frozenset(["bad_tool"])),
+    _calls("two-tools-of-one-name", "--double-tool", notes=frozenset(["bad_tool"])),
     _calls("listing-goes-round", "--pages", "3", "--page-loop", notes=frozenset(["bad_tool"])),
     _calls("oldest-protocol", "--protocol-version", "2024-11-05"),
     _calls("duplicate-answers", "--duplicate", calls=2, settlements=("returned", "returned")),

@@ -98,6 +98,7 @@ def _flags() -> argparse.ArgumentParser:
     add("--slow-call", metavar="SECONDS", type=float, default=0.0, help="how long a call takes")
     add("--chatty", action="store_true", help="log and report progress during calls")
     add("--malformed-tool", action="store_true", help="list three broken tools beside the good ones")
+    add("--double-tool", action="store_true", help="list echo again on every page, with other arguments")
     add(
         "--pages",
         metavar="N",
@@ -285,6 +286,8 @@ class FaultyServer:
                     _tool("bad schema") | {"inputSchema": "text"},
                     "no tool",
                 ]
+        if self._flags.double_tool:
+            tools.append(_tool("echo", "words"))
         if page < self._flags.pages:
             return {"tools": tools, "nextCursor": str(page + 1)}
         return {"tools": tools, "nextCursor": "1"} if self._flags.page_loop else {"tools": tools}

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from grue.errors import MCPConfigError
+from grue.mcp_transport import process_group
+from grue.mcp_transport.guard import HostGuard
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
 from grue.mcp_transport.process_table import live_members
 from grue.testing.leftovers import assert_nothing_left
@@ -196,3 +198,25 @@ assert not group.watch.exited_within(0.1)
 assert registry.kill_leftovers() == 1
 """
     subprocess.run([sys.executable, "-c", script], timeout=20, check=True)
+
+
+def test_an_ended_group_leaves_the_guards_list_before_its_id_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the leader is reaped its id may be another group's, which the guard would kill with the host."""
+    released: list[tuple[int, int | None]] = []
+
+    class Watched(HostGuard):
+        def release(self, pgid: int) -> None:
+            released.append((pgid, group._leader.returncode))
+            super().release(pgid)
+
+    guard = Watched()
+    monkeypatch.setattr(process_group, "guard", guard)
+    group = ProcessRegistry().spawn("cat", (), ENV, None)
+    try:
+        assert guard._groups == {group.pid}
+        group.end()
+        assert released == [(group.pid, None)]
+        assert guard._groups == set()
+    finally:
+        group.close_descriptors()
+        guard.end()

@@ -123,3 +123,13 @@ def test_an_unreadable_retry_after_says_nothing(header: str | None) -> None:
 def test_no_retry_after_raises(header: str) -> None:
     delay = retry_after(header, 0.0)
     assert delay is None or delay >= 0
+
+
+@pytest.mark.parametrize(("jitter", "longer"), [(0.0, 1.0), (0.5, 1.1), (1.0, 1.2)])
+@pytest.mark.parametrize(("asked", "base_s"), [(None, 2.0), (3.0, 3.0), (999.0, 8.0)])
+def test_chance_lengthens_every_wait_by_its_share(
+    jitter: float, longer: float, asked: float | None, base_s: float
+) -> None:
+    policy = RetryPolicy(initial_delay_s=2.0, max_delay_s=8.0, jitter_factor=0.2)
+    delay = next_delay(policy, 1, failed("unavailable"), retry_after_s=asked, jitter=jitter)
+    assert delay == pytest.approx(base_s * longer)

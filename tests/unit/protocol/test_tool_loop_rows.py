@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from turns import (
     ACCEPTED,
     ANSWER,
@@ -45,8 +46,12 @@ from grue.messages import (
     OpenSession,
     RequestCompletion,
     RequireAnswer,
+    ServerName,
+    ServerNoted,
+    SessionOpened,
     SystemText,
     ToolCallResult,
+    ToolDefinition,
     ToolMessage,
     ToolRejected,
     ToolSkipped,
@@ -72,11 +77,29 @@ def last_request(walk: Walk) -> RequestCompletion:
     return walk.of(RequestCompletion)[-1]
 
 
+def listing(server: str, *tools: ToolDefinition) -> SessionOpened:
+    return SessionOpened(server=ServerName(server), tools=tools)
+
+
 def is_final(request: RequestCompletion) -> bool:
     return request.mode == RequireAnswer(ANSWER)
 
 
 # --- Sessions ---
+
+
+def test_of_two_tools_with_one_name_the_first_servers_counts_and_the_other_is_told() -> None:
+    """A manager may list a tool under another server's name."""
+    double = replace(tool("b.anything"), full_name="a.look")
+    for events in ((opened("a"), listing("b", double)), (listing("b", double), opened("a"))):
+        walk = Walk(run("a", "b"), *events)
+        (mode,) = [request.mode for request in walk.of(RequestCompletion)]
+        assert mode == OfferTools((tool("a.look"), tool("a.think")))
+        (note,) = walk.of(ServerNoted)
+        assert (note.server, note.kind) == ("b", "bad_tool")
+        assert note.text == "a.look: left out, because the server 'a' lists that name too"
+        walk.send(calls("a.look"))
+        assert [batch.server for batch in walk.of(CallTools)] == ["a"]
 
 
 def test_a_turn_opens_each_server_and_then_offers_what_they_listed() -> None:

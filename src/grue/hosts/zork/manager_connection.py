@@ -192,7 +192,7 @@ class ManagerConnection:
             self._say("log", f"disconnect_session failed: {type(error).__name__}: {error}")
 
     def _read(self, schemas: Sequence[Mapping[str, Any]]) -> tuple[ToolDefinition, ...]:
-        tools: list[ToolDefinition] = []
+        tools: dict[str, ToolDefinition] = {}
         for schema in schemas:
             try:
                 given = given_tool(schema, self._server)
@@ -200,12 +200,15 @@ class ManagerConnection:
                 self._say("bad_tool", str(error))
                 continue
             prefix, _, bare = given.tool.partition(".")
-            if prefix != self._server or not bare:
-                self._names[given.tool] = given.tool
-                tools.append(given)
-            else:
-                tools.append(replace(given, tool=bare, full_name=""))
-        return tuple(tools)
+            own = prefix == self._server and bool(bare)
+            name = bare if own else given.tool
+            if name in tools:
+                self._say("bad_tool", f"{given.tool}: listed twice, the first one counts")
+                continue
+            tools[name] = replace(given, tool=bare, full_name="") if own else given
+            if not own:
+                self._names[name] = name
+        return tuple(tools.values())
 
     def _is_disabled(self) -> bool:
         return getattr(self._manager, "is_disabled", False) is True

@@ -11,9 +11,11 @@ import pytest
 from grue.config.settings import GameConfiguration
 from grue.errors import LLMError, MCPError, MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
+from grue.hosts.zork.client import LLMClient
 from grue.messages import CloseSession, Message, OpenSession, SessionClosed
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
 
 ANSWER = json.dumps({"thinking": "It creaks.", "action": "examine door", "new_objective": None})
 THINK = {"name": "thoughtbox.think", "arguments": {"thought": "A door."}}
@@ -120,6 +122,20 @@ def test_r12_4_forced_tool_support_overrides_the_name() -> None:
     config = GameConfiguration(mcp_enabled=True, mcp_force_tool_support=True)
     one = ZorkAgent(config=config, model="qwq-32b", client=thinking_client(), mcp_manager=manager)
     assert one.get_action_with_reasoning("x")["action"] == "examine door"
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_r12_4_the_agents_own_flag_counts_though_its_client_was_made_without_it(forced: bool) -> None:
+    with ScriptedLlmServer(lambda _request: text_reply(ANSWER)) as server:
+        client = LLMClient(GameConfiguration(), base_url=server.base_url, api_key="k")
+        config = GameConfiguration(mcp_enabled=True, mcp_force_tool_support=forced)
+        one = ZorkAgent(config=config, model="qwq-32b", client=client, mcp_manager=MockMCPManager())
+        if forced:
+            assert one.get_action_with_reasoning("x")["action"] == "examine door"
+        else:
+            with pytest.raises(MCPError, match="does not support tool calling"):
+                one.get_action_with_reasoning("x")
+    assert [bool(request.body["tools"]) for request in server.requests] == [True] * forced
 
 
 def test_r6_1_a_manager_that_cannot_connect_on_the_first_turn_ends_it() -> None:
