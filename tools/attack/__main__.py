@@ -16,9 +16,11 @@ judged).
 
 import argparse
 import json
+import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -52,13 +54,19 @@ class Endpoint:
 class Worker:
     """A process that runs cases, one after the other; replaced when it hangs or dies."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, folder: str) -> None:
         self._port = port
+        self._folder = folder
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, str(_HERE / "worker.py"), str(self._port)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, str(_HERE / "worker.py"), str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": self._folder},  # it is killed, and cannot tidy up
+        )
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True).start()
         if self._lines.get(timeout=_START_S).strip() != "ready":
@@ -178,11 +186,16 @@ def main() -> int:
     parser.add_argument("--case", action="append", default=[], help="only this one; may be repeated")
     parser.add_argument("--verbose", action="store_true", help="print every case")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="grue-attack-", ignore_cleanup_errors=True) as folder:
+        return _attacked(options, folder)
+
+
+def _attacked(options: argparse.Namespace, folder: str) -> int:
     started = time.monotonic()
     tally = Tally(verbose=options.verbose or bool(options.case))
     endpoint = Endpoint()
     try:
-        workers = [Worker(endpoint.port) for _ in range(options.jobs if not options.case else 1)]
+        workers = [Worker(endpoint.port, folder) for _ in range(options.jobs if not options.case else 1)]
         if options.case:
             for name in options.case:
                 tally.add(workers[0].run(name))
