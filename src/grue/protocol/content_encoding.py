@@ -50,11 +50,6 @@ class ContentDecoder:
         # The last coding was applied last, and is undone first.
         self._stages = [_Stage(_WINDOWS[name], max_bytes) for name in reversed(known)]
 
-    @property
-    def idle(self) -> bool:
-        """Nothing is to be undone."""
-        return not self._stages
-
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield what `chunk` stands for, in steps of at most `STEP_BYTES`.
 

@@ -17,7 +17,7 @@ from grue.provider_rules.chat_shapes import Json, Owed, first_choice, given
 
 DialectName: TypeAlias = Literal["chat", "responses", "messages"]
 
-_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 

@@ -19,11 +19,13 @@ from grue.runtime.trace import Envelope, Recorder
 from grue.testing.fault_turns import LIFETIMES, Fault, Seen
 from grue.testing.llm_faults import (
     broken_off,
+    compressed,
     dripping,
     empty,
     error_in_200,
     error_in_stream,
     garbage_in_stream,
+    in_place_of_json,
     mistyped,
     rate_limited,
     redirect,
@@ -149,6 +151,21 @@ PLAIN: Sequence[Fault] = (
     _again("truncated-json", truncated(SOUND), "invalid_reply"),
     _llm("truncated-json", truncated(SOUND), truncated(SOUND), outcome="LLMError invalid_reply"),
     _again("empty-body", empty(), "invalid_reply"),
+    _llm(
+        "compressed-again-and-again",
+        *[compressed(SOUND, stages=3)] * 2,
+        outcome="LLMError invalid_reply",
+        says=("compressed 3 times",),
+    ),
+    _llm("compressed", compressed(SOUND)),
+    _llm(
+        "compressed-without-end",
+        *[compressed(text_reply(" " * 20_000_000), stages=2)] * 2,
+        outcome="LLMError invalid_reply",
+        says=("the reply is longer than",),
+    ),
+    _again("digits-without-end", in_place_of_json(b'{"choices": ' + b"9" * 5_000 + b"}"), "invalid_reply"),
+    _again("nested-without-end", in_place_of_json(b'{"error": ' + b"[" * 50_000), "invalid_reply"),
     _llm("web-page", web_page(), web_page(), outcome="LLMError invalid_reply", says=("base URL",)),
     _again("bad-gateway-page", web_page(502), "unavailable"),
     _llm(

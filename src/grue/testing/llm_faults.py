@@ -11,6 +11,7 @@ Each works on plain replies and on streams, in every format. `silence` and `hang
 belong to them. What waits here ends at once when the server closes.
 """
 
+import gzip
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -90,6 +91,21 @@ def mistyped(reply: LlmReply = _SOUND, content_type: str = "text/html") -> LlmRe
 def empty(status: int = 200) -> LlmReply:
     """Return no body, under a content type that promises one."""
     return LlmReply(status=status, headers={"Content-Type": "application/json"})
+
+
+def compressed(reply: LlmReply = _SOUND, *, stages: int = 1) -> LlmReply:
+    """Compress the body with gzip so many times; of spaces, a thousandth is left each time."""
+    body = reply.body
+    for _ in range(stages):
+        body = gzip.compress(body)
+    return replace(
+        reply, headers={**reply.headers, "Content-Encoding": ", ".join(["gzip"] * stages)}, body=body
+    )
+
+
+def in_place_of_json(body: bytes) -> LlmReply:
+    """Send these bytes under the content type of JSON."""
+    return LlmReply(headers={"Content-Type": "application/json"}, body=body)
 
 
 def error_in_stream(reply: LlmReply = _SOUND, *, after: float = 0.5) -> LlmReply:

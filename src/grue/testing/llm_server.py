@@ -258,7 +258,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
     try:
         wants_back = dialect.owed(reply)
         events = stream_of(dialect.name, reply, request) if request.get("stream") else ()
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
         wants_back, events = {}, ()
     if events:
         return _streamed(said, dialect, events), wants_back

@@ -15,7 +15,9 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.chat_completions import ChatCompletions
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.reply import MAX_CALLS, Reply
 from grue.protocol.tool_names import WireNames
 
 CHAT = ChatCompletions()
@@ -325,3 +327,30 @@ def test_deep_but_readable_replies_can_be_sent_back() -> None:
     check_sendable(
         read({"tool_calls": [call({"name": "s.t", "arguments": deep})], "reasoning_details": deep})
     )
+
+
+def test_a_body_with_too_many_values_is_not_read() -> None:
+    body = b'{"choices":[{"message":{"content":"x"}}],"x":[' + b"0," * 500_001 + b"0]}"
+    fault = CHAT.decode(body, CANONICAL, request=1)
+    assert isinstance(fault, Fault)
+    assert fault.kind == "invalid_reply"
+    assert isinstance(CHAT.decode(body.replace(b"0," * 500_001, b""), CANONICAL, request=1), Reply)
+
+
+def test_near_json_that_is_nested_too_deeply_is_not_read() -> None:
+    body = b'{"choices":[{"message":{"content":"x"}}],"x":NaN,"y":' + b"[" * 150 + b"]" * 150 + b"}"
+    assert isinstance(CHAT.decode(body, CANONICAL, request=1), Fault)
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        ("chat_completions", {"choices": [{"message": {"tool_calls": [{}] * (MAX_CALLS + 1)}}]}),
+        ("responses", {"output": [{}] * (MAX_CALLS + 1)}),
+        ("messages", {"content": [{}] * (MAX_CALLS + 1)}),
+    ],
+)
+def test_a_body_with_too_many_calls_is_no_reply(wire: WireName, body: object) -> None:
+    fault = FORMATS[wire].decode(json.dumps(body).encode(), CANONICAL, request=1)
+    assert isinstance(fault, Fault)
+    assert fault.message.startswith(f"not a completion: more than {MAX_CALLS} ")

@@ -21,6 +21,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
@@ -143,6 +144,23 @@ def test_p48_without_tools_nothing_is_said_of_them() -> None:
     }  # fmt: skip
     conversation.ask((), OfferTools(()))
     assert "tools" not in json.loads(conversation.body(MODEL))
+
+
+@pytest.mark.parametrize("error", [RecursionError, OverflowError, MemoryError, UnicodeError, ValueError])
+def test_whatever_a_reader_trips_over_is_a_fault(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: object, **__: object) -> Reply:
+        raise error("too much")
+
+    conversation = Conversation(GENERIC)
+    monkeypatch.setattr(conversation.format, "decode", decode)
+    fault = conversation.read(b"{}", request=1, used_ids=set())
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.message) == (
+        "invalid_reply",
+        f"not a completion: it cannot be read ({error.__name__})",
+    )
 
 
 def test_an_empty_instruction_is_left_out() -> None:

@@ -71,6 +71,7 @@ def test_what_a_stream_says(stream: bytes, events: list[tuple[str, str]]) -> Non
 def test_an_event_comes_as_soon_as_it_is_complete() -> None:
     lines = EventLines()
     assert list(lines.feed(b"data: a\n")) == []
+    assert lines.waiting == 0
     assert list(lines.feed(b"\nda")) == [ServerEvent("", "a")]
     assert list(lines.feed(b"ta: b\n\n")) == [ServerEvent("", "b")]
     assert list(lines.end()) == []
@@ -112,6 +113,7 @@ def test_data_that_is_no_object_is_damage(text: str) -> None:
         (b"dbta: a\n\n", "line 1 of the stream has no field of an event"),
         (b"data; a\n\n", "line 1 of the stream has no field of an event"),
         (b"data: a\xc3", "line 1 of the stream is not UTF-8"),
+        (b'event: a\x1adata: {"a": 1}\n\n', "line 1 of the stream names no event"),
         (b": \xe9t\xe9\n\n", "line 1 of the stream is not UTF-8"),
         (b": ping\n\nid: 1\nretry: 5\nevent: x\ndata:\n\ndata\n\n", ""),
     ],

@@ -116,3 +116,8 @@ def counted(value: object) -> int:
 def test_long_texts_are_counted_in_one_pass(text: str, crowded: bool) -> None:
     # With a second pass for each quotation mark, the first of them would take hours.
     assert is_crowded(text) is crowded
+
+
+def test_arguments_that_are_nested_too_deeply_are_cut_off() -> None:
+    value = read_arguments('{"a":' * 150 + "1" + "}" * 150)
+    assert "[nested too deeply]" in json.dumps(value)

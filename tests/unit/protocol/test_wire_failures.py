@@ -143,6 +143,7 @@ def test_a_429_about_money_is_final_and_says_so() -> None:
         (Fault(kind="unreachable", message=""), "https://x/v1", "Check the base URL, the network"),
         (Fault(kind="timed_out", message=""), "https://x/v1", "Raise timeout_seconds"),
         (Fault(kind="invalid_reply", status=200, message=""), "https://x/v1", "usually ends in /v1"),
+        (Fault(kind="damaged", status=200, message=""), "https://x/v1", "the proxies and gateways"),
         (Fault(kind="unavailable", status=503, message=""), "https://x/v1", "Try again later"),
     ],
 )

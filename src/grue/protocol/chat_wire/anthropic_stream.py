@@ -11,7 +11,7 @@ from typing import NoReturn
 from msgspec import Struct, field
 
 from grue.messages import JsonObject
-from grue.protocol.chat_wire.json_text import json_object, to_json
+from grue.protocol.chat_wire.json_text import strict_value, to_json
 from grue.protocol.chat_wire.reply import MAX_CALLS, as_object, as_text
 from grue.protocol.chat_wire.server_events import (
     DamagedStream,
@@ -21,7 +21,6 @@ from grue.protocol.chat_wire.server_events import (
     ungarbled,
 )
 from grue.protocol.chat_wire.wire_format import Delta
-from grue.protocol.tool_results import is_deep
 
 _PIECES = {
     "text_delta": "text",
@@ -68,8 +67,10 @@ class _Block(Struct):
         if not text.strip():
             return self.fields | begun
         # Cut short, or not strictly JSON, it goes on as the text that it is, for the model to be told.
-        given = json_object(text)
-        return self.fields | begun | {"input": text if given is None or is_deep(given) else given}
+        try:
+            return self.fields | begun | {"input": strict_value(text)}
+        except ValueError:
+            return self.fields | begun | {"input": text}
 
 
 class AnthropicAssembler:

@@ -71,11 +71,27 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> 
             return json_value(value)
 
 
+def strict_value(text: str) -> object:
+    """Return what `text` is by the letter of JSON.
+
+    Raises:
+        ValueError: It is not JSON, is too large, or is nested more than `MAX_DEPTH` deep.
+    """
+    if len(text) > MAX_CHARS or is_crowded(text):
+        raise ValueError("too large")
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if is_deep(value):
+        raise ValueError("nested too deeply")
+    return value
+
+
 def json_object(text: str) -> JsonObject | None:
     """Return the object that `text` is, by the letter of JSON, or `None`, also for one that is too large."""
-    if len(text) > MAX_CHARS or is_crowded(text):
-        return None
     try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        value = strict_value(text)
+    except ValueError:
         return None
+    return value if isinstance(value, dict) else None
