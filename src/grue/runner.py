@@ -400,7 +400,7 @@ class Runner:
                 response = answer.fallback if end.kind == "fallback" else check.accepted
                 return outcome_of(end, response, time.monotonic() - started)
             case TurnFailed():
-                raise error_for(end)
+                raise error_for(self.recorder.redacted_body(end))
             case _:
                 assert_never(end)
 
@@ -428,10 +428,9 @@ class Runner:
     def _hide_secrets(self, llm: "LlmSettings | LlmEndpoint | LlmFactory") -> None:
         """Keep what must not be shown out of everything that is recorded."""
         hide_secrets(self.recorder, self._servers.values())
-        settings = getattr(llm, "settings", llm)
-        key = getattr(settings, "api_key", None)
-        if key and len(key) >= _SHORTEST_KEY:
-            self.recorder.hide("api_key", key)
+        named_values = getattr(getattr(llm, "settings", llm), "named_values", dict)
+        for name, value in named_values().items():
+            self.recorder.hide(name, value)
 
     def _loop(self, users: int = 0) -> Episode:
         """Return the episode's loop, which begins with its first turn, whichever thread is the first.
@@ -473,10 +472,6 @@ def _leave_if_there(runner: "weakref.ref[Runner]", episode: Episode) -> None:
     alive = runner()
     if alive is not None:
         alive._leave(episode)  # noqa: SLF001 - the runner's own
-
-
-_SHORTEST_KEY = 8
-"""Shorter ones are words such as `none` or `ollama`, which are no secrets and stand in other texts."""
 
 
 def _endpoint(llm: "LlmSettings | LlmEndpoint") -> "LlmEndpoint":

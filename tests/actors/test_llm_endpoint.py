@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import anyio
@@ -22,13 +23,12 @@ from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 
-SECRETS = ("sk-recognisable-0123456789", "header-secret-0123456789", "url-password-0123")
+SECRETS = ("sk-recognisable-0123456789", "header-secret-0123456789", "further-secret-0123")
 
 
-def secretive(base_url: str = f"https://me:{SECRETS[2]}@openrouter.ai/api/v1") -> LlmSettings:
-    return LlmSettings(
-        base_url=base_url, model="m", api_key=SECRETS[0], extra_headers={"X-Token": SECRETS[1]}
-    )
+def secretive(base_url: str = "https://openrouter.ai/api/v1") -> LlmSettings:
+    headers = {"X-Token": SECRETS[1], "X-Title": SECRETS[2]}
+    return LlmSettings(base_url=base_url, model="m", api_key=SECRETS[0], extra_headers=headers)
 
 
 def request_body(settings: LlmSettings) -> bytes:
@@ -63,11 +63,21 @@ def test_settings_show_no_secret() -> None:
         ("http://[::1", "cannot be read"),
         ("http://host:99999/v1", "cannot be read"),
         ("http://host:0/v1", "must start with http"),
+        ("https://me:pass-word@host/v1", "user or a password .* set api_key .*GRUE_API_KEY"),
+        ("https://pass-word@host/v1", "user or a password"),
+        ("https://host/v1?api-version=1&api_key=pass-word", "'api_key' in its query, .* set api_key"),
+        ("https://me:pass-word", "cannot be read"),
     ],
 )
 def test_a_base_url_that_cannot_be_used(base_url: str, said: str) -> None:
-    with pytest.raises(MCPConfigError, match=said):
+    with pytest.raises(MCPConfigError, match=said) as caught:
         LlmEndpoint(LlmSettings(base_url=base_url, model="m"))
+    assert "pass-word" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_query_without_a_secret_may_stay_in_the_base_url() -> None:
+    endpoint = LlmEndpoint(LlmSettings(base_url="https://host/v1?api-version=2026-01-01", model="m"))
+    assert endpoint.url == "https://host/v1/chat/completions?api-version=2026-01-01"
 
 
 @pytest.mark.parametrize("key", ["sk-\u00e4", "sk-1\nX-Evil: 1", "sk-\x00"])
@@ -270,7 +280,7 @@ def test_a_transport_takes_the_place_of_the_network() -> None:
 def test_secrets_in_an_endpoints_words_are_replaced() -> None:
     endpoint = LlmEndpoint(secretive())
     failure = endpoint.describe(Fault(kind="refused", message=" ".join(SECRETS)))
-    assert failure.message == "[redacted] [redacted] [redacted]"
+    assert failure.message == "[redacted:api_key] [redacted:X-Token] [redacted:X-Title]"
 
 
 def test_chance_reaches_the_waits_and_is_drawn_anew_for_each() -> None:

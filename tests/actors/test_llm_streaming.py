@@ -362,5 +362,5 @@ async def test_the_key_is_in_nothing_that_a_stream_leaves_behind() -> None:
     async with raw_server(indiscreet) as base_url:
         failed, lines = await asked(base_url, retry=ONCE)
     assert isinstance(failed, CompletionFailed)
-    assert failed.failure.message == "Incorrect API key provided: [redacted]"
+    assert failed.failure.message == "Incorrect API key provided: [redacted:api_key]"
     assert KEY not in b"".join(lines).decode()

@@ -7,6 +7,7 @@ loop has connections of its own.
 
 import contextlib
 import functools
+import os
 import ssl
 from collections.abc import Callable, Iterator
 from random import random
@@ -32,6 +33,9 @@ from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.content_encoding import ACCEPTED
 from grue.protocol.model_support import checked_support
 from grue.protocol.retry import RetryPolicy, next_delay
+from grue.protocol.safe_text import printable
+from grue.protocol.secret_names import looks_secret, secrets_in
+from grue.runtime.redaction import Redaction
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
@@ -41,6 +45,9 @@ _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"}
 """What the formats call the limit on a reply's length, where `extra_body` sets it."""
 
 _HIDDEN = "[redacted]"
+MIN_SECRET = 8
+"""Shorter values are no secrets but placeholders, such as `none`, that would garble an endpoint's words."""
+
 _OURS = frozenset({"model", "messages", "input", "system", "tools", "tool_choice", "stream"})
 """Fields of a request that no setting may replace."""
 
@@ -50,6 +57,7 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
 
     Attributes:
         base_url: Up to and without `/chat/completions`; one with the path of a wire format names that format.
+            Without user and password, and without a key in its query: HTTP libraries log the URL.
         api_key: Sent as the format carries keys; `None` or empty: none. Never part of a `repr`.
         extra_headers: Sent along; their values are kept as secret as the key.
         retry: How often and how long to try.
@@ -72,8 +80,18 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
             "base_url": shown_endpoint(self.base_url),
             "api_key": _HIDDEN if self.api_key else self.api_key,
             "extra_headers": dict.fromkeys(self.extra_headers, _HIDDEN),
+            "extra_body": {
+                name: _HIDDEN if looks_secret(name) else value for name, value in self.extra_body.items()
+            },
         }
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
+
+    def named_values(self) -> dict[str, str]:
+        """Return what is secret of them, by the names that tell; of a header also what follows `Bearer`."""
+        headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
+        tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
+        named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
+        return {name: value for name, value in named.items() if len(value) >= MIN_SECRET}
 
     def __repr__(self) -> str:
         """Return what `__rich_repr__` shows."""
@@ -132,6 +150,7 @@ class LlmEndpoint:
     ) -> None:
         self.settings = settings
         self._base_url = _usable_url(settings.base_url)
+        self._redaction = _redaction(settings)
         self.profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
         _refuse_ours(settings)
         self.headers = _headers(settings, self.profile)
@@ -254,13 +273,12 @@ class LlmEndpoint:
     def describe(self, fault: Fault) -> LlmFailure:
         """Return what is told of `fault`, without a secret."""
         settings = self.settings
-        secrets = [settings.api_key or "", self._base_url.password, *settings.extra_headers.values()]
         return describe(
             fault,
             base_url=settings.base_url,
             model=settings.model,
             profile=self.profile,
-            secrets=[secret.strip() for secret in secrets],
+            redacted=self._redaction.plain,
         )
 
     def delay(self, attempt: int, failure: LlmFailure, retry_after_s: float | None) -> float | None:
@@ -313,13 +331,38 @@ def _usable_url(base_url: str) -> httpx.URL:
     try:
         url = httpx.URL(base_url.strip())
         in_range = urlsplit(base_url.strip()).port != 0
-    except (httpx.InvalidURL, ValueError) as error:
-        raise MCPConfigError(f"The base URL cannot be read: {error}.") from error
+    except (httpx.InvalidURL, ValueError):
+        # The error may quote a piece of a password.
+        raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
+    _refuse_credentials(url)
     if url.scheme not in ("http", "https") or not url.host or not in_range:
         raise MCPConfigError("The base URL must start with http:// or https://, followed by a host.")
     path = url.path.rstrip("/")
     ending = next((known.path for known in FORMATS.values() if path.endswith(known.path)), "")
     return url.copy_with(path=path.removesuffix(ending) or "/")
+
+
+def _refuse_credentials(url: httpx.URL) -> None:
+    """Refuse a URL that cannot be shown: httpx logs it with every request."""
+    instead = "set api_key (in the environment: GRUE_API_KEY), or a header with extra_headers"
+    if url.userinfo:
+        raise MCPConfigError(
+            "The base URL has a user or a password in it, and HTTP libraries log URLs. Take it out, and"
+            f' {instead}, for example {{"Authorization": "Basic ..."}}.'
+        )
+    secret = next((name for name in url.params if looks_secret(name)), None)
+    if secret is not None:
+        raise MCPConfigError(
+            f"The base URL has {printable(secret, 40)!r} in its query, and HTTP libraries log URLs."
+            f" Take it out, and {instead}."
+        )
+
+
+def _redaction(settings: LlmSettings) -> Redaction:
+    """Return what keeps an endpoint from repeating secrets: those of the environment, and what it is sent."""
+    headers = {name: value.strip() for name, value in settings.extra_headers.items()}
+    sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
+    return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})
 
 
 def _refuse_ours(settings: LlmSettings) -> None:

@@ -6,12 +6,13 @@ from typing import Annotated
 import typer
 
 from grue import __version__
-from grue.cli.plain_errors import FAILED, plain_errors
+from grue.cli.plain_errors import FAILED, Commands, plain_errors
 from grue.cli.trace_app import trace_app
 from grue.errors import MCPConfigError
 
 app = typer.Typer(
     name="grue",
+    cls=Commands,
     help="Drive an LLM agent that uses MCP tools from ordinary, synchronous Python.",
     no_args_is_help=True,
     add_completion=False,

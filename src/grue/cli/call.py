@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from msgspec import Struct
 
 from grue.cli.arguments import read_arguments
 from grue.cli.project import known_servers, no_such_server, project_configuration
+from grue.cli.saying import say
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError
 from grue.messages import ServerNoted, ToolCallResult
@@ -56,7 +56,9 @@ def call_tool(options: CallOptions) -> bool:
             raise MCPConfigError(printable(f"There is no tool {options.name!r}. Listed: {listed}."))
         arguments = read_arguments(tool, options.arguments, options.pairs)
         result = client.call(options.name, arguments, options.timeout_s)
-    _print(options, result)
+        # What it shows is neither the host's environment nor what the server was given.
+        shown = client.recorder.redacted_body(result)
+    _print(options, shown)
     return not result.is_error
 
 
@@ -70,16 +72,16 @@ def _server_of(name: str) -> str:
 def _show_notes(envelope: Envelope[Any], line: bytes) -> None:
     del line
     if isinstance(envelope.body, ServerNoted):
-        typer.echo(printable(f"{envelope.body.kind}: {envelope.body.text}", _NOTE_CHARS), err=True)
+        say(printable(f"{envelope.body.kind}: {envelope.body.text}", _NOTE_CHARS), err=True)
 
 
 def _print(options: CallOptions, result: ToolCallResult) -> None:
     if options.as_json:
-        typer.echo(json.dumps(result.to_dict()))
+        say(json.dumps(result.to_dict()))
         return
     content = result.content
     if content is not None and content != result.error_message:
         text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False)
-        typer.echo(plain_text(text))
+        say(plain_text(text))
     if result.is_error:
-        typer.echo(f"grue: {options.name}: {plain_text(result.error_message or '')}", err=True)
+        say(f"grue: {options.name}: {plain_text(result.error_message or '')}", err=True)

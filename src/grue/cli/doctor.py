@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 import anyio
-import typer
 
 from grue import __version__
 from grue.cli.doctor_llm import look_at_llm
@@ -24,6 +23,7 @@ from grue.cli.project import (
     project_configuration,
     zorkgpt_tables,
 )
+from grue.cli.saying import say
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
@@ -37,7 +37,7 @@ from grue.mcp_transport.node_version import node_too_old
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import StdioServer
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
-from grue.protocol.safe_text import plain_text, printable
+from grue.protocol.safe_text import printable
 from grue.tool_client import ToolClient
 
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
@@ -55,10 +55,10 @@ def examine(mcp_config: Path | None, *, network: bool) -> bool:
     well = True
     for finding in _findings(mcp_config, network=network):
         well = well and finding.verdict != "WRONG"
-        first, *more = plain_text(finding.text).splitlines()
-        typer.echo(f"{finding.verdict:<6} {first}")
+        first, *more = finding.text.splitlines()
+        say(f"{finding.verdict:<6} {first}")
         for line in more:
-            typer.echo(f"       {line}")
+            say(f"       {line}")
     return well
 
 
@@ -68,11 +68,11 @@ def try_faults() -> bool:
 
     results = []
     for result in run_matrix():
-        typer.echo(result.line())
+        say(result.line())
         results.append(result)
     wrong = sum(bool(result.wrong) for result in results)
     elapsed_s = sum(result.elapsed_s for result in results)
-    typer.echo(f"{len(results)} faults, {wrong} of them wrong, {elapsed_s:.1f} s")
+    say(f"{len(results)} faults, {wrong} of them wrong, {elapsed_s:.1f} s")
     return not wrong
 
 

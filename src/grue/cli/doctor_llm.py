@@ -22,7 +22,7 @@ from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
 from grue.messages import CompletionReceived, JsonObject, ToolSupportChecked, TurnLimits
-from grue.protocol.chat_wire.failures import Fault, fault_of_status
+from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.model_list import find_model, read_models
 from grue.protocol.model_support import rule_for
 from grue.runner import Runner, TurnRequest
@@ -44,7 +44,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
         config: The settings.
         network: Ask it, too.
     """
-    url = config.client_base_url
+    url = shown_endpoint(config.client_base_url)
     try:
         settings = llm_settings(config)
         endpoint = LlmEndpoint(_patient(settings))
@@ -53,8 +53,8 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
         return
     if not settings.api_key and not (zorkgpt_tables().get("llm") or _names_an_endpoint(config)):
         yield Finding("note", "No LLM is configured: grue play --offline needs none.")
-    elif not settings.api_key and needs_key(url):
-        names = " or ".join(key_names(url))
+    elif not settings.api_key and needs_key(config.client_base_url):
+        names = " or ".join(key_names(config.client_base_url))
         yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
     elif not network:
         yield Finding("ok", f"{settings.model} at {url}; not asked, as told")
@@ -116,7 +116,9 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
 def _short_reply(endpoint: LlmEndpoint) -> Finding:
     settings = structs.replace(endpoint.settings, max_tokens=_SHORT)
     tried = _Tried(LlmEndpoint(settings))
-    where = f"{settings.model} at {settings.base_url} ({endpoint.profile.wire.replace('_', ' ')})"
+    where = (
+        f"{settings.model} at {shown_endpoint(settings.base_url)} ({endpoint.profile.wire.replace('_', ' ')})"
+    )
     if tried.failure is not None:
         return Finding("WRONG", f"{where} does not answer.\n{tried.failure}")
     return Finding("ok", f"{where}; a short reply takes {tried.replies[0].elapsed_s:.2f} s")

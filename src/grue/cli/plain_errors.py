@@ -5,12 +5,41 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
+from grue.cli.saying import say, shown
 from grue.errors import GameError, MCPConfigError, MCPError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Click's, whichever click it is that typer has."""
+
+
+class Commands(TyperGroup):
+    """Commands whose usage errors are fit to be printed, whatever was typed."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments."""
+        with _plain_usage_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, which reads its own arguments."""
+        with _plain_usage_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _plain_usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        vars(error)["message"] = shown(str(vars(error).get("message", "")))
+        raise
 
 
 @contextlib.contextmanager
@@ -33,6 +62,6 @@ def plain_errors() -> Iterator[None]:
 
 
 def _complain(message: str) -> None:
-    typer.echo(f"grue: {message}", err=True)
+    say(f"grue: {message}", err=True)
     if os.environ.get("GRUE_DEBUG"):
-        traceback.print_exc()
+        say(traceback.format_exc(), err=True)

@@ -7,13 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from grue.cli.live import LiveView
 from grue.cli.live_json import JsonLines
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import PlayOptions, as_started, recorded
 from grue.cli.project import declines_mcp, project_configuration
+from grue.cli.saying import say, shown_path
 from grue.config.secrets import api_key, key_names, needs_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
@@ -24,6 +23,7 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
 from grue.observers.run_folder import RunFolder
+from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Recorder
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
             folder.write_result(result)
             view.close()
             if options.output != "json":
-                typer.echo(_summary(result, folder_path))
+                say(_summary(result, folder_path))
     return result
 
 
@@ -156,7 +156,7 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
     if key is None and needs_key(config.client_base_url):
         names = " or ".join(key_names(config.client_base_url))
         raise MCPConfigError(
-            f"There is no key for {config.client_base_url}: set {names}"
+            f"There is no key for {shown_endpoint(config.client_base_url)}: set {names}"
             " in the environment, name another endpoint with --base-url, or play with --offline."
         )
     return LLMClient(config, api_key=key)
@@ -185,7 +185,8 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
         score = f" {result.score}{most} points,"
     model = f"{result.model} (scripted, no LLM)" if result.scripted else result.model
     counts = f"{result.turns} turns, {result.tool_calls} tool calls, {result.requests} requests"
+    where = shown_path(folder)
     return (
         f"\n{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}\n"
-        f"Everything that was said is in {folder}; look at it with: grue trace show {folder}"
+        f"Everything that was said is in {where}; look at it with: grue trace show {where}"
     )

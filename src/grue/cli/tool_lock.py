@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from grue.cli.project import BUNDLED, KnownServers
+from grue.cli.saying import shown_path
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import on_tool_drift
@@ -56,7 +57,7 @@ def approve(known: KnownServers, listings: Listings) -> Iterator[str]:
         yield _line(change, approved.get(change.server, {}).get(change.tool))
     count = sum(map(len, approved.values()))
     state = f"{len(changes)} changed" if changes else "nothing has changed"
-    yield f"{path}: {count} tool{'' if count == 1 else 's'} approved, {state}"
+    yield f"{shown_path(path)}: {count} tool{'' if count == 1 else 's'} approved, {state}"
 
 
 def _line(change: ToolDrifted, pin: ToolPin | None) -> str:

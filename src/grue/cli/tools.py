@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import typer
 
 from grue.cli.project import KnownServers, known_servers, no_such_server, project_configuration
+from grue.cli.saying import say
 from grue.cli.tool_lock import approve, drifts
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError
 from grue.mcp_transport.failures import failure_text
 from grue.messages import JsonObject, ServerFailure, SessionOpened, ToolDefinition
 from grue.protocol.safe_text import plain_text, printable
+from grue.runtime.trace import Recorder
 from grue.tool_client import ToolClient
 
 _IN_A_PIPE = 80
@@ -45,17 +46,23 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
     known = _chosen(everything, server)
     with ToolClient(known.servers, limits=turn_limits(config)) as client:
         outcomes: dict[str, Outcome] = {**client.connect(), **known.unusable}
+    shown = {name: _shown(outcome, client.recorder) for name, outcome in outcomes.items()}
     if as_json:
-        typer.echo(json.dumps({"servers": [_as_json(name, each) for name, each in outcomes.items()]}))
+        say(json.dumps({"servers": [_as_json(name, each) for name, each in shown.items()]}))
     else:
-        _print(outcomes, known)
+        _print(shown, known)
     listed = {name: each.tools for name, each in outcomes.items() if isinstance(each, SessionOpened)}
     if lock:
-        typer.echo("\n".join(approve(everything, listed)), err=as_json)
+        say("\n".join(approve(everything, listed)), err=as_json)
     else:
         for sentence in drifts(everything, listed, config):
-            typer.echo(f"grue: {sentence}", err=True)
+            say(f"grue: {sentence}", err=True)
     return all(isinstance(outcome, SessionOpened) for outcome in outcomes.values())
+
+
+def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
+    """Return what a server says, without the secrets that it may repeat."""
+    return recorder.redacted_text(outcome) if isinstance(outcome, str) else recorder.redacted_body(outcome)
 
 
 def _chosen(known: KnownServers, server: str | None) -> KnownServers:
@@ -99,12 +106,12 @@ def _print(outcomes: Mapping[str, Outcome], known: KnownServers) -> None:
     for number, (name, outcome) in enumerate(outcomes.items()):
         if isinstance(outcome, SessionOpened):
             for line in described(outcome, known.source, width):
-                typer.echo(line)
+                say(line)
             if number + 1 < len(outcomes):
-                typer.echo()
+                say()
         else:
             text = failure_text(outcome) if isinstance(outcome, ServerFailure) else outcome
-            typer.echo(f"grue: {name}: {plain_text(text)}", err=True)
+            say(f"grue: {name}: {plain_text(text)}", err=True)
 
 
 def described(opened: SessionOpened, source: str, width: int) -> Iterator[str]:

@@ -54,7 +54,7 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
     """
     counted = count_episode(open_episode(file))
     if as_json:
-        _print([msgspec.json.encode(counted).decode()])
+        _print([table.printable_json(msgspec.json.encode(counted))])
     else:
         _print(stats_table.render(counted, width=_width(width), colour=_colour()))
 

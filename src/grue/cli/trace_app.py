@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from grue.cli.plain_errors import FAILED, plain_errors
+from grue.cli.plain_errors import FAILED, Commands, plain_errors
 
-trace_app = typer.Typer(no_args_is_help=True, help="Read the trace of an episode.")
+trace_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Read the trace of an episode.")
 
 _File = Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")]
 _Width = Annotated[int | None, typer.Option(min=20, help="Columns.", show_default="the terminal's")]

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import typer
-
+from grue.cli.saying import say
 from grue.errors import MCPConfigError
 from grue.tracing.chapters import chapters
 from grue.tracing.diagram import WIDTH, mermaid, plain
@@ -27,7 +26,7 @@ def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) ->
     drawn = False
     envelopes = _chosen(file, turn)
     for line in mermaid(envelopes) if as_mermaid else plain(envelopes, width=_width()):
-        typer.echo(line)
+        say(line)
         drawn = True
     if turn is not None and not drawn:
         raise MCPConfigError(f"{file} has no turn {turn}.")

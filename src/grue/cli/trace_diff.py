@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import typer
-
+from grue.cli.saying import say
 from grue.tracing.diff import diff as diff_traces
 from grue.tracing.diff import render
 from grue.tracing.divergence import Divergence
@@ -29,8 +28,8 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
             yield divergence
 
     for line in render(told(), every=every):
-        typer.echo(line)
+        say(line)
     for name, reader in zip("AB", readers, strict=True):
         if reader.cut_short:
-            typer.echo(f"The last line of {name} was cut short: its writer was killed while it wrote.")
+            say(f"The last line of {name} was cut short: its writer was killed while it wrote.")
     return identical

@@ -3,8 +3,7 @@
 import webbrowser
 from pathlib import Path
 
-import typer
-
+from grue.cli.saying import say, shown_path
 from grue.tracing.reading import open_episode
 from grue.tracing.viewer import write_html
 
@@ -17,6 +16,6 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
     """
     page = out or open_episode(file).path.with_suffix(".html")
     write_html(file, page)
-    typer.echo(f"Wrote {page}")
+    say(f"Wrote {shown_path(page)}")
     if open_browser and not webbrowser.open(page.absolute().as_uri()):
-        typer.echo("There is no browser to show it; open the file yourself.", err=True)
+        say("There is no browser to show it; open the file yourself.", err=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-import typer
 
+from grue.cli.saying import say
 from grue.errors import MCPConfigError
 from grue.messages import FailurePolicy
 from grue.tracing.changes import Changes
@@ -30,7 +30,7 @@ def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
     if turn is not None and not turns:
         raise MCPConfigError(f"{file} has no turn {turn} that an agent ran.")
     for line in render(turns, changes):
-        typer.echo(line)
+        say(line)
     return all(replayed.divergence is None for replayed in turns)
 
 

@@ -44,7 +44,7 @@ from grue.messages import (
     ToolDefinition,
     ToolDrifted,
 )
-from grue.protocol.safe_text import plain_text, well_formed
+from grue.protocol.safe_text import beginning, plain_text, well_formed
 from grue.protocol.tool_lock import ServerPins, screen
 from grue.protocol.tool_results import from_mcp, is_kept_as_text, is_small, json_value
 from grue.runtime.aside import aside
@@ -387,7 +387,7 @@ class McpClient:
         if self._options.on_notice is None or self._noticed[kind] > _MOST_NOTICES:
             return
         # Before anything is searched in it: it may be megabytes.
-        shown = self._wire.redactor.text(plain_text(text[: 4 * _NOTICE_CHARS]))[:_NOTICE_CHARS]
+        shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
         self._options.on_notice(ServerNotice(kind, shown))
         if self._noticed[kind] == _MOST_NOTICES:
             text = f"{_MOST_NOTICES} notices of the kind {kind} during one request: further ones are left out"

@@ -6,6 +6,7 @@ without what an address or a header may hold of secrets.
 
 import os
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -41,7 +42,7 @@ _OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
 class HttpServer(Struct, frozen=True, kw_only=True):
     """A server that is reached by URL.
 
-    Neither the headers nor the URL, which may hold secrets, stand in its `repr`.
+    Its `repr` shows neither the headers nor of the URL what may be secret.
 
     Attributes:
         url: `http://` or `https://`; used as it is.
@@ -74,8 +75,12 @@ class HttpServer(Struct, frozen=True, kw_only=True):
                     " such as a line break."
                 )
 
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Return what may be shown; rich shows this in tracebacks."""
+        return [("name", self.name), ("url", self.address), ("transport", self.transport)]
+
     def __repr__(self) -> str:
-        return f"HttpServer(name={self.name!r}, url={self.address!r}, transport={self.transport!r})"
+        return f"HttpServer({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     @property
     def address(self) -> str:
@@ -95,7 +100,12 @@ class HttpServer(Struct, frozen=True, kw_only=True):
             if token and scheme.isalpha():  # the token may come back without its "Bearer"
                 found[f"{name} token"] = token
         found |= dict(parse_qsl(parts.query))
-        found |= {"URL password": unquote(parts.password)} if parts.password else {}
+        if parts.password:
+            user, password = unquote(parts.username or ""), unquote(parts.password)
+            found |= {
+                "URL password": password,
+                "URL": f"basic {b64encode(f'{user}:{password}'.encode()).decode()}",
+            }
         opaque = [part for part in parts.path.split("/") if _OPAQUE.fullmatch(part)]
         return found | {f"URL key {number}": part for number, part in enumerate(opaque, start=1)}
 

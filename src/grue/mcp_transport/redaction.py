@@ -1,32 +1,33 @@
 """Keep secrets out of what is shown: the command line, a server's stderr, the text of an error.
 
-A secret is a value of 12 characters or more in an environment variable whose name says so, or an argument
-that follows such a name.
+A secret is a value of a variable whose name says so (`protocol.secret_names`), an argument that follows such
+a name, or what authorises a request; replaced in every form that `runtime.redaction` knows.
 """
 
 import shlex
 from collections.abc import Mapping
 
 from grue.protocol.secret_names import looks_secret, secrets_in
+from grue.runtime.redaction import Redaction
 
 
 class Redactor:
     """Replaces the secrets of one environment, each by a placeholder with its name."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        found = {value: name for name, value in secrets_in(environment).items()}
-        # The longest first: one that contains another must not leave its remainder behind.
-        self._secrets = sorted(found.items(), key=lambda pair: -len(pair[0]))
+        self._redaction = Redaction(secrets_in(environment))
 
     def text(self, text: str) -> str:
         """Return `text` without secrets."""
-        for value, name in self._secrets:
-            text = text.replace(value, _placeholder(name))
-        return text
+        return self._redaction.plain(text)
 
     def command_line(self, command: str, args: tuple[str, ...]) -> str:
         """Return the command as one would type it, without secrets."""
-        shown = [command]
+        return shlex.join(self.words(command, args))
+
+    def words(self, command: str, args: tuple[str, ...]) -> list[str]:
+        """Return the command and its arguments without secrets."""
+        shown = [self.text(command)]
         for before, arg in zip((command, *args), args, strict=False):
             flag, equals, _ = arg.partition("=")
             if before.startswith("-") and "=" not in before and looks_secret(before):
@@ -35,7 +36,7 @@ class Redactor:
                 shown.append(f"{flag}={_placeholder(flag.lstrip('-'))}")
             else:
                 shown.append(self.text(arg))
-        return shlex.join(shown)
+        return shown
 
 
 def _placeholder(name: str) -> str:

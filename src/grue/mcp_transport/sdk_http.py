@@ -46,7 +46,7 @@ from grue.mcp_transport.notices import Notify
 from grue.mcp_transport.sdk import MOST_UNASKED, MessageStream, encode_message
 from grue.mcp_transport.sdk_events import CalmEvents, LargeAnswers
 from grue.mcp_transport.stdio import ProcessLimits
-from grue.protocol.safe_text import plain_text
+from grue.protocol.safe_text import beginning, plain_text
 
 __all__ = ["HttpStream"]
 
@@ -373,7 +373,7 @@ def _refusal(
     says = error.message if error is not None else ""
     if error is None and _kind(response) in (_JSON, "application/problem+json", "text/plain"):
         says = body.decode("utf-8", "replace")
-    fault = status_fault(status, " ".join(plain_text(says).split())[:_SAYS_CHARS])
+    fault = status_fault(status, beginning(" ".join(plain_text(says).split()), _SAYS_CHARS))
     return None if error is not None and not fault.ends_session else fault
 
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from grue.mcp_transport.environment import InheritEnv, inherited
 from grue.mcp_transport.lines import LineBuffer, LineTooLongError
 from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
+from grue.mcp_transport.redaction import Redactor
 from grue.mcp_transport.server_options import ServerOptions
 from grue.protocol.safe_text import plain_text
 from grue.runtime.pace import Pace
@@ -50,6 +51,8 @@ _STDERR_READS_AT_ONCE = 64
 class StdioServer(Struct, frozen=True, kw_only=True):
     """A server that is a local program speaking over its standard streams.
 
+    Of `env` its `repr` shows the names only, and of `args` what looks like no secret.
+
     Attributes:
         command: A path, relative to `cwd` or absolute, or a name on the PATH.
         env: Added to what is inherited of the host's environment, over variables of the same name (R3.2, P7).
@@ -67,6 +70,21 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     options: ServerOptions = ServerOptions()
     inherit_env: InheritEnv = "all"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Return what may be shown; rich shows this in tracebacks."""
+        command, *args = Redactor({**os.environ, **self.env}).words(self.command, self.args)
+        hidden = dict.fromkeys(self.env, "[redacted]")
+        return [
+            ("name", self.name),
+            ("command", command),
+            ("args", tuple(args)),
+            ("env", hidden),
+            ("cwd", self.cwd),
+        ]
+
+    def __repr__(self) -> str:
+        return f"StdioServer({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def environment(self) -> dict[str, str]:
         """Return the process's environment: what it inherits of the host's as it is now, `env` over it."""
@@ -171,6 +189,7 @@ class ServerProcess:
         self._unsent = bytearray()
         self._flushing = False
         self._stderr = bytearray()
+        self._stderr_dropped = False
         self._ending: Ending | None = None
         self._asked_to_end = False
 
@@ -269,13 +288,23 @@ class ServerProcess:
             self._flushing = True
             self._tasks.start(self._flush)
 
-    def stderr_tail(self) -> str:
-        """Return the end of what the server wrote to standard error, made safe to print."""
+    def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
+        """Return the end of what the server wrote to standard error, made safe to print.
+
+        Args:
+            redacted: Takes the secrets out; called before the text is cut, which may be within one.
+        """
         self._read_stderr()
-        kept = bytes(self._stderr[max(0, len(self._stderr) - self._limits.stderr_tail_bytes) :])
-        if len(kept) < len(self._stderr) and b"\n" in kept:
-            kept = kept.partition(b"\n")[2]  # the first line is cut
-        return plain_text(kept.decode("utf-8", "replace")).strip()
+        limit = self._limits.stderr_tail_bytes
+        text = redacted(plain_text(self._stderr.decode("utf-8", "replace")))
+        if self._stderr_dropped:
+            # It may begin within a secret.
+            _, newline, rest = text.partition("\n")
+            text = rest if newline else text[len(text) // 4 :]
+        kept = text[max(0, len(text) - limit) :]
+        if len(kept) < len(text) and "\n" in kept:
+            kept = kept.partition("\n")[2]  # the first line is cut
+        return kept.strip()
 
     async def _receive_more(self) -> bool:
         """Wait for output and add it; False at the end of it."""
@@ -333,7 +362,9 @@ class ServerProcess:
             if not chunk:
                 return chunk is None
             self._stderr += chunk
-            del self._stderr[: max(0, len(self._stderr) - 2 * self._limits.stderr_tail_bytes)]
+            dropped = max(0, len(self._stderr) - 2 * self._limits.stderr_tail_bytes)
+            self._stderr_dropped |= dropped > 0
+            del self._stderr[:dropped]
         return True
 
     async def _discard_stdout(self) -> None:

@@ -163,4 +163,4 @@ class ProcessWire:
     @property
     def last_words(self) -> str:
         """The end of its standard error."""
-        return self.redactor.text(self._process.stderr_tail()) if self._spawned else ""
+        return self._process.stderr_tail(self.redactor.text) if self._spawned else ""

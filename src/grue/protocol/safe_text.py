@@ -39,13 +39,26 @@ def printable(text: str, limit: int | None = None) -> str:
     return text
 
 
+def beginning(text: str, limit: int) -> str:
+    """Return the first `limit` characters of a text; an ellipsis behind them marks a cut.
+
+    By that mark a secret that was cut is recognised by its beginning: what is cut before secrets are taken
+    out of it has to be cut like this.
+    """
+    return text if len(text) <= limit else text[:limit] + ELLIPSIS
+
+
 def plain_text(text: str) -> str:
     r"""Return `text` in its lines, without terminal escape sequences, control characters written out.
 
     Newlines and tabs stay; `\r\n` becomes `\n`. For what a program wrote to a terminal: its colours mean
     nothing here, and are dropped rather than shown.
     """
-    text = _ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n"))
+    return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
+
+
+def written_out(text: str) -> str:
+    """Return `text` in its lines, with what is not printable written out. Nothing is dropped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else _visible(char) for char in text)

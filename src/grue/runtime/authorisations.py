@@ -27,7 +27,7 @@ _BEARER = re.compile(
 )
 """Without the header's name, only what looks like a token: prose may say 'bearer of' something."""
 
-_FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b":"(?:%b +)?' % (_NAME, _SCHEME))
+_FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
 """A header in an object of the message itself, its value a text; values of other kinds are no credentials."""
 
 # Runs are taken in steps, for a single one over megabytes would hold the interpreter for as long.

@@ -200,7 +200,7 @@ PLAIN: Sequence[Fault] = (
         "repeats-the-key",
         error_reply(401, f"Incorrect API key provided: {KEY}."),
         outcome="LLMError refused",
-        says=("Incorrect API key provided: [redacted]",),
+        says=("Incorrect API key provided: [redacted:api_key]",),
     ),
     _llm(
         "redirects",

@@ -170,7 +170,12 @@ def json_line(envelope: EpisodeEnvelope) -> str:
         redacted=envelope.redacted,
         body=msgspec.Raw(msgspec.json.encode(envelope.body)),
     )
-    text = msgspec.json.encode(line).decode()
+    return printable_json(msgspec.json.encode(line))
+
+
+def printable_json(written: bytes) -> str:
+    """Return JSON in printable characters; the others have become their JSON escapes."""
+    text = written.decode()
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else _json_escape(char) for char in text)

@@ -1,6 +1,7 @@
 """Read what foreign clients and managers give back: the seeds' own objects, an SDK's, or the like."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from grue.messages import JsonObject, LlmFailure, ToolCallResult
 from grue.protocol import tool_results
 from grue.protocol.chat_wire.failures import MAX_WORDS, Fault
 from grue.protocol.retry import FailureKind, kind_of_status
-from grue.protocol.safe_text import printable
+from grue.protocol.safe_text import beginning, printable
+from grue.protocol.secret_names import secrets_in
+from grue.runtime.redaction import Redaction
 
 
 def completion_body(response: object) -> JsonObject:
@@ -112,10 +115,11 @@ def _status(error: Exception) -> int | None:
 
 
 def foreign_failure(fault: Fault, client: object, model: str) -> LlmFailure:
-    """Return a fault as what is told of it; the client's `api_key` never is."""
-    message, key = fault.message, getattr(client, "api_key", None)
-    if isinstance(key, str) and key:
-        message = message.replace(key, "[redacted]")
+    """Return a fault as what is told of it; the client's `api_key` never is, nor an environment's secret."""
+    redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
+    if isinstance(key, str):
+        redaction.hide("api_key", key)
+    message = redaction.plain(beginning(fault.message, 4 * MAX_WORDS))
     return LlmFailure(
         kind=fault.kind,
         endpoint=type(client).__name__,

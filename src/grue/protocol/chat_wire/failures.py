@@ -5,7 +5,7 @@ are replaced, long texts are cut.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -14,13 +14,13 @@ from grue.messages import LlmFailure
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.retry import FailureKind, kind_of_status
-from grue.protocol.safe_text import printable
+from grue.protocol.safe_text import beginning, printable
+
+_MOST_READ = 20_000
+"""Characters of an endpoint's words that are looked at."""
 
 MAX_WORDS = 600
 """Longest quotation of a provider, in characters."""
-
-MIN_SECRET = 8
-"""Shorter values are no secrets but placeholders, such as `none`, that would garble the endpoint's words."""
 
 _KEY = re.compile(r"api[ _-]?key|no connected db", re.IGNORECASE)
 """How a key is refused with status 400: Gemini's and xAI's words, and LiteLLM's where it has no database."""
@@ -152,8 +152,8 @@ _STATUS_OF_TYPE = {
 
 
 def _plain_words(body: bytes) -> str:
-    text = body[:20_000].decode("utf-8", "replace")
-    title = re.search(r"<title[^>]*>([^<]{1,200})", text, re.IGNORECASE)
+    text = beginning(body[:80_000].decode("utf-8", "replace"), _MOST_READ)
+    title = re.search(r"<title[^>]*>([^<]{1,2000})", text, re.IGNORECASE)
     return title[1] if title else re.sub(r"<[^>]*>", " ", text)
 
 
@@ -173,7 +173,7 @@ def is_loopback(base_url: str) -> bool:
 
 
 def describe(
-    fault: Fault, *, base_url: str, model: str, profile: WireProfile, secrets: Iterable[str] = ()
+    fault: Fault, *, base_url: str, model: str, profile: WireProfile, redacted: Callable[[str], str] = str
 ) -> LlmFailure:
     """Return what is told of `fault`: safe to show, with what to do about it.
 
@@ -182,11 +182,9 @@ def describe(
         base_url: As configured.
         model: The model that was asked for.
         profile: The endpoint's; it names the variable that the key is kept in.
-        secrets: Values to be replaced wherever the endpoint repeats them.
+        redacted: Takes the secrets out of the endpoint's words; called before these are cut.
     """
-    message = fault.message
-    for secret in sorted((item for item in secrets if len(item) >= MIN_SECRET), key=len, reverse=True):
-        message = message.replace(secret, "[redacted]")
+    message = redacted(beginning(fault.message, _MOST_READ))
     return LlmFailure(
         kind=fault.kind,
         endpoint=shown_endpoint(base_url),

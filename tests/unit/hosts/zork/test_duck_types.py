@@ -267,7 +267,7 @@ async def test_what_a_client_raises_is_a_failed_completion(error: Exception, kin
 
 def test_a_failure_never_tells_the_clients_key() -> None:
     failure = completion_failure(StatusError(), SimpleNamespace(api_key="sk-secret"), "m")
-    assert failure.message == "said no to [redacted]"
+    assert failure.message == "said no to [redacted:api_key]"
 
 
 def test_an_object_that_is_no_client_is_refused() -> None:
