@@ -105,6 +105,7 @@ async def a_turn(chat_url: str, path: str, size: int, folder: Path) -> str:
             return f"{type(error).__name__}"
         finally:
             runner.close()
+            await asyncio.to_thread(recorder.settle)
             await asyncio.to_thread(writer.close)
 
 
@@ -121,6 +122,7 @@ def write_trace(file: Path, size: int) -> str:
     recorder, writer = Recorder(), TraceWriter(file, episode="large")
     recorder.add(writer)
     recorder.record(Observed(turn=1, text="x" * size), sender="host")
+    recorder.settle()
     writer.close()
     return "1"
 

@@ -6,6 +6,7 @@ is asked for the text comes in events of 4 kB. It runs as a process of its own, 
 its input ends. What it sends is made before it is asked for, so that none of that counts.
 """
 
+import contextlib
 import json
 import sys
 import threading
@@ -61,15 +62,23 @@ class Exchange(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream" if streamed else "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # the caller has had enough
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Keep quiet."""
 
 
+class Server(ThreadingHTTPServer):
+    """Says nothing of callers that have gone."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Keep quiet."""
+
+
 def main() -> None:
     """Serve until the end of the input."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Exchange) as server:
+    with Server(("127.0.0.1", 0), Exchange) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         sys.stdout.write(f"{server.server_port}\n")

@@ -31,7 +31,6 @@ _DEEP = 100
 _DEPTH = tool_results.MAX_DEPTH + 20
 """Deepest nesting of what is given on: what is inside of a message may be `MAX_DEPTH` deep itself."""
 
-_LONG_NUMBER = re.compile(rb"[0-9]{300}")
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,18}|"[^"\\]{1,100}")'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _ID_AT_START = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb'\s*,\s*"(?:result|error)"')
@@ -143,7 +142,7 @@ def _decode(line: bytes) -> object:
         if value is None:
             return None
     # Everything that goes through a value later takes a level of the stack for each of its own.
-    if line.count(b"[") + line.count(b"{") > _DEEP or _LONG_NUMBER.search(line):
+    if line.count(b"[") + line.count(b"{") > _DEEP:
         return tool_results.json_value(value, depth=_DEPTH)
     return value
 

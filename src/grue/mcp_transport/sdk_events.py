@@ -20,9 +20,6 @@ from grue.runtime.pace import Pace
 
 _SMALL_BYTES = 16_384
 _FIELD = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry)\b")
-_DATA = re.compile(rb"(?:^|[\r\n])data:? ?([^\r\n]*)")
-_OTHERS = re.compile(rb"(?:^|[\r\n])((?:event|id|retry)\b[^\r\n]*)")
-
 Answer = types.JSONRPCResponse | types.JSONRPCError
 
 
@@ -108,10 +105,12 @@ class CalmEvents(httpx2.AsyncByteStream):
         return self._stand_in(refusal_of_cut(CutLineError(head, cut.tail, cut.size), self._limit), b"")
 
     async def _read(self, event: bytes) -> bytes:
-        message = await read_any_message(b"\n".join(_DATA.findall(event)))
+        lines = event.splitlines()
+        data = (line.removeprefix(b"data:").removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+        message = await read_any_message(b"\n".join(data))
         if isinstance(message, types.JSONRPCRequest | types.JSONRPCNotification):
             return event + b"\n\n"
-        others = b"".join(field + b"\n" for field in _OTHERS.findall(event))
+        others = b"".join(line + b"\n" for line in lines if line.startswith((b"event:", b"id:", b"retry:")))
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
