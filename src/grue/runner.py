@@ -43,6 +43,7 @@ from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
+from grue.runtime.reentry import refuse_reentry
 from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
 from grue.tool_servers import ToolServer, hide_secrets, usable_servers
@@ -230,10 +231,12 @@ class Runner:
             LLMError: The model gave no completion, after all retries.
             BudgetSpent: The episode's budget is used up; nothing was started.
             MCPError: The model cannot be offered tools (R12.5); or a turn of the same episode asks, or a
-                process that was forked off.
+                process that was forked off, or a signal handler that has interrupted grue or an import; or
+                the system has no descriptors or threads left.
             TurnTimedOut: The turn's limit passed.
             AnswerError: No acceptable answer, and no fallback.
             ActorCrashed: Something unforeseen, the exception as its cause.
+            SystemExit: A callback of the host's raised it; so with every BaseException that is no Exception.
             TurnCancelled: Another thread closed the runner.
             KeyboardInterrupt: Ctrl-C, within seconds, whatever the turn was doing.
         """
@@ -437,6 +440,7 @@ class Runner:
 
         One that something unforeseen has ended is followed by another one.
         """
+        refuse_reentry()
         with self._beginning:
             if self._episode is not None and self._episode.is_over:
                 self._detach()

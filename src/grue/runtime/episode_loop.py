@@ -33,6 +33,7 @@ from sniffio import current_async_library_cvar
 
 from grue.errors import MCPError, TurnCancelled
 from grue.runtime.host_code import single
+from grue.runtime.reentry import refuse_reentry
 from grue.runtime.sync_edge import (
     INTERRUPT_GRACE_S,
     Interruptible,
@@ -110,9 +111,11 @@ class Home(Struct, frozen=True):
 
         Raises:
             MCPError: The caller is a call of this loop, or a function that one runs in a thread; or this
-                process was forked off, and has no such loop.
+                process was forked off, and has no such loop; or a signal handler calls that has interrupted
+                grue or an import.
         """
         self.refuse_strangers()
+        refuse_reentry()
         if self.is_here or _calling_in.get() is self.thread:
             raise MCPError(self.wording.waiting)
 
@@ -226,6 +229,7 @@ class EpisodeLoop:
 
     Raises:
         Exception: What `hold` raised: the loop could not be begun.
+        MCPError: A signal handler calls that has interrupted grue or an import.
         KeyboardInterrupt: Ctrl-C; the loop then ends by itself.
     """
 
@@ -237,6 +241,7 @@ class EpisodeLoop:
         hurry: Callable[[], object] = lambda: None,
         wording: Wording | None = None,
     ) -> None:
+        refuse_reentry()
         self._hold = hold
         self._last_word = last_word
         self._hurry = hurry

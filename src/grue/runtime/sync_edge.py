@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from grue.errors import MCPError
+from grue.runtime.reentry import refuse_reentry
 
 T = TypeVar("T")
 
@@ -61,7 +62,9 @@ def run_blocking(
 
     Raises:
         KeyboardInterrupt: Ctrl-C; by then the loop has been given the time to clean up.
+        MCPError: A signal handler calls that has interrupted grue or an import.
     """
+    refuse_reentry()
     try:
         if warn_if_blocking(twin):
             return _run_in_thread(function)

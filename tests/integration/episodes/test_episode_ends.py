@@ -13,7 +13,7 @@ from patient_turns import wait_until
 from worded_turns import WordedModel, ask
 
 import grue.runner
-from grue import AnswerSpec, FunctionTools
+from grue import AnswerSpec, FunctionTools, MCPError
 from grue.episode import Episode
 from grue.runtime import episode_loop
 from grue.testing.fault_turns import Mode
@@ -133,7 +133,7 @@ def test_where_no_thread_can_be_started_the_call_says_so_and_nothing_is_left(
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
             for use in (runner.run_turn, runner.start_turn, lambda request: list(runner.map([request]))):
-                with pytest.raises(RuntimeError, match="can't start new thread"):
+                with pytest.raises(MCPError, match="can't start new thread"):
                     use(ask())
                 assert not episode_loop._alive
             began = time.monotonic()

@@ -15,6 +15,7 @@ import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 
+from grue.errors import MCPError
 from grue.runtime import episode_loop
 from grue.runtime.episode_loop import Call, EpisodeLoop
 from grue.runtime.sync_edge import wait_for
@@ -56,7 +57,7 @@ def test_where_no_thread_can_be_started_nothing_is_left_to_be_closed(monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(MCPError, match="can't start new thread"):
             begin()
     assert not episode_loop._alive
 

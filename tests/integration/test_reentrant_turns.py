@@ -1,0 +1,43 @@
+"""A signal handler that calls grue in the middle of a turn: it is refused at once, and the turn goes on."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transport_servers import faulty
+from worded_turns import worded_model
+
+PROGRAM = Path(__file__).parent.parent / "support" / "reentrant_turn.py"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with worded_model() as model:
+        yield model.server.base_url
+
+
+@pytest.mark.parametrize(
+    ("way", "lifetime", "where"),
+    [
+        ("same", "turn", "mcp.types"),
+        ("handle", "turn", "mcp"),
+        ("map", "turn", "mcp"),
+        ("client", "turn", "mcp.shared.exceptions"),
+        ("other", "turn", "0.3"),
+        ("same", "episode", "0.3"),
+    ],
+)
+def test_a_signal_handler_that_begins_a_turn_in_a_turn_is_refused(
+    url: str, way: str, lifetime: str, where: str
+) -> None:
+    server = faulty()
+    command = [sys.executable, str(PROGRAM), url, way, lifetime, where, server.command, *server.args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    *struck, turn, over = done.stdout.splitlines()
+    assert (turn, over) == ("turn: done", "over")
+    # A fast machine may be through before the time is.
+    assert struck or where == "0.3"
+    assert all(said.startswith("handler: MCPError grue was called by a signal handler") for said in struck)

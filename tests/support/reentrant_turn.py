@@ -1,0 +1,74 @@
+"""A program whose signal handler calls grue while a turn is under way; the test says where it strikes.
+
+    reentrant_turn.py URL WAY LIFETIME WHERE COMMAND ARGS...
+
+`WHERE` is a module, at whose import in the first turn the signal strikes, or a number of seconds.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from grue import LlmSettings, MCPError, Runner, StdioServer, ToolClient, TurnRequest
+
+url, way, lifetime, where, command, *args = sys.argv[1:]
+REQUEST = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=20)
+SERVER = StdioServer(name="faulty", command=command, args=tuple(args))
+
+
+def runner() -> Runner:
+    lives: Any = lifetime
+    return Runner(llm=LlmSettings(base_url=url, model="m"), servers={"faulty": SERVER}, lifetime=lives)
+
+
+one, client = runner(), ToolClient({"faulty": SERVER})
+
+
+def again() -> object:
+    match way:
+        case "same":
+            return one.run_turn(REQUEST).response
+        case "other":
+            with runner() as other:
+                return other.run_turn(REQUEST).response
+        case "handle":
+            return one.start_turn(REQUEST).result(30).response
+        case "map":
+            return [item.outcome is not None for item in one.map([REQUEST])]
+        case _:
+            with client:
+                return client.call("faulty.echo", {"text": "hi"}).content
+
+
+def strike(signum: int, frame: FrameType | None) -> None:
+    try:
+        print("handler:", again(), flush=True)
+    except MCPError as error:
+        print("handler:", type(error).__name__, str(error).partition(":")[0], flush=True)
+
+
+class Striking:
+    """Strikes when a certain module is looked for, which it then is, by others."""
+
+    struck = False
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == where and not self.struck:
+            self.struck = True
+            os.kill(os.getpid(), signal.SIGALRM)
+
+
+signal.signal(signal.SIGALRM, strike)
+if where[0].isdigit():
+    signal.setitimer(signal.ITIMER_REAL, float(where))
+else:
+    sys.meta_path.insert(0, Striking())  # type: ignore[arg-type]  # it finds nothing
+try:
+    print("turn:", one.run_turn(REQUEST).response, flush=True)
+except MCPError as error:
+    print("turn:", type(error).__name__, str(error).partition(":")[0], flush=True)
+signal.setitimer(signal.ITIMER_REAL, 0)
+one.close()
+print("over", flush=True)
