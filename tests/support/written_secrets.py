@@ -4,7 +4,7 @@ import base64
 import html
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import quote, quote_plus, urlencode
 
 FORMS: dict[str, Callable[[str], str]] = {
@@ -57,11 +57,16 @@ def lowered_escapes(url: str) -> str:
     return "%".join([parts[0], *(part[:2].lower() + part[2:] for part in parts[1:])])
 
 
-def tells(text: str) -> list[str]:
-    """Return the forms in which a text tells a secret: by name, with at most a character missing."""
+def tells(text: str, secrets: Mapping[str, str] = SECRETS) -> list[str]:
+    """Return the forms in which a text tells a secret: by name, with at most a few characters missing."""
     return [
         f"{name} as {form}"
-        for name, secret in SECRETS.items()
+        for name, secret in secrets.items()
         for form, write in FORMS.items()
         if write(secret).strip("='\"b")[4:-4] in text
     ]
+
+
+def written_out(secrets: Mapping[str, str]) -> str:
+    """Return every secret in every form, a line each."""
+    return "".join(f"it is {write(secret)} .\n" for secret in secrets.values() for write in FORMS.values())
