@@ -15,9 +15,9 @@ turn as a pure state machine), `actors/agent.py` (the shell around it), `runtime
 means), `runner.py` (where all of it is wired).
 """
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.1.0"
+
+TYPE_CHECKING = False  # type checkers take it for true; typing would cost more than all the rest
 
 if TYPE_CHECKING:
     from grue.actors.function_tools import FunctionTools

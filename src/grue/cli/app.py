@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from grue import __version__
+from grue.cli import take_interrupts
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
 from grue.cli.trace_app import trace_app
 from grue.errors import MCPConfigError
@@ -81,6 +82,7 @@ def play(
         from grue.cli.play import play_episode
         from grue.cli.play_options import PlayOptions
 
+        take_interrupts()
         if resume is not None:
             _refuse_beside_resume(context)
         options = PlayOptions(
@@ -152,6 +154,7 @@ def tools(
     with plain_errors():
         from grue.cli.tools import list_tools
 
+        take_interrupts()
         if not list_tools(server, mcp_config, as_json=as_json, lock=lock):
             raise typer.Exit(FAILED)
 
@@ -176,6 +179,7 @@ def call(
     with plain_errors():
         from grue.cli.call import CallOptions, call_tool
 
+        take_interrupts()
         options = CallOptions(
             name=name,
             arguments=arguments,
@@ -201,5 +205,6 @@ def doctor(
     with plain_errors():
         from grue.cli.doctor import examine, try_faults
 
+        take_interrupts()
         if not (try_faults() if faults else examine(mcp_config, network=not no_network)):
             raise typer.Exit(FAILED)

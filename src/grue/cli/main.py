@@ -2,13 +2,23 @@
 
 import sys
 
-from grue import __version__
-from grue.loading import load
+from grue.cli import quit_at_once
 
 
 def main() -> None:
-    """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted."""
-    if sys.argv[1:] == ["--version"]:
-        sys.stdout.write(f"grue {__version__}\n")
-        return
-    load("grue.cli.app").app()
+    """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted.
+
+    A Ctrl-C ends it at once while it starts and while it leaves; in between the command cleans up.
+    """
+    quit_at_once()
+    try:
+        from grue import __version__
+
+        if sys.argv[1:] == ["--version"]:
+            sys.stdout.write(f"grue {__version__}\n")
+            return
+        from grue.loading import load
+
+        load("grue.cli.app").app()
+    finally:
+        quit_at_once()

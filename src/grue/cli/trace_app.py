@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from grue.cli import take_interrupts
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
 
 trace_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Read the trace of an episode.")
@@ -39,6 +40,7 @@ def trace_show(
     with plain_errors():
         from grue.cli.trace import ShowOptions, show
 
+        take_interrupts()
         show(
             ShowOptions(
                 file=file,
@@ -63,6 +65,7 @@ def trace_stats(
     with plain_errors():
         from grue.cli.trace import stats
 
+        take_interrupts()
         stats(file, as_json=as_json, width=width)
 
 
@@ -79,6 +82,7 @@ def trace_diagram(
     with plain_errors():
         from grue.cli.trace_diagram import diagram
 
+        take_interrupts()
         diagram(file, turn=turn, as_mermaid=mermaid)
 
 
@@ -92,6 +96,7 @@ def trace_diff(
     with plain_errors():
         from grue.cli.trace_diff import diff
 
+        take_interrupts()
         if not diff(left, right, every=every):
             raise typer.Exit(FAILED)
 
@@ -108,6 +113,7 @@ def trace_html(
     with plain_errors():
         from grue.cli.trace_html import html
 
+        take_interrupts()
         html(file, out, open_browser)
 
 
@@ -130,6 +136,7 @@ def trace_replay(
     with plain_errors():
         from grue.cli.trace_replay import changes_from, replay
 
+        take_interrupts()
         what_if = changes_from(
             changes or (), max_iterations=max_iterations, after_timeout=after_timeout, system=system
         )
@@ -143,4 +150,5 @@ def trace_schema() -> None:
     with plain_errors():
         from grue.cli.trace_schema import schema
 
+        take_interrupts()
         schema()
