@@ -22,7 +22,7 @@ from children import MCP_SERVER
 from memory import peak_mb
 
 from grue import FunctionTools, LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnRequest
-from grue.actors.llm_endpoint import LlmEndpoint
+from grue.llm_transport.endpoint import LlmEndpoint
 
 Agents: TypeAlias = Callable[[int], Awaitable[list[str]]]
 

@@ -16,7 +16,7 @@ from measuring import Bar, Effort, Section, figure, interleave, ratio
 from servers.chat_server import completion
 
 from grue import FunctionTools, LlmSettings, Recorder, Runner, TraceWriter, TurnLimits, TurnRequest
-from grue.actors.llm_endpoint import LlmEndpoint
+from grue.llm_transport.endpoint import LlmEndpoint
 
 NEAR_LINEAR = 1.25
 """How much more a further iteration may cost late in a turn than early."""

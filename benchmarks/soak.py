@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import psutil
 from msgspec.structs import replace
 
-from grue.actors.llm_endpoint import LlmSettings
+from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.stdio import ProcessLimits
 from grue.runner import Runner, TurnRequest

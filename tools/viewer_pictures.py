@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from playwright.sync_api import Page, sync_playwright
 
 from grue import __version__
-from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import MCPError
 from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.games.catalogue import open_game
+from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import TurnLimits
 from grue.protocol.retry import RetryPolicy

@@ -89,7 +89,7 @@ def main(trace: Path | None = None) -> None:
     if writer is not None:
         recorder.add(writer)
     celsius = run_blocking(
-        lambda: keep_warm(recorder), last_word=writer.close if writer else lambda: None, twin="keep_warm"
+        lambda: keep_warm(recorder), on_exit=writer.close if writer else lambda: None, twin="keep_warm"
     )
     print(f"The room has {celsius} degrees.")
 

@@ -20,10 +20,9 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # type checkers take it for true; typing would cost more than all the rest
 
 if TYPE_CHECKING:
-    from grue.actors.function_tools import FunctionTools
-    from grue.actors.llm_endpoint import LlmSettings
     from grue.answers import AnswerSpec
-    from grue.batch import BatchItem
+    from grue.engine.batch import BatchItem
+    from grue.engine.turn_handle import TurnHandle
     from grue.errors import (
         ActorCrashed,
         AnswerError,
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
         TurnCancelled,
         TurnTimedOut,
     )
+    from grue.llm_transport.endpoint import LlmSettings
     from grue.mcp_transport.http import HttpServer
-    from grue.mcp_transport.server_options import ServerOptions
     from grue.mcp_transport.stdio import ProcessLimits, StdioServer
     from grue.messages import Budget, FailurePolicy, TextDelta, ToolCallResult, TurnLimits, Usage
     from grue.protocol.retry import RetryPolicy
@@ -46,13 +45,14 @@ if TYPE_CHECKING:
     from grue.runtime.trace import Recorder
     from grue.runtime.trace_file import TraceWriter
     from grue.tool_client import ToolClient
-    from grue.turn_handle import TurnHandle
+    from grue.tool_sessions.function_tools import FunctionTools
+    from grue.tool_sessions.server_options import ServerOptions
 
 _HOMES = {
-    "FunctionTools": "grue.actors.function_tools",
-    "LlmSettings": "grue.actors.llm_endpoint",
+    "FunctionTools": "grue.tool_sessions.function_tools",
+    "LlmSettings": "grue.llm_transport.endpoint",
     "AnswerSpec": "grue.answers",
-    "BatchItem": "grue.batch",
+    "BatchItem": "grue.engine.batch",
     "ActorCrashed": "grue.errors",
     "AnswerError": "grue.errors",
     "BudgetSpent": "grue.errors",
@@ -64,7 +64,7 @@ _HOMES = {
     "TurnCancelled": "grue.errors",
     "TurnTimedOut": "grue.errors",
     "HttpServer": "grue.mcp_transport.http",
-    "ServerOptions": "grue.mcp_transport.server_options",
+    "ServerOptions": "grue.tool_sessions.server_options",
     "ProcessLimits": "grue.mcp_transport.stdio",
     "StdioServer": "grue.mcp_transport.stdio",
     "Budget": "grue.messages",
@@ -81,7 +81,7 @@ _HOMES = {
     "Recorder": "grue.runtime.trace",
     "TraceWriter": "grue.runtime.trace_file",
     "ToolClient": "grue.tool_client",
-    "TurnHandle": "grue.turn_handle",
+    "TurnHandle": "grue.engine.turn_handle",
 }
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for

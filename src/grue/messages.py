@@ -818,7 +818,7 @@ class ToolDrifted(Message, frozen=True, kw_only=True):
     refused: bool = False
 
 
-class SpareReady(Message, frozen=True, kw_only=True):
+class SessionPrewarmed(Message, frozen=True, kw_only=True, tag="SpareReady"):
     """session: a connection is open that no turn has asked for yet."""
 
     server: ServerName
@@ -826,7 +826,7 @@ class SpareReady(Message, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
 
 
-class SpareLost(Message, frozen=True, kw_only=True):
+class PrewarmLost(Message, frozen=True, kw_only=True, tag="SpareLost"):
     """session: a connection that was prepared cannot be used; the turn opens another one."""
 
     server: ServerName
@@ -936,7 +936,7 @@ SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | CheckToolSupport
 LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta
 SessionNote: TypeAlias = (
-    ConnectFailed | ToolCalled | ServerNoted | ToolDrifted | SpareReady | SpareLost | ServerEnded
+    ConnectFailed | ToolCalled | ServerNoted | ToolDrifted | SessionPrewarmed | PrewarmLost | ServerEnded
 )
 
 AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote

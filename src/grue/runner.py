@@ -1,8 +1,7 @@
-"""The composition root: actors, channels, configuration and observers are wired here, once a turn.
+"""The runner: puts settings, actors, channels and observers together, once a turn.
 
-A `Runner` is an episode. Between its turns it remembers only plain data: the number of the last turn, and for
-each tool server whether it has ever been connected or is given up. `run_turn` is the blocking edge,
-`run_turn_async` its twin; both run the same coroutine.
+A `Runner` is an episode. Between turns it keeps only plain data: the turn's number, and what it knows of each
+server. `run_turn` blocks, `run_turn_async` does not; both run the same coroutine.
 """
 
 import threading
@@ -17,7 +16,11 @@ from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
 from grue.answers import AnswerCheck, AnswerSpec, as_json
-from grue.episode import Episode, sessions_of
+from grue.engine.episode import Episode, sessions_of
+from grue.engine.tool_servers import ToolServer, hide_secrets, usable_servers
+from grue.engine.turn_actors import LlmFactory, TurnActors, TurnResources, Wiring
+from grue.engine.turn_errors import error_for
+from grue.engine.turn_handle import ProgressSource, TurnHandle
 from grue.loading import importing, load
 from grue.mcp_transport.client import McpServer
 from grue.mcp_transport.guard import guard
@@ -46,18 +49,13 @@ from grue.runtime.channel import Mailbox
 from grue.runtime.reentry import refuse_reentry
 from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
-from grue.tool_servers import ToolServer, hide_secrets, usable_servers
-from grue.turn_actors import LlmFactory, Place, TurnActors, Wiring
-from grue.turn_errors import error_for
-from grue.turn_handle import Stage, TurnHandle
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
 
 if TYPE_CHECKING:
-    from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-    from grue.batch import BatchItem
+    from grue.engine.batch import BatchItem
+    from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 
 __all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
-
 T = TypeVar("T")
 
 
@@ -182,7 +180,7 @@ class Runner:
     def close(self) -> None:
         """End the episode: its loop, its sessions, within seconds. A second call does nothing.
 
-        Turns that were started, and batches, are cancelled. A turn after it begins a new loop.
+        It cancels started turns and batches. A later turn begins a new loop.
         """
         for batch in list(self._batches):
             batch.close()
@@ -209,11 +207,11 @@ class Runner:
         }
 
     def connection(self, server: str) -> Settled:
-        """Return what the episode remembers of a server; plain data, fit to be stored."""
+        """Return what the episode remembers of a server, as plain data that can be stored."""
         return self._connections.get(ServerName(server), Untried())
 
     def remember(self, server: str, connection: Settled) -> None:
-        """Go on with what an earlier part of the episode remembered; a resumed turn is never the first."""
+        """Take over what an earlier part of the episode knew of a server."""
         self._connections[ServerName(server)] = connection
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
@@ -223,16 +221,15 @@ class Runner:
         this turn is alive (P39). In an episode the one `anyio.run` is the episode's, in a thread of its own;
         with `spawn_ahead` the turn's processes end behind it, before the next turn's first tool call.
 
-        Called where an event loop runs, it works all the same, and warns once (P40). What a signal handler
-        raises meanwhile ends the turn, as Ctrl-C does, and is raised.
+        It also works where an event loop runs, and warns once. If a signal handler raises, the turn ends and
+        the exception is raised.
 
         Raises:
             MCPServerStartupError: The first connect of the episode failed (R6.1).
             LLMError: The model gave no completion, after all retries.
             BudgetSpent: The episode's budget is used up; nothing was started.
-            MCPError: The model cannot be offered tools (R12.5); or a turn of the same episode asks, or a
-                process that was forked off, or a signal handler that has interrupted grue or an import; or
-                the system has no descriptors or threads left.
+            MCPError: The model cannot call tools; called from a turn of this episode, a forked process, or
+                a signal handler that interrupted grue or an import; no descriptors or threads left.
             TurnTimedOut: The turn's limit passed.
             AnswerError: No acceptable answer, and no fallback.
             ActorCrashed: Something unforeseen, the exception as its cause.
@@ -247,11 +244,11 @@ class Runner:
             finally:
                 self._leave(episode)
         registry = ProcessRegistry()
-        place = Place(registry=registry, sampling=CurrentSampler())
+        place = TurnResources(registry=registry, sampling=CurrentSampler())
         return run_blocking(
             lambda: self._run_turn(request, place),
-            last_word=registry.kill_leftovers,
-            hurry=registry.kill_now,
+            on_exit=registry.kill_leftovers,
+            force_kill=registry.kill_now,
             twin="Runner.run_turn_async",
         )
 
@@ -265,7 +262,7 @@ class Runner:
             return await episode.call_async(lambda: self._run_turn(request, episode.place))
         registry = ProcessRegistry()
         try:
-            return await self._run_turn(request, Place(registry=registry, sampling=CurrentSampler()))
+            return await self._run_turn(request, TurnResources(registry=registry, sampling=CurrentSampler()))
         finally:
             registry.kill_leftovers()
 
@@ -279,7 +276,7 @@ class Runner:
         Raises:
             MCPError: The runner is being closed, or belongs to the parent process.
         """
-        stage, episode = Stage(), self._enter()
+        stage, episode = ProgressSource(), self._enter()
         try:
             call = episode.submit(lambda: self._run_turn(request, episode.place, stage))
         except BaseException:
@@ -295,7 +292,7 @@ class Runner:
         requests: Iterable[TurnRequest[T]],
         *,
         concurrency: int = 8,
-        recall: str | PathLike[str] | None = None,
+        resume_from: str | PathLike[str] | None = None,
         progress: bool = False,
     ) -> "Iterator[BatchItem[TurnOutcome[T]]]":
         """Run many turns, so many at a time, and yield what comes of each, in their order.
@@ -310,32 +307,32 @@ class Runner:
             requests: Any number; taken as they are needed. The iterator takes them from the thread that
                 asks it for its next item.
             concurrency: Turns at a time, and with it server processes; at least 1.
-            recall: The trace of an earlier run of the same batch, or of several: what was completed in it is
-                not run again, unless its words, its servers or the shape of its answer are other ones.
+            resume_from: The trace of an earlier run of the same batch. A turn that it completed is not run
+                again, unless its texts, its servers or the shape of its answer have changed.
             progress: Show a bar on standard error, if that is a terminal.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, while the next item is waited for; within seconds.
-            TraceError: `recall` cannot be read.
+            TraceError: `resume_from` cannot be read.
             ValueError: `concurrency` is no whole number, or less than 1.
         """
         # Few programs need it.
         with importing():
-            from grue.batch import Batch, run_batch
-            from grue.batch_bar import with_bar
-            from grue.recall import Recall
+            from grue.engine.batch import Batch, run_batch
+            from grue.engine.batch_bar import with_bar
+            from grue.engine.completed_turns import CompletedTurns
 
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
-        earlier = None if recall is None else Recall(recall)
+        earlier = None if resume_from is None else CompletedTurns(resume_from)
 
         def open_episode() -> Episode:
             episode = Episode(self._endpoint, self.recorder, at_once=concurrency)
             self._batches.add(episode)
             return episode
 
-        async def run(place: Place, index: int, request: TurnRequest[T]) -> TurnOutcome[T]:
-            return await self._one(replace(request, turn=index + 1), place, {}, Stage())
+        async def run(place: TurnResources, index: int, request: TurnRequest[T]) -> TurnOutcome[T]:
+            return await self._one(replace(request, turn=index + 1), place, {}, ProgressSource())
 
         def recalled(index: int, request: TurnRequest[T]) -> TurnOutcome[T] | None:
             if earlier is None:
@@ -345,7 +342,7 @@ class Runner:
                 self._command(replace(request, turn=index + 1), answer, self.limits), answer
             )
 
-        batch = Batch(open=open_episode, run=run, recall=recalled, concurrency=concurrency)
+        batch = Batch(open=open_episode, run=run, resume_from=recalled, concurrency=concurrency)
         items = run_batch(requests, batch)
         return with_bar(items, requests) if progress else items
 
@@ -374,14 +371,18 @@ class Runner:
             self._leave(episode)
 
     async def _run_turn(
-        self, request: TurnRequest[T], place: Place, stage: Stage | None = None
+        self, request: TurnRequest[T], place: TurnResources, stage: ProgressSource | None = None
     ) -> TurnOutcome[T]:
         self.turn = self.turn + 1 if request.turn is None else request.turn
         numbered = replace(request, turn=self.turn)
-        return await self._one(numbered, place, self._connections, stage or Stage())
+        return await self._one(numbered, place, self._connections, stage or ProgressSource())
 
     async def _one(
-        self, request: TurnRequest[T], place: Place, known: dict[ServerName, Settled], stage: Stage
+        self,
+        request: TurnRequest[T],
+        place: TurnResources,
+        known: dict[ServerName, Settled],
+        stage: ProgressSource,
     ) -> TurnOutcome[T]:
         """Run a turn that has its number; what it learns of the servers is added to what is known."""
         answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
@@ -479,7 +480,7 @@ def _leave_if_there(runner: "weakref.ref[Runner]", episode: Episode) -> None:
 
 
 def _endpoint(llm: "LlmSettings | LlmEndpoint") -> "LlmEndpoint":
-    from grue.actors.llm_endpoint import LlmEndpoint
+    from grue.llm_transport.endpoint import LlmEndpoint
 
     return llm if isinstance(llm, LlmEndpoint) else LlmEndpoint(llm)
 

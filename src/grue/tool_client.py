@@ -18,7 +18,9 @@ from typing import Self, TypeVar
 
 import anyio
 
-from grue.actors.owned_session import OwnedSession, SessionWiring
+from grue.engine.owned_session import OwnedSession, SessionWiring
+from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, usable_servers
+from grue.engine.turn_errors import error_for
 from grue.errors import MCPError, TurnCancelled
 from grue.mcp_transport.client import ClientOptions
 from grue.mcp_transport.process_group import ProcessRegistry
@@ -40,12 +42,10 @@ from grue.messages import (
 from grue.protocol import tool_results
 from grue.protocol.connection import Untried
 from grue.protocol.tool_names import split_name
-from grue.runtime.episode_loop import EpisodeLoop, Wording
 from grue.runtime.host_code import ends_the_task
+from grue.runtime.loop_thread import EpisodeLoop, Wording
 from grue.runtime.sync_edge import counted_interrupts
 from grue.runtime.trace import Recorder
-from grue.tool_servers import ToolServer, connect_to, hide_secrets, usable_servers
-from grue.turn_errors import error_for
 
 T = TypeVar("T")
 
@@ -100,8 +100,8 @@ class ToolClient:
         self._places = places = {name: _Place() for name in self._servers}
         self._loop = EpisodeLoop(
             lambda _: _held(places),
-            last_word=self._registry.kill_leftovers,
-            hurry=self._registry.kill_now,
+            on_exit=self._registry.kill_leftovers,
+            force_kill=self._registry.kill_now,
             wording=_WORDING,
         )
         # For one that is lost without having been closed.
@@ -295,7 +295,7 @@ class ToolClient:
         loop.home.refuse_waiting()
         with counted_interrupts():
             try:
-                return loop.submit(function).wait(hurry=self._registry.kill_now)
+                return loop.submit(function).wait(force_kill=self._registry.kill_now)
             except TurnCancelled as cut:
                 raise MCPError(str(cut)) from cut.__cause__
 
@@ -309,7 +309,7 @@ class ToolClient:
             try:
                 if not loop.is_over and not loop.home.is_here:
                     loop.submit(lambda: _close_all(places, hurried=hurried)).wait(
-                        hurry=self._registry.kill_now
+                        force_kill=self._registry.kill_now
                     )
             finally:
                 loop.close()

@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 
-from grue.actors.llm_exchange import Answered, Streamed, exchange
+from grue.llm_transport.exchange import Answered, Streamed, exchange
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireName

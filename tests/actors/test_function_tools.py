@@ -12,10 +12,10 @@ import anyio
 import msgspec
 import pytest
 
-from grue.actors.function_tools import FunctionTools
 from grue.errors import MCPConfigError
-from grue.mcp_transport.failures import ToolRefusedError, ToolTimedOutError
 from grue.messages import ToolCallResult, ToolDefinition
+from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.function_tools import FunctionTools
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ class Direction(enum.Enum):
 
 
 @dataclasses.dataclass
-class Place:
+class TurnResources:
     name: str
     exits: list[Direction] = dataclasses.field(default_factory=list)
 
@@ -76,7 +76,7 @@ async def test_annotations_of_all_kinds_become_json_schema() -> None:
     def go(
         way: Direction,
         *,
-        place: Place | None = None,
+        place: TurnResources | None = None,
         mood: Literal["calm", "mad"] = "calm",
         steps: Annotated[int, msgspec.Meta(ge=1, description="How far.")] = 1,
         anything=None,  # type: ignore[no-untyped-def]
@@ -88,7 +88,7 @@ async def test_annotations_of_all_kinds_become_json_schema() -> None:
     properties = schema["properties"]
     assert properties["way"] == {"$ref": "#/$defs/Direction"}
     assert schema["$defs"]["Direction"]["enum"] == ["north", "south"]
-    assert schema["$defs"]["Place"]["required"] == ["name"]
+    assert schema["$defs"]["TurnResources"]["required"] == ["name"]
     assert properties["mood"]["enum"] == ["calm", "mad"]
     assert properties["steps"] == {"type": "integer", "minimum": 1, "description": "How far.", "default": 1}
     assert properties["anything"] == {"default": None}
@@ -167,11 +167,11 @@ async def test_arguments_that_do_not_fit_are_refused_in_words_for_the_model(
 
 
 async def test_arguments_arrive_as_what_they_are_annotated() -> None:
-    def where(place: Place, since: dt.date) -> str:
+    def where(place: TurnResources, since: dt.date) -> str:
         return f"{type(place).__name__} {place.exits[0].name} {since.year}"
 
     place = {"name": "hall", "exits": ["north"]}
-    assert (await call(where, place=place, since="2024-02-29")).content == "Place NORTH 2024"
+    assert (await call(where, place=place, since="2024-02-29")).content == "TurnResources NORTH 2024"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_arguments_arrive_as_what_they_are_annotated() -> None:
         (None, None),
         ("text", "text"),
         ({"a": [1]}, {"a": [1]}),
-        (Place("hall", [Direction.NORTH]), {"name": "hall", "exits": ["north"]}),
+        (TurnResources("hall", [Direction.NORTH]), {"name": "hall", "exits": ["north"]}),
         (dt.date(2024, 2, 29), "2024-02-29"),
         (float("nan"), None),
         ("\ud800", "\ufffd"),
@@ -284,14 +284,16 @@ async def test_a_function_that_changes_its_mutable_default_finds_it_fresh_each_t
 async def test_what_has_to_be_waited_for_is_over_before_a_batch_is_called() -> None:
     log: list[str] = []
 
-    async def buried() -> None:
+    async def wait_closed() -> None:
         await anyio.sleep(0.01)
-        log.append("buried")
+        log.append("wait_closed")
 
-    async with FunctionTools({"tool": lambda: log.append("called")}).connect("mine", buried) as connection:
+    async with FunctionTools({"tool": lambda: log.append("called")}).connect(
+        "mine", wait_closed
+    ) as connection:
         await connection.open(1.0)
         assert log == [], "opening is no reason to wait"
         for _ in range(2):
-            assert await connection.relisted(1.0) is None
+            assert await connection.refresh_tools(1.0) is None
             await connection.call("tool", {}, TEST_LIMIT_S)
-    assert log == ["buried", "called"] * 2
+    assert log == ["wait_closed", "called"] * 2

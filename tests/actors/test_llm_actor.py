@@ -8,7 +8,7 @@ import httpx
 import pytest
 from llm_desk import KEY, LISTING, desk, notes, settings_for
 
-import grue.actors.llm_exchange as llm_exchange
+import grue.llm_transport.exchange as llm_exchange
 from grue.actors.llm import LlmEndpoint
 from grue.messages import (
     AnswerSchema,

@@ -3,8 +3,8 @@
 import anyio
 import pytest
 
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-from grue.actors.llm_exchange import Answered
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.exchange import Answered
 from grue.testing.llm_server import ScriptedLlmServer, silence, text_reply
 
 pytestmark = pytest.mark.anyio

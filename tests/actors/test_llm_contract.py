@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from grue.actors.llm import LlmActor
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.duck_types import client_actor
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import (
     AnswerSchema,
     CompletionFailed,

@@ -10,10 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-import grue.actors.llm_endpoint as llm_endpoint
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-from grue.actors.llm_exchange import Answered
+import grue.llm_transport.endpoint as llm_endpoint
 from grue.errors import MCPConfigError
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.exchange import Answered
 from grue.messages import LlmFailure, RequireAnswer, UserText
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault
@@ -149,13 +149,13 @@ def test_a_lesson_that_another_conversation_had_is_this_ones_too() -> None:
     endpoint = LlmEndpoint(LlmSettings(base_url="http://h/v1", model="m"))
     followed = endpoint.profile
     refusal = Fault(kind="refused", status=400, message="Invalid tool name: it must match a pattern")
-    assert endpoint.learn(refusal, followed)
+    assert endpoint.adapt_to_error(refusal, followed)
     assert endpoint.profile.names == "encoded"
     learned = endpoint.profile
-    assert not endpoint.learn(refusal)
-    assert endpoint.learn(refusal, followed)
+    assert not endpoint.adapt_to_error(refusal)
+    assert endpoint.adapt_to_error(refusal, followed)
     assert endpoint.profile == learned
-    assert not endpoint.learn(refusal, learned)
+    assert not endpoint.adapt_to_error(refusal, learned)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from llm_desk import LISTING, OPENING, desk, settings_for
 
 from grue.actors.llm import LlmEndpoint
-from grue.actors.llm_exchange import MAX_BODY_BYTES
+from grue.llm_transport.exchange import MAX_BODY_BYTES
 from grue.messages import CompletionFailed, CompletionReceived
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireName

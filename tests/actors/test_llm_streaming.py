@@ -12,7 +12,7 @@ from anyio.abc import SocketStream
 from llm_desk import KEY, LISTING, OPENING, desk, notes, settings_for
 from raw_http import head, raw_server
 
-import grue.actors.llm_exchange as llm_exchange
+import grue.llm_transport.exchange as llm_exchange
 from grue.actors.llm import LlmEndpoint
 from grue.messages import (
     CompletionFailed,

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from grue.actors.llm import LlmActor
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
 from grue.actors.sampling import Sampler
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.mcp_transport.server_requests import Declined, Sampled, SamplingRequest
 from grue.messages import ServerName
 from grue.protocol.retry import RetryPolicy

@@ -9,12 +9,12 @@ import pytest
 from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import tool
 
-from grue.actors import spares
-from grue.actors.spares import Lent, SessionPool, Sessions
-from grue.mcp_transport.failures import ServerFailed
-from grue.messages import ServerEnded, ServerName, SpareLost
+from grue.messages import PrewarmLost, ServerEnded, ServerName
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope, Recorder
+from grue.tool_sessions import session_pool as spares
+from grue.tool_sessions.failures import ServerFailed
+from grue.tool_sessions.session_pool import LeasedConnection, SessionPool, Sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +51,7 @@ class Bench:
         if at_once:
             self.pool._waiting[A].wanted.set()
 
-    def lend(self, turn: int = 1, deadline: float = float("inf")) -> Lent:
+    def lend(self, turn: int = 1, deadline: float = float("inf")) -> LeasedConnection:
         return self.pool.lend(A, self.connect, turn, deadline)
 
     async def turn(self, *tools: str, turn: int = 1) -> None:
@@ -80,9 +80,9 @@ async def test_what_was_prepared_serves_the_next_turn_and_is_left_behind_it() ->
         assert bench.server.log == ["enter", "open"]
         await bench.turn("look")
         assert bench.server.did("leave") == [], "it ends behind its turn"
-        await pool.buried()
+        await pool.wait_closed()
     assert bench.server.log == ["enter", "open", "call look", "leave"]
-    assert bench.noted == ["SpareReady", "ServerEnded"]
+    assert bench.noted == ["SessionPrewarmed", "ServerEnded"]
     assert bench.notes(ServerEnded)[0].ending == "polite"
     assert [item.turn for item in bench.envelopes] == [0, 0]
 
@@ -91,7 +91,7 @@ async def test_a_turn_that_finds_nothing_prepared_opens_its_own_and_nobody_calls
     bench = Bench(ScriptedServer())
     async with bench.episode() as pool:
         await bench.turn("look")
-        await pool.buried()
+        await pool.wait_closed()
     assert bench.noted == ["ServerEnded"]
 
 
@@ -135,7 +135,7 @@ async def test_a_spare_that_fails_is_told_and_another_one_opened(way: str, cause
     async with bench.episode():
         bench.prepare(timeout_s=0.01)
         await bench.turn("look")
-    assert bench.notes(SpareLost) == [SpareLost(server=A, cause=cause)]
+    assert bench.notes(PrewarmLost) == [PrewarmLost(server=A, cause=cause)]
     assert bench.server.log[-2:] == ["call look", "leave"]
 
 
@@ -146,7 +146,7 @@ async def test_a_spare_that_is_not_ready_when_the_turns_time_is_up_is_left_at_on
         async with bench.lend(deadline=anyio.current_time() + 0.01) as lent:
             await lent.open(5.0)
             await lent.call("look", {}, 1.0)
-    assert bench.notes(SpareLost) == [SpareLost(server=A, cause="it was not ready in time")]
+    assert bench.notes(PrewarmLost) == [PrewarmLost(server=A, cause="it was not ready in time")]
     # Left while the other one was opened, and gone before the call.
     assert bench.server.log.index("leave") < bench.server.log.index("call look")
 
@@ -158,7 +158,7 @@ async def test_a_spare_that_died_while_it_waited_is_told_and_another_one_opened(
         await anyio.wait_all_tasks_blocked()
         bench.made[0].died = True
         await bench.turn("look")
-    assert bench.notes(SpareLost) == [SpareLost(server=A, cause="its process has ended")]
+    assert bench.notes(PrewarmLost) == [PrewarmLost(server=A, cause="its process has ended")]
     log = bench.server.log
     assert log.index("leave") < log.index("call look"), "what is left of it is gone before the call"
     assert len(bench.made) == 2
@@ -171,7 +171,7 @@ async def test_where_another_one_fails_too_the_turn_is_told_as_ever() -> None:
         with pytest.raises(ServerFailed):
             await bench.turn()
         await bench.turn("look")
-    assert len(bench.notes(SpareLost)) == 1
+    assert len(bench.notes(PrewarmLost)) == 1
     assert len(bench.made) == 3
 
 
@@ -211,8 +211,8 @@ async def test_a_kept_sessions_new_tools_are_the_next_turns_too() -> None:
         async with bench.lend() as lent:
             assert (await lent.open(10.0)).tools == LISTED
             bench.server.relisted = (tool("a.added"),)
-            assert await lent.relisted(1.0) == (tool("a.added"),)
-            assert await lent.relisted(1.0) is None
+            assert await lent.refresh_tools(1.0) == (tool("a.added"),)
+            assert await lent.refresh_tools(1.0) is None
         async with bench.lend(2) as lent:
             assert (await lent.open(10.0)).tools == (tool("a.added"),)
 
@@ -246,14 +246,14 @@ async def test_the_older_one_is_gone_before_a_batch_of_calls_is_recorded() -> No
         async with bench.lend(2) as lent:
             await lent.open(10.0)
             assert not bench.server.did("leave")
-            await lent.relisted(1.0)
+            await lent.refresh_tools(1.0)
             assert bench.server.did("leave")
 
 
 async def test_nothing_to_bury_is_no_wait() -> None:
     bench = Bench(ScriptedServer())
     async with bench.episode() as pool:
-        await pool.buried()
+        await pool.wait_closed()
 
 
 # --- Kept ---
@@ -275,7 +275,7 @@ async def test_a_kept_session_that_broke_is_not_used_again() -> None:
             await bench.turn("think")
         await bench.turn("look", turn=2)
     assert len(bench.made) == 2
-    assert not bench.notes(SpareLost)
+    assert not bench.notes(PrewarmLost)
 
 
 async def test_a_kept_session_that_failed_a_call_is_left_though_its_turn_and_its_process_went_on() -> None:
@@ -307,7 +307,7 @@ async def test_a_kept_session_that_died_between_turns_is_replaced_and_told() -> 
         await bench.turn("look")
         bench.made[0].died = True
         await bench.turn("look", turn=2)
-    assert bench.notes(SpareLost) == [SpareLost(server=A, cause="its process has ended")]
+    assert bench.notes(PrewarmLost) == [PrewarmLost(server=A, cause="its process has ended")]
 
 
 # --- Cancelled, or crashed ---
@@ -323,10 +323,10 @@ async def test_a_turn_cancelled_while_it_opens_leaves_at_once_what_it_opened(pre
             turns.start_soon(bench.turn)
             await anyio.wait_all_tasks_blocked()
             turns.cancel_scope.cancel()
-        await pool.buried()  # long before its limit for opening has passed
+        await pool.wait_closed()  # long before its limit for opening has passed
         assert bench.server.log == ["enter", "open", "leave"]
         await bench.turn("look", turn=2)
-    assert not bench.notes(SpareLost)
+    assert not bench.notes(PrewarmLost)
 
 
 async def test_a_turn_cancelled_in_a_call_or_before_it_hands_over_what_it_used() -> None:
@@ -337,7 +337,7 @@ async def test_a_turn_cancelled_in_a_call_or_before_it_hands_over_what_it_used()
             turns.start_soon(bench.turn, "look")
             await anyio.wait_all_tasks_blocked()
             turns.cancel_scope.cancel()
-        await pool.buried()
+        await pool.wait_closed()
     assert len(bench.server.did("leave")) == 2
     assert len(bench.notes(ServerEnded)) == 2
 
@@ -373,7 +373,7 @@ async def test_an_owner_that_crashes_while_opening_ends_the_turn_that_needs_it()
         with pytest.raises(LookupError, match="while opening"):
             await bench.turn()
         await bench.turn("look", turn=2)
-    assert bench.notes(SpareLost) == [SpareLost(server=A, cause="its session crashed")]
+    assert bench.notes(PrewarmLost) == [PrewarmLost(server=A, cause="its session crashed")]
     assert len(bench.notes(ActorFailed)) == 2
 
 
@@ -381,7 +381,7 @@ async def test_what_a_turn_sees_of_a_connection_in_its_hands() -> None:
     bench = Bench(ScriptedServer())
     async with bench.episode():
         async with bench.lend() as lent:
-            assert (lent.alive, lent.pid, lent.exit, lent.last_words) == (False, None, None, "")
+            assert (lent.alive, lent.pid, lent.exit, lent.stderr_tail) == (False, None, None, "")
             await lent.open(1.0)
             assert (lent.alive, lent.pid, lent.exit) == (True, 4711, None)
         assert lent.ending == "handed_over"

@@ -11,8 +11,7 @@ import anyio
 import pytest
 from transport_servers import QUICK
 
-from grue.actors.function_tools import FunctionTools
-from grue.actors.mcp_session import Connect, SessionActor
+from grue.actors.mcp_session import SessionActor
 from grue.config.settings import GameConfiguration
 from grue.hosts.zork.duck_types import connect_manager
 from grue.hosts.zork.manager import MCPManager
@@ -40,6 +39,8 @@ from grue.testing import faulty_server
 from grue.testing.doubles import MockMCPManager
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.connection import Connect
+from grue.tool_sessions.function_tools import FunctionTools
 
 pytestmark = pytest.mark.anyio
 

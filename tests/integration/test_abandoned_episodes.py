@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import anyio
 import pytest
-from abandoned_episode import ASK, MODES, Stage, play, runner
+from abandoned_episode import ASK, MODES, ProgressSource, play, runner
 from commands import bodies, faulty, group_is_gone, start, wait_for_body, write_servers
 from killable_episodes import MARK, alive_of
 
@@ -208,7 +208,7 @@ def test_sigkill_at_random_instants_leaves_nothing(llm: str) -> None:
     rounds = ("playing", "playing", "pausing")
     kinds = itertools.cycle(itertools.product(rounds, MODES, [(), STUBBORN]))
     marks: dict[str, str] = {}
-    with Stage() as stage:
+    with ProgressSource() as stage:
         for (host, mode, flags), _ in zip(kinds, range(INSTANTS), strict=False):
             mark, pausing = uuid.uuid4().hex, host == "pausing"
             after_s = dice.uniform(0.0, 0.02 if pausing else 0.4)
@@ -394,12 +394,12 @@ def test_a_played_episode_with_spares_ends_with_its_host_and_can_be_resumed(
     with ScriptedLlmServer(one_call_a_move) as llm:
         options = ("--base-url", llm.base_url, "--model", "m", "--mcp-config", str(config), "--spawn-ahead")
         program = start("play", *options, "--run-dir", "run", "--turns", "90", cwd=tmp_path)
-        wait_for_body(run, "SpareReady")
+        wait_for_body(run, "SessionPrewarmed")
         program.send_signal(number)
         _, errors = program.communicate(timeout=30)
         assert program.returncode == (130 if number == signal.SIGINT else -number), errors
         assert "Traceback" not in errors
-        opened = [body["pid"] for kind in ("SessionOpened", "SpareReady") for body in bodies(run, kind)]
+        opened = [body["pid"] for kind in ("SessionOpened", "SessionPrewarmed") for body in bodies(run, kind)]
         assert all(group_is_gone(pid) for pid in opened)
         played = len(bodies(run, "TurnCompleted"))
         resumed = start("play", "--resume", "run", "--turns", str(played + 3), "--spawn-ahead", cwd=tmp_path)

@@ -33,7 +33,7 @@ PROGRAM = """
     with Runner(llm=llm, recorder=recorder) as runner:
         given = requests if sized == "sized" else iter(requests)
         how = {"progress": True} if progress == "progress" else {}
-        for item in runner.map(given, concurrency=1, recall=recalled, **how):
+        for item in runner.map(given, concurrency=1, resume_from=recalled, **how):
             print(item.index, flush=True)
     if writer is not None:
         writer.close()

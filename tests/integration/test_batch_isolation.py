@@ -18,7 +18,7 @@ from grue import (
     TurnOutcome,
     TurnRequest,
 )
-from grue.batch import BatchItem
+from grue.engine.batch import BatchItem
 from grue.protocol.connection import Disabled, Untried
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import (

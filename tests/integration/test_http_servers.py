@@ -12,15 +12,16 @@ import anyio
 import pytest
 from http_servers import real_http_server
 
-from grue.mcp_transport.client import ClientOptions, Listing, McpClient
-from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.mcp_transport.client import ClientOptions, McpClient
 from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.notices import ServerNotice
-from grue.mcp_transport.server_options import ServerOptions
 from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry
 from grue.messages import JsonObject, ServerFailure, ToolCallResult
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_options import ServerOptions
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
-from grue.messages import SpareLost, SpareReady, TurnLimits
+from grue.messages import PrewarmLost, SessionPrewarmed, TurnLimits
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.testing.leftovers import assert_nothing_left
@@ -90,9 +90,9 @@ def test_a_session_that_its_server_forgets_between_turns_is_replaced(sessions: s
     recorder, ready, lost = Recorder(), threading.Event(), []
 
     def look(envelope: Envelope[Any], _line: bytes) -> None:
-        if isinstance(envelope.body, SpareReady):
+        if isinstance(envelope.body, SessionPrewarmed):
             ready.set()
-        if isinstance(envelope.body, SpareLost):
+        if isinstance(envelope.body, PrewarmLost):
             lost.append(envelope.body.cause)
 
     recorder.add(look)

@@ -16,7 +16,6 @@ from transport_servers import faulty
 from grue import FailurePolicy, FunctionTools, HttpServer, StdioServer, TurnLimits
 from grue.errors import BudgetSpent, MCPServerStartupError, TurnTimedOut
 from grue.mcp_transport.client import McpClient
-from grue.mcp_transport.failures import ServerFailed
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.process_table import live_members
 from grue.mcp_transport.server_requests import ElicitationRequest
@@ -26,12 +25,12 @@ from grue.messages import (
     ConnectFailed,
     McpDisabled,
     OpenSession,
+    PrewarmLost,
     ServerDied,
     ServerEnded,
     SessionClosed,
     SessionOpened,
-    SpareLost,
-    SpareReady,
+    SessionPrewarmed,
     ToolCalled,
     ToolDrifted,
     ToolReturned,
@@ -45,6 +44,7 @@ from grue.runtime.trace import Envelope
 from grue.testing.fault_turns import GRACE_S, MODES, Mode, a_turn
 from grue.testing.faults import SOUND
 from grue.testing.faulty_http_server import faulty_http_server
+from grue.tool_sessions.failures import ServerFailed
 from grue.tracing.diff import diff
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
@@ -184,7 +184,7 @@ def test_r6_1_the_first_connect_failing_ends_the_first_turn(mode: Mode, tmp_path
                 played.turn()
         assert settlements(played.turn()) == ["returned"]
     assert [body.then for body in played.said(ConnectFailed)] == ["raise", "raise"]
-    assert not played.said(SpareLost)
+    assert not played.said(PrewarmLost)
 
 
 def test_p26_r6_7_a_later_connect_is_tried_once_more(mode: Mode, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_p26_r6_7_a_later_connect_is_tried_once_more(mode: Mode, tmp_path: Path)
     retried = mode != "kept"
     assert [body.then for body in played.said(ConnectFailed)] == ["retry"] * retried
     assert [body.attempt for body in played.said(SessionOpened)] == [1, 1 + retried, 1]
-    assert len(played.said(SpareLost)) == (mode == "ahead")
+    assert len(played.said(PrewarmLost)) == (mode == "ahead")
 
 
 def test_p26_a_spare_that_fails_is_no_attempt_of_the_turns(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_spare_is_used_in_its_turn_only_and_by_one(tmp_path: Path) -> None:
             played.turn()
             if turn < 2:
                 wait_for_spares(played, turn + 1)
-    assert played.pids[1:] == [body.pid for body in played.said(SpareReady)][:2]
+    assert played.pids[1:] == [body.pid for body in played.said(SessionPrewarmed)][:2]
     for number, pid in enumerate(played.pids, start=1):
         lines = Path(str(log).format(pid=pid)).read_text().splitlines()
         methods = [json.loads(line).get("method") for line in lines]
@@ -398,15 +398,15 @@ def test_a_spare_is_used_in_its_turn_only_and_by_one(tmp_path: Path) -> None:
         assert methods.count("initialize") == methods.count("tools/list") == 1
         turns = [item.turn for item in played.envelopes if getattr(item.body, "pid", 0) == pid]
         assert turns[-2:] == [number, 0], "opened in its turn, and ended outside any"
-    order = played.said(SpareReady, OpenSession, ToolCalled)
+    order = played.said(SessionPrewarmed, OpenSession, ToolCalled)
     for place, body in enumerate(order[:-1]):
-        if isinstance(body, SpareReady):
+        if isinstance(body, SessionPrewarmed):
             assert isinstance(order[place + 1], OpenSession), "never used before its turn"
 
 
 def wait_for_spares(played: Episode, count: int) -> None:
     deadline = time.monotonic() + 10
-    while len(played.said(SpareReady)) < count:
+    while len(played.said(SessionPrewarmed)) < count:
         assert time.monotonic() < deadline, "no spare"
         time.sleep(0.005)
 
@@ -415,7 +415,7 @@ def test_the_last_spare_ends_with_the_episode_unused(tmp_path: Path) -> None:
     with episode("ahead", tmp_path, *ONCE) as played:
         played.turn()
         wait_for_spares(played, 1)
-        (spare,) = played.said(SpareReady)
+        (spare,) = played.said(SessionPrewarmed)
         assert live_members(spare.pid)
     assert not live_members(spare.pid)
     assert [body.ending for body in played.said(ServerEnded) if body.pid == spare.pid] == ["polite"]
@@ -427,7 +427,7 @@ def test_a_failed_turn_prepares_nothing_and_the_next_one_opens_its_own(tmp_path:
         with pytest.raises(TurnTimedOut):
             played.turn(turn_timeout_s=0.8)
         played.turn()
-    ready = [item.turn for item in played.envelopes if isinstance(item.body, SpareReady)]
+    ready = [item.turn for item in played.envelopes if isinstance(item.body, SessionPrewarmed)]
     assert len(ready) <= 1, "only after the turn that was completed"
     assert len(played.said(ToolReturned)) == 1
 
@@ -445,7 +445,7 @@ async def test_a_connection_that_is_broken_is_not_alive_though_its_process_is() 
 
 # --- Traces ---
 
-ADDED = (SpareReady, SpareLost, ServerEnded)
+ADDED = (SessionPrewarmed, PrewarmLost, ServerEnded)
 
 
 def without_lifetime(path: Path) -> list[EpisodeEnvelope]:

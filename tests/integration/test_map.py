@@ -268,7 +268,7 @@ BATCH = """
     limits = TurnLimits(max_tool_iterations=1)
     recall = sys.argv[2] if writer.last_seq else None
     with Runner(llm=llm, servers={"f": tools}, recorder=recorder, limits=limits) as runner:
-        items = runner.map((request(n) for n in range(9)), concurrency=3, recall=recall)
+        items = runner.map((request(n) for n in range(9)), concurrency=3, resume_from=recall)
         for item in items:
             kind = item.outcome and item.outcome.kind
             print(item.index, item.recalled, kind, item.outcome and item.outcome.response, flush=True)

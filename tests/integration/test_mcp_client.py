@@ -12,13 +12,14 @@ import anyio
 import pytest
 from transport_servers import QUICK, STUBBORN, faulty, shell
 
-from grue.mcp_transport.client import ClientOptions, Listing, McpClient
-from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.mcp_transport.notices import ServerNotice
+from grue.mcp_transport.client import ClientOptions, McpClient
 from grue.mcp_transport.process_table import live_members
 from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry, ServerExit, StdioServer
 from grue.messages import ServerFailure, ToolCallResult
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.notices import ServerNotice
 
 pytestmark = pytest.mark.anyio
 

@@ -10,13 +10,13 @@ from real_servers import bounded, npm_server
 from transport_servers import QUICK
 
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
-from grue.actors.function_tools import FunctionTools
 from grue.messages import JsonObject, RequestCompletion, ToolMessage
 from grue.protocol.chat_wire.profile import WireName
 from grue.provider_rules.chat_rules import ProviderRules
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceWriter
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.function_tools import FunctionTools
 from grue.tracing.reading import read_episode
 from grue.tracing.replay import replay
 

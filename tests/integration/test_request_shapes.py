@@ -15,8 +15,8 @@ import pytest
 from media import audio, blob, image, tool_message
 from pydantic import BaseModel, TypeAdapter
 
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
 from grue.answers import AnswerSpec
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import (
     CallId,
     JsonObject,

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 from written_secrets import PASSWORD, tells, written_out
 
-from grue.actors.llm_endpoint import LlmSettings
 from grue.cli.app import app
 from grue.errors import MCPError
+from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.stdio import StdioServer
 from grue.observers.otel import OtelObserver
 from grue.observers.python_log import LoggerObserver

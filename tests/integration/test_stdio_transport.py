@@ -22,7 +22,6 @@ from grue.mcp_transport.descendants import Descendants
 from grue.mcp_transport.lines import CutLineError
 from grue.mcp_transport.process_table import live_members
 from grue.mcp_transport.stdio import (
-    Ending,
     LineTooLongError,
     ProcessLimits,
     ProcessRegistry,
@@ -32,6 +31,7 @@ from grue.mcp_transport.stdio import (
 )
 from grue.runtime import pace
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.connection import Ending
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ from killable_episodes import MARK
 from msgspec.structs import replace
 
 from grue import LlmSettings, ProcessLimits, Runner, StdioServer, TurnLimits, TurnRequest
-from grue.messages import CloseSession, SpareReady, ToolCalled
+from grue.messages import CloseSession, SessionPrewarmed, ToolCalled
 from grue.testing import faulty_server
 
 MODES: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def runner(base_url: str, mode: str, *flags: str) -> Runner:
 def play(one: Runner) -> None:
     """Play a turn; where spares are prepared, wait until the next one is ready."""
     prepared = threading.Event()
-    one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SpareReady) else None)
+    one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SessionPrewarmed) else None)
     assert one.run_turn(ASK).response == "done"
     if one._sessions == "ahead":
         assert prepared.wait(20)

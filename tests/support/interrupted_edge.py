@@ -22,7 +22,7 @@ async def work() -> None:
 
 
 def call(function: object = work) -> None:
-    run_blocking(function, last_word=lambda: print("last word", flush=True), twin="twin")  # type: ignore[arg-type]
+    run_blocking(function, on_exit=lambda: print("last word", flush=True), twin="twin")  # type: ignore[arg-type]
 
 
 async def inside() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from grue.runtime.episode_loop import EpisodeLoop
+from grue.runtime.loop_thread import EpisodeLoop
 
 hurried = threading.Event()
 started = threading.Event()
@@ -65,7 +65,7 @@ async def resist() -> None:
             await anyio.sleep(0.01)
 
 
-def hurry() -> None:
+def force_kill() -> None:
     hurried.set()
 
 
@@ -82,7 +82,7 @@ async def interrupted_before_it_waits(loop: EpisodeLoop) -> None:
 
 def main(where: str) -> None:
     hold: Any = slow_to_leave if where in ("closing", "exiting") else nothing
-    loop = EpisodeLoop(hold, last_word=lambda: say("last word"), hurry=hurry)
+    loop = EpisodeLoop(hold, on_exit=lambda: say("last word"), force_kill=force_kill)
     if where == "exiting":
         return
     with contextlib.closing(loop):
@@ -103,7 +103,7 @@ def main(where: str) -> None:
             for _ in range(6000):
                 time.sleep(0.01)
         elif where != "closing":
-            loop.submit(resisting_work if where == "resisting" else work).wait(hurry=hurry)
+            loop.submit(resisting_work if where == "resisting" else work).wait(force_kill=force_kill)
 
 
 async def answer() -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import MCPError
 from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import TurnLimits
 from grue.runner import Runner, TurnOutcome, TurnRequest

@@ -8,10 +8,9 @@ import anyio
 import anyio.lowlevel
 from turns import failure, tool
 
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.mcp_transport.process_group import ServerExit
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
+from grue.tool_sessions.connection import Listing, ServerExit
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 LISTED = (tool("a.look"), tool("a.think"))
 
@@ -68,7 +67,7 @@ class ScriptedConnection:
         return "polite" if self._left else None
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         return ""
 
     async def __aenter__(self) -> Self:
@@ -115,7 +114,7 @@ class ScriptedConnection:
         finally:
             server.at_once -= 1
 
-    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         relisted, self._server.relisted = self._server.relisted, None
         return relisted
 

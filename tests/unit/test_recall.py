@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from turns import Walk, calls, opened, returned, run
 
 from grue.answers import AnswerSpec
+from grue.engine.completed_turns import CompletedTurns
 from grue.errors import TraceError
 from grue.messages import RunTurn, TurnCompleted
 from grue.protocol.turn_states import AwaitingTools, Finished, progress_of
-from grue.recall import Recall
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceWriter
 
@@ -28,7 +28,7 @@ def completed(turn: int, raw: str = "north", kind: Any = "answered") -> TurnComp
     return TurnCompleted(turn=turn, kind=kind, answer=raw, raw_response=raw, reason="")
 
 
-def recorded(tmp_path: Path, *bodies: RunTurn | TurnCompleted, secret: str = "") -> Recall:
+def recorded(tmp_path: Path, *bodies: RunTurn | TurnCompleted, secret: str = "") -> CompletedTurns:
     recorder = Recorder()
     if secret:
         recorder.hide("KEY", secret)
@@ -41,7 +41,7 @@ def recorded(tmp_path: Path, *bodies: RunTurn | TurnCompleted, secret: str = "")
         else:
             recorder.record(body, sender="agent", receiver="host", turn=body.turn, cause=begun.get(body.turn))
     writer.close()
-    return Recall(tmp_path / "trace.jsonl")
+    return CompletedTurns(tmp_path / "trace.jsonl")
 
 
 def test_the_same_question_has_its_outcome(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_turns_of_the_same_number_that_overlap_keep_their_answers_apart(tmp_path
     own, item = (recorder.record(asked(1, user), sender="host").seq for user in ("own", "item"))
     recorder.record(completed(1, "of own"), sender="agent", cause=own)
     writer.flush()
-    assert Recall(path).outcome(asked(1, "item"), TEXT) is None
+    assert CompletedTurns(path).outcome(asked(1, "item"), TEXT) is None
     recorder.record(completed(1, "of item"), sender="agent", cause=item)
     writer.close()
-    recall = Recall(path)
+    recall = CompletedTurns(path)
     for user in ("own", "item"):
         outcome = recall.outcome(asked(1, user), TEXT)
         assert outcome is not None
@@ -112,7 +112,7 @@ def test_what_a_secret_was_taken_out_of_is_asked_again(tmp_path: Path) -> None:
 
 def test_a_trace_that_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(TraceError):
-        Recall(tmp_path / "none.jsonl")
+        CompletedTurns(tmp_path / "none.jsonl")
 
 
 def test_progress_counts_the_calls_of_a_reply_as_they_are_settled() -> None:

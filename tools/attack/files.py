@@ -18,7 +18,6 @@ from judge import LATE_S, Findings
 from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner, TurnRequest
-from grue.actors.function_tools import FunctionTools
 from grue.cli.app import app
 from grue.config import tool_lock_file
 from grue.config.env_file import read_env_file
@@ -29,6 +28,7 @@ from grue.games.house import HouseGame
 from grue.games.zmachine import ZMachineGame
 from grue.observers.run_folder import RunFolder
 from grue.runtime.trace import Recorder
+from grue.tool_sessions.function_tools import FunctionTools
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What may not reach a terminal: tabs and line ends may."""

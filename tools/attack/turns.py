@@ -17,7 +17,6 @@ from damage import odd_text
 from judge import EARLY_SHARE, LATE_S, Findings, peak_since
 
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
-from grue.actors.function_tools import FunctionTools
 from grue.errors import ActorCrashed, MCPError
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.stdio import ProcessLimits
@@ -27,6 +26,7 @@ from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.trace import Recorder
 from grue.testing import replay
+from grue.tool_sessions.function_tools import FunctionTools
 
 _PROFILES = {"chat_completions": GENERIC, "responses": GENERIC_RESPONSES, "messages": GENERIC_MESSAGES}
 _LIFETIMES: Mapping[str, dict[str, Any]] = {

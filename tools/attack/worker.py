@@ -17,7 +17,7 @@ import turns
 from casebook import Case, case_of
 from judge import Findings, watched
 
-from grue.actors.function_tools import FunctionTools
+from grue.tool_sessions.function_tools import FunctionTools
 
 
 def attempt(name: str, port: int, sound: Path) -> dict[str, object]:

@@ -11,8 +11,8 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-from grue.actors.llm_exchange import LONG_BYTES, Answered, Streamed
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
 from grue.messages import (
     CheckToolSupport,
     CompletionFailed,
@@ -30,7 +30,7 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
-from grue.protocol.chat_wire.lessons import may_blame_attachments
+from grue.protocol.chat_wire.profile_adaptation import may_blame_attachments
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Delta
 from grue.runtime.actor import Actor, Note, reply
@@ -165,7 +165,7 @@ class _Asking:
                 return reply
             failure = replace(endpoint.describe(reply), attempts=attempt)
             delay_s: float | None = 0.0
-            if endpoint.learn(reply, conversation.profile):
+            if endpoint.adapt_to_error(reply, conversation.profile):
                 lessons += 1
                 conversation.adopt(endpoint.profile)
             elif may_blame_attachments(reply.status) and conversation.drop_attachments():

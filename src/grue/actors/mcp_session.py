@@ -9,21 +9,14 @@ the seeds' four coroutines. The agent cannot tell.
 """
 
 import contextlib
-from collections.abc import Callable
-from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Literal
 
 import anyio
 
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
-from grue.mcp_transport.process_group import ServerExit
-from grue.mcp_transport.stdio import Ending
 from grue.messages import (
     CallTools,
     CloseSession,
     ConnectFailed,
-    JsonObject,
     McpDisabled,
     OpenSession,
     ServerCall,
@@ -35,8 +28,6 @@ from grue.messages import (
     Settlement,
     StartupFailed,
     ToolCalled,
-    ToolCallResult,
-    ToolDefinition,
     ToolReturned,
     ToolsChanged,
     ToolSkipped,
@@ -60,71 +51,8 @@ from grue.protocol.connection import (
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox, MailboxClosed
 from grue.runtime.trace import Envelope
-
-
-class ToolConnection(Protocol):
-    """What a session needs of a tool server; entered, used and left by one task.
-
-    Entering starts it, leaving ends it, bounded in time and cancelled or not. `pid`, `exit` and `ending` are
-    `None` where there is no process.
-    """
-
-    async def __aenter__(self) -> Self:
-        """Start the server; raises `ServerFailed`."""
-        ...
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        """End it; afterwards no process of it is alive."""
-        ...
-
-    async def open(self, timeout_s: float) -> Listing:
-        """Agree on a protocol and list the tools; raises `ServerFailed`.
-
-        The limit counts from when entering began (R13.3).
-        """
-        ...
-
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a tool; raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`."""
-        ...
-
-    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools if the server says that they have changed since they were last listed.
-
-        `None`: they have not, or a new listing is not to be had; raises nothing.
-        """
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Its process has not ended, as far as can be seen without asking it."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process."""
-        ...
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """How the process ended."""
-        ...
-
-    @property
-    def ending(self) -> Ending | None:
-        """What it took to end it."""
-        ...
-
-    @property
-    def last_words(self) -> str:
-        """The end of what it wrote to standard error, without secrets."""
-        ...
-
-
-Connect: TypeAlias = Callable[[Note], ToolConnection]
-"""Makes a fresh connection, not yet entered; the note is for what a server does beside the protocol."""
+from grue.tool_sessions.connection import Connect, ToolConnection
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 _CLOSE_REPORT_S = 1.0
 
@@ -249,7 +177,7 @@ class SessionActor(Actor[SessionCommand]):
             server=self._server,
             ending=(connection.ending if connection else None) or "none",
             exit_status=connection.exit.status if connection and connection.exit else None,
-            stderr_tail=connection.last_words if connection else "",
+            stderr_tail=connection.stderr_tail if connection else "",
             elapsed_s=elapsed_s,
         )
         self._said_closed = True
@@ -295,7 +223,7 @@ class SessionActor(Actor[SessionCommand]):
 
         What a server says after its answer is learned when the next batch begins.
         """
-        tools = await connection.relisted(self._within(batch.timeout_s))
+        tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
             await self._tell(ToolsChanged(server=self._server, tools=tools), cause)
 

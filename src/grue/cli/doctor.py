@@ -31,7 +31,6 @@ from grue.errors import MCPConfigError, MissingDependencyError
 from grue.games.dfrotz import find_dfrotz
 from grue.mcp_transport.client import require_mcp
 from grue.mcp_transport.environment import is_own_key, visible_keys
-from grue.mcp_transport.failures import failure_text
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.node_version import node_too_old
 from grue.mcp_transport.process_group import ProcessRegistry
@@ -39,6 +38,7 @@ from grue.mcp_transport.stdio import StdioServer
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
 from grue.protocol.safe_text import printable
 from grue.tool_client import ToolClient
+from grue.tool_sessions.failures import failure_text
 
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")

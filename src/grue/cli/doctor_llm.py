@@ -11,9 +11,6 @@ from typing import Any
 import anyio
 from msgspec import structs
 
-from grue.actors.function_tools import FunctionTools
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-from grue.actors.llm_exchange import Answered
 from grue.answers import AnswerSpec
 from grue.cli.finding import Finding
 from grue.cli.project import zorkgpt_tables
@@ -21,12 +18,15 @@ from grue.config.secrets import key_names, needs_key
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.exchange import Answered
 from grue.messages import CompletionReceived, JsonObject, ToolSupportChecked, TurnLimits
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.model_list import find_model, read_models
 from grue.protocol.model_support import rule_for
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
+from grue.tool_sessions.function_tools import FunctionTools
 
 _SHORT, _ROOM = 16, 400
 """Tokens of a short reply, the least that every endpoint takes; and enough for a call or a small object."""

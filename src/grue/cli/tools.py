@@ -15,11 +15,11 @@ from grue.cli.saying import say
 from grue.cli.tool_lock import approve, drifts
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError
-from grue.mcp_transport.failures import failure_text
 from grue.messages import JsonObject, ServerFailure, SessionOpened, ToolDefinition
 from grue.protocol.safe_text import plain_text, printable
 from grue.runtime.trace import Recorder
 from grue.tool_client import ToolClient
+from grue.tool_sessions.failures import failure_text
 
 _IN_A_PIPE = 80
 _WIDEST = 96

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
-from grue.tracing.chapters import chapters
 from grue.tracing.diagram import WIDTH, mermaid, plain
 from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.tracing.turn_slices import chapters
 
 
 def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:

@@ -36,8 +36,8 @@ from grue.errors import MCPConfigError
 from grue.mcp_transport.client import McpServer
 from grue.mcp_transport.environment import InheritEnv
 from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.server_options import ServerOptions
 from grue.mcp_transport.stdio import StdioServer
+from grue.tool_sessions.server_options import ServerOptions
 
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")

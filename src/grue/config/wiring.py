@@ -5,13 +5,13 @@ from os import PathLike
 
 from msgspec import Struct
 
-from grue.actors.llm_endpoint import LlmSettings
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.secrets import api_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
+from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.client import McpServer
 from grue.messages import Budget, FailurePolicy, OnToolDrift, TurnLimits
 from grue.protocol.retry import RetryPolicy

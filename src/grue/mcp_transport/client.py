@@ -19,21 +19,12 @@ from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 from grue.loading import load
-from grue.mcp_transport.failures import (
-    Phase,
-    ServerFailed,
-    ToolRefusedError,
-    ToolTimedOutError,
-    WireFault,
-    first_fault,
-)
 from grue.mcp_transport.http import HttpServer, HttpWire
 from grue.mcp_transport.listing import read_tools
-from grue.mcp_transport.notices import NoticeKind, ServerNotice
 from grue.mcp_transport.output_schemas import OutputSchemas
-from grue.mcp_transport.process_group import ProcessRegistry, ServerExit, SpawnError
+from grue.mcp_transport.process_group import ProcessRegistry, SpawnError
 from grue.mcp_transport.server_requests import Abilities
-from grue.mcp_transport.stdio import Ending, ProcessLimits, StdioServer, leaves_no_time
+from grue.mcp_transport.stdio import ProcessLimits, StdioServer, leaves_no_time
 from grue.mcp_transport.wire import ProcessWire, Wire
 from grue.messages import (
     JsonObject,
@@ -48,6 +39,16 @@ from grue.protocol.safe_text import beginning, plain_text, well_formed
 from grue.protocol.tool_lock import ServerPins, screen
 from grue.protocol.tool_results import from_mcp, is_kept_as_text, is_small, json_value
 from grue.runtime.aside import aside
+from grue.tool_sessions.connection import Ending, Listing, ServerExit
+from grue.tool_sessions.failures import (
+    Phase,
+    ServerFailed,
+    ToolRefusedError,
+    ToolTimedOutError,
+    WireFault,
+    first_fault,
+)
+from grue.tool_sessions.notices import NoticeKind, ServerNotice
 
 if TYPE_CHECKING:
     from grue.mcp_transport import sdk
@@ -90,15 +91,6 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     max_pages: int = 100
     on_notice: Callable[[ServerNotice], None] | None = None
     pinning: Pinning | None = None
-
-
-class Listing(Struct, frozen=True, kw_only=True):
-    """What a server said of itself when it was opened."""
-
-    tools: tuple[ToolDefinition, ...]
-    protocol_version: str
-    server_version: str = ""
-    instructions: str = ""
 
 
 class McpClient:
@@ -172,9 +164,9 @@ class McpClient:
         return self._wire.ending
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what the process wrote to standard error, without secrets; empty if there is none."""
-        return self._wire.last_words
+        return self._wire.stderr_tail
 
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list the tools, all pages of them (R3.3, P8, P37).
@@ -265,7 +257,7 @@ class McpClient:
             result = await aside(from_mcp, answer)
         return await self._outputs.checked(tool, answer, result)
 
-    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Return the tools, listed anew, if the server says that they have changed.
 
         A listing that fails is noticed and leaves things as they are: the next call tells what is wrong.
@@ -376,7 +368,7 @@ class McpClient:
             exit_status=ended.status if ended else None,
             signal=ended.signal if ended else None,
             elapsed_s=time.monotonic() - self._started,
-            stderr_tail=wire.last_words,
+            stderr_tail=wire.stderr_tail,
             remedy=await wire.remedy(self._phase) if remedy is None else remedy,
         )
         return ServerFailed(failure)

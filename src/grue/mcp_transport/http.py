@@ -16,12 +16,12 @@ import anyio
 from msgspec import Struct, field
 
 from grue.errors import MCPConfigError
-from grue.mcp_transport.failures import Phase
-from grue.mcp_transport.notices import Notify
-from grue.mcp_transport.process_group import ServerExit
 from grue.mcp_transport.redaction import Redactor
-from grue.mcp_transport.server_options import ServerOptions
-from grue.mcp_transport.stdio import BackgroundTasks, Ending, ProcessLimits, leaves_no_time
+from grue.mcp_transport.stdio import BackgroundTasks, ProcessLimits, leaves_no_time
+from grue.tool_sessions.connection import Ending, ServerExit
+from grue.tool_sessions.failures import Phase
+from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_options import ServerOptions
 
 if TYPE_CHECKING:
     from grue.mcp_transport.sdk import MessageStream
@@ -188,7 +188,7 @@ class HttpWire:
         return None
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """Empty: its standard error is not ours to read."""
         return ""
 

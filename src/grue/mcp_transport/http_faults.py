@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
 
-from grue.mcp_transport.failures import WireFault
+from grue.tool_sessions.failures import WireFault
 
 _ENDS_SESSION = frozenset((401, 403, 404, 405, 407, 410))
 _UNREACHABLE = "Check that the server is running and that `url` has its host and port."

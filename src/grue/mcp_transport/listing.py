@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from grue.mcp_transport.notices import Notify
 from grue.messages import ServerName, ToolDefinition
 from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_results import json_object
+from grue.tool_sessions.notices import Notify
 
 MAX_TOOL_BYTES = 256 * 1024
 """Longest definition of a tool; each request to the model carries it."""

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from grue.mcp_transport.notices import Notify
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.protocol.safe_text import printable
 from grue.runtime.aside import aside
+from grue.tool_sessions.notices import Notify
 
 MAX_SCHEMA_BYTES = 30_000
 MAX_CONTENT_BYTES = 1_000_000

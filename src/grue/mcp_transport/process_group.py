@@ -22,13 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from msgspec import Struct
-
 from grue.errors import MCPConfigError, MCPError
 from grue.mcp_transport.descendants import Descendants
 from grue.mcp_transport.exit_watch import ExitWatch
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.process_table import live_members
+from grue.tool_sessions.connection import ServerExit
 
 _SHELL = "/bin/sh"
 _SHIM = 'read -r _ && exec "$@"'
@@ -40,16 +39,6 @@ _DEATH_S = 5.0
 
 _DESCENDANTS_S = 1.0
 """How long what has left the group is searched for and killed: a process that keeps forking could go on."""
-
-
-class ServerExit(Struct, frozen=True):
-    """How a process ended: by itself with a `status`, or killed by a `signal` (a name such as `SIGKILL`)."""
-
-    status: int | None = None
-    signal: str | None = None
-
-    def __str__(self) -> str:
-        return f"killed by {self.signal}" if self.signal else f"exit status {self.status}"
 
 
 class SpawnError(MCPError):

@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from grue import __version__
 from grue.mcp_transport.incoming import read_any_message, read_message, refusal_of, refusal_of_cut
 from grue.mcp_transport.lines import CutLineError, LineTooLongError
-from grue.mcp_transport.notices import Notify
 from grue.mcp_transport.server_requests import (
     Abilities,
     Declined,
@@ -30,6 +29,7 @@ from grue.mcp_transport.server_requests import (
 )
 from grue.mcp_transport.stdio import ServerProcess
 from grue.protocol import tool_results
+from grue.tool_sessions.notices import Notify
 
 _KNOWS_NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
 _MOST_ROUNDS = 10

@@ -15,8 +15,8 @@ import msgspec
 
 from grue.mcp_transport.incoming import read_any_message, refusal_of_cut
 from grue.mcp_transport.lines import CutLineError, EventBuffer, LineTooLongError
-from grue.mcp_transport.notices import Notify
 from grue.runtime.pace import Pace
+from grue.tool_sessions.notices import Notify
 
 _SMALL_BYTES = 16_384
 _FIELD = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry)\b")

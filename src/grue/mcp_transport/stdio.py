@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import anyio
 import anyio.abc
@@ -20,14 +20,14 @@ from msgspec.structs import replace
 
 from grue.mcp_transport.environment import InheritEnv, inherited
 from grue.mcp_transport.lines import LineBuffer, LineTooLongError
-from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
+from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, SpawnError
 from grue.mcp_transport.redaction import Redactor
-from grue.mcp_transport.server_options import ServerOptions
 from grue.protocol.safe_text import plain_text
 from grue.runtime.pace import Pace
+from grue.tool_sessions.connection import Ending, ServerExit
+from grue.tool_sessions.server_options import ServerOptions
 
 __all__ = [
-    "Ending",
     "LineTooLongError",
     "ProcessLimits",
     "ProcessRegistry",
@@ -37,8 +37,6 @@ __all__ = [
     "StdioServer",
 ]
 
-Ending = Literal["polite", "terminated", "killed", "died", "handed_over"]
-"""By itself at the end of its input, on SIGTERM, on SIGKILL; before it was asked to; or behind its turn."""
 
 _CHUNK_BYTES = 65_536
 _GRACE_AT_LEAST_S = 0.05

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
 
-from grue.mcp_transport.failures import Phase, remedy_for
 from grue.mcp_transport.node_version import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old
-from grue.mcp_transport.notices import Notify
-from grue.mcp_transport.process_group import ProcessRegistry, ServerExit
+from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.redaction import Redactor
-from grue.mcp_transport.stdio import Ending, ProcessLimits, ServerProcess, StdioServer
+from grue.mcp_transport.stdio import ProcessLimits, ServerProcess, StdioServer
+from grue.tool_sessions.connection import Ending, ServerExit
+from grue.tool_sessions.failures import Phase, remedy_for
+from grue.tool_sessions.notices import Notify
 
 if TYPE_CHECKING:
     from grue.mcp_transport.sdk import MessageStream
@@ -81,7 +82,7 @@ class Wire(Protocol):
         ...
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what the server wrote to standard error, without secrets."""
         ...
 
@@ -161,6 +162,6 @@ class ProcessWire:
         return self._process.ending if self._spawned else None
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of its standard error."""
         return self._process.stderr_tail(self.redactor.text) if self._spawned else ""

@@ -39,6 +39,7 @@ from grue.messages import (
     LlmFailure,
     McpDisabled,
     NoAnswer,
+    PrewarmLost,
     RepairRequested,
     ReplyCut,
     ReplyUnusable,
@@ -48,7 +49,6 @@ from grue.messages import (
     ServerName,
     ServerNoted,
     SessionOpened,
-    SpareLost,
     ToolCalled,
     ToolDrifted,
     ToolRejected,
@@ -84,7 +84,7 @@ class _Call(Struct, frozen=True):
 
 
 _Connecting: TypeAlias = (
-    RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted | ToolDrifted | SpareLost
+    RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted | ToolDrifted | PrewarmLost
 )
 _Calling: TypeAlias = (
     CompletionReceived | ToolCalled | ToolReturned | ToolTimedOut | ServerDied | ToolRejected | ToolSkipped
@@ -172,7 +172,7 @@ class EventFeed:
                 pass
             case ToolDrifted():
                 return self._drift(moment, body)
-            case SpareLost(server=server, cause=cause):
+            case PrewarmLost(server=server, cause=cause):
                 lost = f"MCP session prepared ahead was lost, opening another one: {cause}"
                 return [moment.warning("mcp_spare_lost", lost, server_name=server, error=cause)]
             case never:

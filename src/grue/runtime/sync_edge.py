@@ -6,7 +6,7 @@ once, names the async twin. Either way a plain `finally` outside the loop has th
 
 Ctrl-C: asyncio's own handler raises `KeyboardInterrupt` at an arbitrary point from the second one on, in the
 middle of whatever cleans up, and the loop may never end. So while a loop runs here, the first Ctrl-C cancels
-the work, the second makes what still resists give way (`hurry`), and only a third one raises on the spot.
+the work, the second kills what still resists (`force_kill`), and only a third one raises on the spot.
 """
 
 import asyncio
@@ -48,16 +48,16 @@ class BlockingInsideEventLoopWarning(UserWarning):
 def run_blocking(
     function: Callable[[], Awaitable[T]],
     *,
-    last_word: Callable[[], object],
+    on_exit: Callable[[], object],
     twin: str,
-    hurry: Callable[[], object] = lambda: None,
+    force_kill: Callable[[], object] = lambda: None,
 ) -> T:
     """Run `function` in one `anyio.run` and return its result.
 
     Args:
         function: The coroutine function.
-        hurry: Called in a signal handler at the second Ctrl-C; makes the clean-up under way end at once.
-        last_word: Called when the loop is gone, however it went; must be plain and quick.
+        force_kill: Called in a signal handler at the second Ctrl-C; makes the clean-up under way end at once.
+        on_exit: Called when the loop is gone, however it went; must be plain and quick.
         twin: The call that async code should use instead, for the warning.
 
     Raises:
@@ -69,10 +69,10 @@ def run_blocking(
         if warn_if_blocking(twin):
             return _run_in_thread(function)
         if _may_handle_sigint():
-            return _run_here(function, hurry)
+            return _run_here(function, force_kill)
         return run_loop(function)
     finally:
-        last_word()
+        on_exit()
 
 
 @contextlib.contextmanager
@@ -213,7 +213,7 @@ def _counted_interrupt() -> bool:
     return True
 
 
-def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object]) -> T:
+def _run_here(function: Callable[[], Awaitable[T]], force_kill: Callable[[], object]) -> T:
     pressed = 0
     result: T | None = None
 
@@ -229,7 +229,7 @@ def _run_here(function: Callable[[], Awaitable[T]], hurry: Callable[[], object])
                 if pressed == 1:
                     loop.call_soon_threadsafe(scope.cancel)
                 elif pressed == 2:
-                    hurry()
+                    force_kill()
                 else:
                     signal.default_int_handler(signum, frame)
 

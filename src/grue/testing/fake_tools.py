@@ -22,10 +22,10 @@ from typing import Any, Self
 
 import anyio.lowlevel
 
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import Phase, ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.messages import JsonObject, ServerFailure, ServerName, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
+from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.failures import Phase, ServerFailed, ToolRefusedError, ToolTimedOutError
 
 _INVALID_PARAMS = -32602
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -154,7 +154,7 @@ class FakeConnection:
     pid = None
     exit = None
     ending = None
-    last_words = ""
+    stderr_tail = ""
 
     def __init__(self, server: FakeToolServer) -> None:
         self._server = server
@@ -178,7 +178,7 @@ class FakeConnection:
         await anyio.lowlevel.checkpoint()
         return self._server.call(tool, arguments, timeout_s)
 
-    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Return the tools if the listing was changed since the session began."""
         del timeout_s
         return self._server.listed if self._server.changed() else None

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
 
-from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import MCPError
+from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import (

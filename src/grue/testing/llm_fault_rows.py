@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import LLMError, MCPError
+from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import CompletionRetried, TextDelta
 from grue.protocol.retry import RetryPolicy
 from grue.runner import Runner, TurnRequest

@@ -8,9 +8,8 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from grue.actors.function_tools import FunctionTools
-from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import MCPError
+from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import CompletionRetried, JsonObject
 from grue.protocol.chat_wire.profile import WireName
 from grue.provider_rules.chat_rules import ProviderRules
@@ -18,6 +17,7 @@ from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing.fault_turns import LIFETIMES, Fault, Seen
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.function_tools import FunctionTools
 
 _GIF = b"GIF89a" + bytes(34)
 _PNG = b"\x89PNG\r\n\x1a\n" + bytes(2000)

@@ -12,11 +12,11 @@ import pytest
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from grue.actors.function_tools import FunctionTools
     from grue.mcp_transport.stdio import StdioServer
     from grue.provider_rules.chat_rules import ProviderRules
     from grue.testing.fake_tools import FakeToolServer
     from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer
+    from grue.tool_sessions.function_tools import FunctionTools
 
     class MakesFaultyServer(Protocol):
         """Takes flags of `grue.testing.faulty_server`."""
@@ -101,6 +101,6 @@ def fake_tool_session() -> "Callable[[str], FakeToolServer]":
 @pytest.fixture
 def function_tools() -> "Callable[[Mapping[str, Callable[..., Any]]], FunctionTools]":
     """Make tool servers of Python functions, by tool name: `function_tools({"add": add})`."""
-    from grue.actors.function_tools import FunctionTools
+    from grue.tool_sessions.function_tools import FunctionTools
 
     return FunctionTools

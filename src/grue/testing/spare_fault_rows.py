@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from grue.mcp_transport.process_table import all_processes
-from grue.messages import ConnectFailed, McpDisabled, ServerNoted, SpareLost, SpareReady
+from grue.messages import ConnectFailed, McpDisabled, PrewarmLost, ServerNoted, SessionPrewarmed
 from grue.testing.fault_turns import Fault, Seen, a_runner, an_outcome, ending_in, scripted
 from grue.testing.llm_server import ScriptedLlmServer
 
@@ -43,7 +43,7 @@ def a_struck_spare(fault: Fault) -> Seen:
     return Seen(
         outcome=outcome if first == "answered" else f"{first} at first",
         settlements=settlements,
-        text="\n".join([text, *(body.cause for body in trace if isinstance(body, SpareLost))]),
+        text="\n".join([text, *(body.cause for body in trace if isinstance(body, PrewarmLost))]),
         ending=ending_in(trace),
         notes=frozenset(note for body in trace if (note := _note(body))),
     )
@@ -53,7 +53,7 @@ def _note(body: Any) -> str:
     match body:
         case ServerNoted(kind=kind):
             return kind
-        case SpareLost():
+        case PrewarmLost():
             return "spare lost"
         case ConnectFailed(then=then):
             return then
@@ -64,7 +64,7 @@ def _note(body: Any) -> str:
 
 def _gone(trace: Sequence[Any]) -> bool:
     """Say whether the process of the spare has ended, though nobody has reaped it yet."""
-    spares = {body.pid for body in trace if isinstance(body, SpareReady)}
+    spares = {body.pid for body in trace if isinstance(body, SessionPrewarmed)}
     return bool(spares) and not any(each.pid in spares and each.state != "Z" for each in all_processes())
 
 

@@ -18,6 +18,7 @@ from grue.messages import (
     CompletionRetried,
     ConnectFailed,
     McpDisabled,
+    PrewarmLost,
     ReplyCut,
     RequestCompletion,
     RunTurn,
@@ -25,9 +26,8 @@ from grue.messages import (
     ServerEnded,
     SessionClosed,
     SessionOpened,
+    SessionPrewarmed,
     Settlement,
-    SpareLost,
-    SpareReady,
     ToolCalled,
     ToolRejected,
     ToolReturned,
@@ -295,8 +295,8 @@ _OfServer: TypeAlias = (
     | McpDisabled
     | ServerDied
     | SessionClosed
-    | SpareReady
-    | SpareLost
+    | SessionPrewarmed
+    | PrewarmLost
     | ServerEnded
 )
 
@@ -332,9 +332,9 @@ class _Server(Struct):
                 self.in_turns.discard(turn)
             case ServerEnded(ending=ending):
                 self.endings[ending] += 1
-            case SpareReady():
+            case SessionPrewarmed():
                 self.spares += 1
-            case SpareLost():
+            case PrewarmLost():
                 self.spares_lost += 1
 
     def stats(self, name: str) -> ServerStats:

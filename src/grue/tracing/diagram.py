@@ -21,10 +21,10 @@ from grue.messages import (
     TurnInterrupted,
 )
 from grue.protocol.safe_text import cells, cut, pad, printable
-from grue.tracing.chapters import Chapter, chapters
 from grue.tracing.marks import mark_of
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.telling import telling
+from grue.tracing.summaries import telling
+from grue.tracing.turn_slices import TurnSlice, chapters
 
 WIDTH = 80
 """Columns of a plain diagram."""
@@ -103,7 +103,7 @@ class _MermaidLines:
         for actor in _ACTORS:
             yield from self._declare(actor)
 
-    def turn(self, chapter: Chapter) -> Iterator[str]:
+    def turn(self, chapter: TurnSlice) -> Iterator[str]:
         if chapter.turn:
             yield f"    Note over {self._ids['host']},{self._ids['llm']}: Turn {chapter.turn}"
         for envelope in chapter.envelopes:

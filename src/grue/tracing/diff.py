@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Struct
 
 from grue.messages import TextDelta
-from grue.tracing.chapters import Chapter, causes, chapters
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence
 from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.turn_slices import TurnSlice, causes, chapters
 
 IGNORED = frozenset({"pid", "elapsed_s", "duration_s", "delay_s", "episode_id"})
 """Fields of messages that differ from run to run."""
@@ -42,7 +42,7 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
         TraceError: While a file is read: it is damaged.
     """
     for one, other in _aligned(chapters(left), chapters(right)):
-        yield from _TurnDiff(one or Chapter(), other or Chapter()).divergences()
+        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice()).divergences()
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
@@ -68,8 +68,8 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
 
 
 def _aligned(
-    left: Iterator[Chapter], right: Iterator[Chapter]
-) -> Iterator[tuple[Chapter | None, Chapter | None]]:
+    left: Iterator[TurnSlice], right: Iterator[TurnSlice]
+) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
     """Pair the turns in order; one that only one side had to run again has no counterpart."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
@@ -92,7 +92,7 @@ _ROOT = 0
 class _Tree:
     """A turn's messages by what caused them."""
 
-    def __init__(self, chapter: Chapter) -> None:
+    def __init__(self, chapter: TurnSlice) -> None:
         self.by_seq = {envelope.seq: envelope for envelope in chapter.envelopes}
         self._children: dict[int, _Siblings] = {}
         for envelope in chapter.envelopes:
@@ -123,7 +123,7 @@ class _Tree:
 class _TurnDiff:
     """Two accounts of one turn."""
 
-    def __init__(self, left: Chapter, right: Chapter) -> None:
+    def __init__(self, left: TurnSlice, right: TurnSlice) -> None:
         self._turn = left.turn or right.turn
         self._left = _Tree(left)
         self._right = _Tree(right)

@@ -4,9 +4,9 @@ from msgspec import Struct
 
 from grue import facts, messages
 from grue.protocol.safe_text import printable
-from grue.tracing.chapters import turn_of
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
-from grue.tracing.telling import telling
+from grue.tracing.summaries import telling
+from grue.tracing.turn_slices import turn_of
 
 _REASON_CHARS = 300
 

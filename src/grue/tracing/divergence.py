@@ -12,7 +12,7 @@ from msgspec import Struct
 from grue.protocol.safe_text import printable
 from grue.tracing.differences import ABSENT, Difference
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
-from grue.tracing.telling import telling
+from grue.tracing.summaries import telling
 
 _CHAIN = 12
 _LINE_CHARS = 160

@@ -59,7 +59,7 @@ _FIXED: dict[type, Mark] = {
     messages.FellBack: _warn("fallback"),
     messages.CompletionRetried: _warn("retry"),
     messages.ToolDrifted: _warn("drift"),
-    messages.SpareLost: _warn("spare lost"),
+    messages.PrewarmLost: _warn("spare lost"),
 }
 
 

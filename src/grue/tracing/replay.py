@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from grue.messages import CompletionFailed, CompletionReceived, CompletionRetried, RequestCompletion
 from grue.tracing.changes import Changes
-from grue.tracing.chapters import Chapter, causes, chapters
 from grue.tracing.divergence import Divergence
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.replay_agent import AGENT, RecordedTurn, TurnEnd, recorded_turn, replay_agent
 from grue.tracing.replay_sessions import Connections, replay_sessions
+from grue.tracing.turn_slices import TurnSlice, causes, chapters
 
 __all__ = ["Changes", "TurnReplay", "render", "replay"]
 
@@ -99,12 +99,12 @@ def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-_WithCutOff: TypeAlias = Iterator[tuple[Chapter, bool]]
+_WithCutOff: TypeAlias = Iterator[tuple[TurnSlice, bool]]
 
 
-def _with_cut_off(turns: Iterator[Chapter]) -> _WithCutOff:
+def _with_cut_off(turns: Iterator[TurnSlice]) -> _WithCutOff:
     """Say of each turn whether the trace ends with it or the episode was resumed after it."""
-    before: Chapter | None = None
+    before: TurnSlice | None = None
     for chapter in turns:
         if before is not None:
             yield before, chapter.resumed or before.cut_off
@@ -114,7 +114,7 @@ def _with_cut_off(turns: Iterator[Chapter]) -> _WithCutOff:
 
 
 def _replay_turn(
-    turn: RecordedTurn, chapter: Chapter, connections: Connections, changes: Changes
+    turn: RecordedTurn, chapter: TurnSlice, connections: Connections, changes: Changes
 ) -> TurnReplay:
     agent = replay_agent(turn, changes)
     sessions = replay_sessions(turn, chapter, connections, agent.commands if changes else {})
@@ -140,7 +140,7 @@ def _place(divergence: Divergence) -> float:
     return divergence.because[-1].seq + 0.5 if divergence.because else 0.0
 
 
-def _excluded(turn: RecordedTurn, chapter: Chapter, changes: Changes) -> Iterator[Divergence]:
+def _excluded(turn: RecordedTurn, chapter: TurnSlice, changes: Changes) -> Iterator[Divergence]:
     """Yield the first event that cannot have come as it did once the limits are changed."""
     for envelope in chapter.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
@@ -149,7 +149,7 @@ def _excluded(turn: RecordedTurn, chapter: Chapter, changes: Changes) -> Iterato
             return
 
 
-def _llm_divergences(turn: RecordedTurn, chapter: Chapter) -> Iterator[Divergence]:
+def _llm_divergences(turn: RecordedTurn, chapter: TurnSlice) -> Iterator[Divergence]:
     """Yield what the model's actor says and nobody asked: a reply to no request, a try out of order."""
     asked: RequestCompletion | None = None
     attempts: dict[int, int] = {}

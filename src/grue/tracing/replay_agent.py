@@ -32,11 +32,11 @@ from grue.protocol.tool_loop import IllegalEvent, step
 from grue.protocol.turn_states import Finished, Idle, TurnState
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.changes import Changes
-from grue.tracing.chapters import Chapter, causes
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.redacted_text import quote_placeholders, same_redacted
+from grue.tracing.turn_slices import TurnSlice, causes
 
 AGENT = "agent"
 
@@ -90,7 +90,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
 
-def recorded_turn(chapter: Chapter, *, cut_off: bool) -> RecordedTurn | None:
+def recorded_turn(chapter: TurnSlice, *, cut_off: bool) -> RecordedTurn | None:
     """Return the turn of a chapter; `None`: it has none that an agent ran."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None

@@ -46,12 +46,12 @@ from grue.protocol.connection import (
     Untried,
     connection_step,
 )
-from grue.tracing.chapters import Chapter, causes
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.redacted_text import same_redacted
 from grue.tracing.replay_agent import AGENT, RecordedTurn
+from grue.tracing.turn_slices import TurnSlice, causes
 
 _Outcome = SessionOpened | McpDisabled | StartupFailed
 _Settled = ToolReturned | ToolTimedOut | ServerDied
@@ -69,12 +69,12 @@ class Connections:
         """Return what is known of a server when a turn begins."""
         return self._known.get(server, Untried())
 
-    def begin(self, chapter: Chapter) -> None:
+    def begin(self, chapter: TurnSlice) -> None:
         """Take over what the host did before a turn: a resumed episode knows what its trace tells."""
         if chapter.resumed:
             self._known = dict(self._told)
 
-    def learn(self, chapter: Chapter) -> None:
+    def learn(self, chapter: TurnSlice) -> None:
         """Take over what became of each server in a turn."""
         connecting: set[str] = set()
         learned: dict[ServerName, Settled] = {}
@@ -115,7 +115,7 @@ class SessionsReplay(Struct, frozen=True):
 
 def replay_sessions(
     turn: RecordedTurn,
-    chapter: Chapter,
+    chapter: TurnSlice,
     connections: Connections,
     commands: Mapping[int, TurnCommand | TurnNote],
 ) -> SessionsReplay:
@@ -148,7 +148,7 @@ class _Session:
     """One server's session, over a turn."""
 
     def __init__(
-        self, server: ServerName, turn: RecordedTurn, chapter: Chapter, connection: ConnectionState
+        self, server: ServerName, turn: RecordedTurn, chapter: TurnSlice, connection: ConnectionState
     ) -> None:
         self.compared = 0
         self._server = server

@@ -20,7 +20,7 @@ from grue.protocol.safe_text import cells, cut, pad, printable
 from grue.runtime.trace_format import TraceHeader, TraceLine
 from grue.tracing.filters import EVERYTHING, Filter, turn_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
-from grue.tracing.telling import telling
+from grue.tracing.summaries import telling
 
 UNCUT_LIMIT = 500
 """Longest text of a message where no width is given, in characters."""
@@ -34,7 +34,7 @@ _COLOURS = {
     **dict.fromkeys(["ToolTimedOut", "ServerDied", "ToolRejected", "ToolSkipped", "ConnectFailed"], _YELLOW),
     **dict.fromkeys(["McpDisabled", "ReplyUnusable", "FinalForced", "RepairRequested", "FellBack"], _YELLOW),
     **dict.fromkeys(["CompletionRetried", "DeadlinePassed", "TurnInterrupted", "ReplyCut"], _YELLOW),
-    **dict.fromkeys(["ToolDrifted", "SpareLost", "EpisodeResumed"], _YELLOW),
+    **dict.fromkeys(["ToolDrifted", "PrewarmLost", "EpisodeResumed"], _YELLOW),
     **dict.fromkeys(["TurnCompleted", "Decided"], _GREEN),
     **dict.fromkeys(["TextDelta"], _DIM),
 }

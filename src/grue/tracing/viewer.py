@@ -29,7 +29,7 @@ from grue.tracing.digests import DigestWriter, TurnDigest
 from grue.tracing.marks import mark_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode
 from grue.tracing.spans import Span, SpanFinder
-from grue.tracing.telling import telling
+from grue.tracing.summaries import telling
 
 MAX_MESSAGE_CHARS = 200_000
 """Longest message that is whole in the page, as JSON; the trace has the whole of longer ones."""

@@ -14,8 +14,8 @@ from worded_turns import WordedModel, ask
 
 import grue.runner
 from grue import AnswerSpec, FunctionTools, MCPError
-from grue.episode import Episode
-from grue.runtime import episode_loop
+from grue.engine.episode import Episode
+from grue.runtime import loop_thread as episode_loop
 from grue.testing.fault_turns import Mode
 
 WITHIN_S = 10.0

@@ -21,7 +21,7 @@ from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, MCPConfigError, Recorder, Runner, TraceWriter
 from grue.errors import TraceError, TurnCancelled
-from grue.messages import Interrupted, ServerEnded, SpareReady, TurnCompleted, TurnFailed
+from grue.messages import Interrupted, ServerEnded, SessionPrewarmed, TurnCompleted, TurnFailed
 from grue.runtime.trace import Envelope
 from grue.testing.fault_turns import LIFETIMES, Mode
 
@@ -107,7 +107,7 @@ def test_a_full_trace_is_the_error_of_the_turns_meanwhile(model: WordedModel) ->
     with model.runner("ahead", servers={"faulty": faulty()}, recorder=recorder) as runner:
         runner.run_turn(ask("call faulty.echo"))
         loop = runner._episode
-        wait_until(lambda: {SpareReady, ServerEnded} <= disk.refused)
+        wait_until(lambda: {SessionPrewarmed, ServerEnded} <= disk.refused)
         with pytest.raises(TraceError, match="no space left"):
             runner.run_turn(ask("call faulty.echo"))
         disk.full = False

@@ -14,7 +14,7 @@ import pytest
 from worded_turns import WordedModel, ask
 
 from grue import AnswerSpec, FunctionTools, MCPError, Recorder, TraceWriter
-from grue.runtime import episode_loop
+from grue.runtime import loop_thread as episode_loop
 
 WITHIN_S = 10.0
 
@@ -57,7 +57,7 @@ def test_a_request_that_cannot_be_run_is_an_item_with_its_error(
     request, cause = BAD[bad]
     with model.runner("turn") as runner:
         requests = [ask("a"), request, ask("c"), ask("d")]
-        items = list(runner.map(requests, concurrency=1, recall=trace if recalled else None))
+        items = list(runner.map(requests, concurrency=1, resume_from=trace if recalled else None))
     assert [item.index for item in items] == [0, 1, 2, 3]
     assert [item.outcome is None for item in items] == [False, True, False, False]
     assert [item.recalled for item in items] == [recalled, False, False, False]

@@ -12,7 +12,7 @@ from worded_turns import WordedModel, ask
 from grue import FunctionTools, Recorder, TurnLimits
 from grue.mcp_transport.process_table import live_members
 from grue.mcp_transport.stdio import ProcessLimits
-from grue.messages import ServerEnded, SessionOpened, SpareReady, ToolCalled
+from grue.messages import ServerEnded, SessionOpened, SessionPrewarmed, ToolCalled
 from grue.runtime.trace import Envelope
 from grue.testing import faulty_server
 
@@ -92,7 +92,7 @@ def test_a_spare_ends_as_the_runner_says_whatever_limit_the_turn_before_had(
         process_limits=ProcessLimits(exit_grace_s=15.0, term_grace_s=0.2),
     ) as runner:
         runner.run_turn(ask("call shell.echo", turn_timeout_s=60))
-        wait_until(lambda: watch.of(SpareReady))
+        wait_until(lambda: watch.of(SessionPrewarmed))
         for _ in range(2):
             runner.run_turn(ask("call shell.echo"))
         ended = watch.of(ServerEnded)

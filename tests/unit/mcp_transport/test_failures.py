@@ -2,7 +2,8 @@ import pydantic
 import pytest
 
 from grue.errors import MCPError
-from grue.mcp_transport.failures import (
+from grue.messages import ServerFailure, ServerName
+from grue.tool_sessions.failures import (
     Phase,
     ServerFailed,
     ToolTimedOutError,
@@ -10,7 +11,6 @@ from grue.mcp_transport.failures import (
     first_fault,
     remedy_for,
 )
-from grue.messages import ServerFailure, ServerName
 
 FAILURE = ServerFailure(
     server=ServerName("thoughts"),

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.mcp_transport.listing import read_tools
-from grue.mcp_transport.notices import NoticeKind
 from grue.messages import ServerName, ToolDefinition
+from grue.tool_sessions.notices import NoticeKind
 
 SERVER = ServerName("think")
 GOOD: dict[str, Any] = {"name": "a.b", "inputSchema": {"type": "object"}}

@@ -12,11 +12,11 @@ from transport_servers import faulty
 
 from grue.mcp_transport import wire
 from grue.mcp_transport.client import McpClient
-from grue.mcp_transport.failures import ServerFailed
 from grue.mcp_transport.node_version import node_too_old, oldest_allowed
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.stdio import StdioServer
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.failures import ServerFailed
 
 pytestmark = pytest.mark.anyio
 

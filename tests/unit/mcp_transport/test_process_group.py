@@ -11,9 +11,10 @@ import pytest
 from grue.errors import MCPConfigError
 from grue.mcp_transport import process_group
 from grue.mcp_transport.guard import HostGuard
-from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, ServerExit, SpawnError
+from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, SpawnError
 from grue.mcp_transport.process_table import live_members
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.connection import ServerExit
 
 ENV = dict(os.environ)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.mcp_transport.server_options import ServerOptions
 from grue.messages import ServerName, ToolDefinition
+from grue.tool_sessions.server_options import ServerOptions
 
 
 def tools(*names: str) -> tuple[ToolDefinition, ...]:

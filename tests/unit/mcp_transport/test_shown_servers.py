@@ -10,7 +10,7 @@ from rich.pretty import pretty_repr
 from rich.traceback import Traceback
 from written_secrets import FORMS, KEY, PASSWORD, SECRETS, tells
 
-from grue.actors.llm_endpoint import LlmSettings
+from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.redaction import Redactor
 from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry, ServerProcess, StdioServer
@@ -72,7 +72,7 @@ def test_a_password_in_a_url_of_the_environment_is_known_whatever_its_name() -> 
     assert redactor.text("for pass-word-1 and x") == "for [redacted:DATABASE_URL password] and x"
 
 
-def last_words(tmp_path: Path, said: str, limit: int) -> str:
+def stderr_tail(tmp_path: Path, said: str, limit: int) -> str:
     """What is told of what a server has written to standard error."""
     (tmp_path / "said").write_text(said)
     server = StdioServer(name="s", command="sh", args=("-c", f"cat {tmp_path / 'said'} >&2"))
@@ -90,20 +90,20 @@ def last_words(tmp_path: Path, said: str, limit: int) -> str:
 def test_a_tail_that_begins_within_a_secret_tells_nothing_of_it(tmp_path: Path, end: int) -> None:
     for between in ("\n", " "):
         said = f"{'x' * 900}{between}{KEY} {'y' * (100 - end)}"
-        told = last_words(tmp_path, said, 120)
+        told = stderr_tail(tmp_path, said, 120)
         assert not tells(told)
         assert not any(KEY[start:] in told for start in range(len(KEY) - 6))
         assert told.endswith("yyy")
 
 
 def test_what_was_dropped_does_not_leave_the_end_of_a_secret(tmp_path: Path) -> None:
-    told = last_words(tmp_path, f"{'x' * 5000}{KEY * 30}", 300)
+    told = stderr_tail(tmp_path, f"{'x' * 5000}{KEY * 30}", 300)
     assert not any(KEY[start:] in told.replace("[redacted:A_KEY]", "") for start in range(len(KEY) - 6))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_last_words_tell_a_secret_in_no_form(form: str, tmp_path: Path) -> None:
     said = "".join(f"login failed: {FORMS[form](secret)}\n" for secret in SECRETS.values())
-    told = last_words(tmp_path, said, 4000)
+    told = stderr_tail(tmp_path, said, 4000)
     assert told.count("[redacted:") == 2
     assert not tells(told)

@@ -2,7 +2,7 @@
 
 from recorded_turns import Tape
 
-from grue.messages import ServerEnded, ServerName, ServerNoted, SpareLost, SpareReady, ToolDrifted
+from grue.messages import PrewarmLost, ServerEnded, ServerName, ServerNoted, SessionPrewarmed, ToolDrifted
 from grue.observers.events import EventFeed
 
 A = ServerName("a")
@@ -46,7 +46,11 @@ def test_a_schema_that_cannot_be_used_is_a_warning() -> None:
 
 def test_a_session_lost_before_its_turn_is_a_warning_and_one_that_just_ended_is_nothing() -> None:
     tape, feed = Tape(), EventFeed("e")
-    tape.say(SpareReady(server=A), SpareLost(server=A, cause="its process has ended"), ServerEnded(server=A))
+    tape.say(
+        SessionPrewarmed(server=A),
+        PrewarmLost(server=A, cause="its process has ended"),
+        ServerEnded(server=A),
+    )
     (event,) = [event for envelope in tape.envelopes for event in feed.feed(envelope)]
     assert (event.level, event.event_type) == ("warning", "mcp_spare_lost")
     assert event.message == (

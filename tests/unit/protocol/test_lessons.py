@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.protocol.chat_wire.lessons import lesson
 from grue.protocol.chat_wire.profile import SAMPLING, WireProfile
+from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     GENERIC,
@@ -136,9 +136,9 @@ def test_what_a_refusal_teaches_and_teaches_once(
     profile: WireProfile, words: str, changes: dict[str, Any]
 ) -> None:
     for status in (400, 422):
-        learned = lesson(profile, status, words)
+        learned = adapt_profile(profile, status, words)
         assert learned == msgspec.structs.replace(profile, **changes)
-    again = lesson(learned, 400, words)
+    again = adapt_profile(learned, 400, words)
     assert again is None or not changes.keys() & differences(learned, again).keys() - {
         "response_format",
         "sampling",
@@ -161,17 +161,17 @@ def differences(one: WireProfile, other: WireProfile) -> dict[str, object]:
 )
 @pytest.mark.parametrize("status", [400, 404])
 def test_a_model_that_lives_elsewhere_is_asked_there(words: str, status: int) -> None:
-    learned = lesson(O3, status, words)
+    learned = adapt_profile(O3, status, words)
     assert learned is not None
     assert (learned.wire, learned.names, learned.reasoning) == ("responses", "encoded", "reasoning")
     assert learned.sampling == {"max_tokens"}
     assert learned.key_variable == O3.key_variable
-    assert lesson(learned, 404, words) is None
+    assert adapt_profile(learned, 404, words) is None
 
 
 def test_names_are_learned_only_where_they_are_not_known() -> None:
     canonical = msgspec.structs.replace(GENERIC, names="canonical")
-    assert lesson(canonical, 400, NAME_COMPLAINTS[0]) is None
+    assert adapt_profile(canonical, 400, NAME_COMPLAINTS[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_names_are_learned_only_where_they_are_not_known() -> None:
     ],
 )
 def test_other_refusals_teach_nothing(words: str) -> None:
-    assert lesson(GENERIC, 400, words) is None
+    assert adapt_profile(GENERIC, 400, words) is None
 
 
 @pytest.mark.parametrize("status", [None, 200, 401, 404, 429, 500])
 def test_only_a_refusal_of_the_request_teaches(status: int | None) -> None:
-    assert lesson(GENERIC, status, NAME_COMPLAINTS[0]) is None
+    assert adapt_profile(GENERIC, status, NAME_COMPLAINTS[0]) is None
 
 
 WORDS = st.lists(
@@ -215,7 +215,7 @@ def test_an_endpoint_has_a_bounded_number_of_lessons_to_teach(
     profile, count, idle = at.draw(st.sampled_from(ROWS)), 0, 0
     # The endpoint complains of this and of that, in turns.
     for number in range(MOST * len(refusals) + len(refusals)):
-        learned = lesson(profile, status, refusals[number % len(refusals)])
+        learned = adapt_profile(profile, status, refusals[number % len(refusals)])
         idle = idle + 1 if learned is None else 0
         assert learned != profile
         profile, count = learned or profile, count + (learned is not None)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import (
     AnswerSchema,
     CallId,
@@ -160,7 +160,7 @@ def read(conversation: Conversation, answered: Answered, request: int, used_ids:
 def told(endpoint: LlmEndpoint, fault: Fault, attempt: int, answered: Answered) -> Failed:
     """Return what is told of a fault, after the endpoint has learned what there is to be learned from it."""
     failure = endpoint.describe(fault)
-    if endpoint.learn(fault):
+    if endpoint.adapt_to_error(fault):
         wait_s: float | None = 0.0
     else:
         asked = retry_after(answered.headers.get("Retry-After"), now=0.0)

@@ -13,8 +13,8 @@ from wire_bodies import ANSWER, MODEL, OPENING, THINK, call, call_ids, refusal, 
 
 from grue.messages import OfferTools, RequireAnswer, UserText
 from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.chat_wire.lessons import lesson
 from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     DEEPSEEK,
@@ -174,8 +174,8 @@ EVERYTHING = replace(OPENROUTER, audio=True, images=True, files=True)
     ],
 )
 def test_an_endpoint_without_images_is_believed(status: int, words: str) -> None:
-    assert lesson(EVERYTHING, status, words) == replace(EVERYTHING, images=False)
-    assert lesson(replace(EVERYTHING, images=False), status, words) is None
+    assert adapt_profile(EVERYTHING, status, words) == replace(EVERYTHING, images=False)
+    assert adapt_profile(replace(EVERYTHING, images=False), status, words) is None
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_an_endpoint_without_images_is_believed(status: int, words: str) -> None
     ],
 )
 def test_a_refusal_of_one_image_teaches_nothing_of_the_endpoint(words: str) -> None:
-    assert lesson(EVERYTHING, 400, words) is None
+    assert adapt_profile(EVERYTHING, 400, words) is None
 
 
 @pytest.mark.parametrize(
@@ -209,12 +209,12 @@ def test_a_refusal_of_one_image_teaches_nothing_of_the_endpoint(words: str) -> N
     ],
 )
 def test_so_is_one_without_audio_files_or_any_of_it(words: str, changes: dict[str, Any]) -> None:
-    assert lesson(EVERYTHING, 400, words) == replace(EVERYTHING, **changes)
+    assert adapt_profile(EVERYTHING, 400, words) == replace(EVERYTHING, **changes)
 
 
 @pytest.mark.parametrize("status", [401, 402, 403, 408, 413, 429, 502, 503])
 def test_other_statuses_teach_nothing_of_media(status: int) -> None:
-    assert lesson(EVERYTHING, status, "this model does not support image input") is None
+    assert adapt_profile(EVERYTHING, status, "this model does not support image input") is None
 
 
 def test_a_text_only_model_is_never_sent_an_image() -> None:

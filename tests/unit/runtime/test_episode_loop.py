@@ -21,8 +21,8 @@ import pytest
 from anyio.abc import TaskGroup
 
 from grue.errors import MCPError, TurnCancelled
-from grue.runtime import episode_loop
-from grue.runtime.episode_loop import Call, EpisodeLoop, give_up
+from grue.runtime import loop_thread as episode_loop
+from grue.runtime.loop_thread import Call, EpisodeLoop, give_up
 
 WITHIN_S = 10.0
 """What anything here may take at most; nothing takes more than a fraction."""
@@ -33,8 +33,8 @@ async def nothing(_group: TaskGroup) -> AsyncIterator[None]:
     yield
 
 
-def begin(hold: Any = nothing, last_word: Callable[[], object] = lambda: None, **more: Any) -> EpisodeLoop:
-    return EpisodeLoop(hold, last_word=last_word, **more)
+def begin(hold: Any = nothing, on_exit: Callable[[], object] = lambda: None, **more: Any) -> EpisodeLoop:
+    return EpisodeLoop(hold, on_exit=on_exit, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_calls_run_in_one_loop_of_one_thread_until_it_is_closed() -> None:
         return threading.current_thread(), asyncio.get_running_loop()
 
     said: list[str] = []
-    loop = begin(last_word=lambda: said.append("last"))
+    loop = begin(on_exit=lambda: said.append("last"))
     first, second = loop.submit(where).wait(), loop.submit(where).wait()
     assert first == second
     assert first[0] is not threading.current_thread()
@@ -109,7 +109,7 @@ def test_a_last_word_that_fails_keeps_nobody_waiting() -> None:
         raise OSError("the pipe is broken")
 
     hurried: list[str] = []
-    loop = begin(last_word=fail, hurry=lambda: hurried.append("late"))
+    loop = begin(on_exit=fail, force_kill=lambda: hurried.append("late"))
     call = loop.submit(lambda: anyio.sleep(60))
     loop.close()
     assert not hurried
@@ -152,7 +152,7 @@ def test_close_waits_for_clean_up_and_every_close_at_once_does(loop: EpisodeLoop
 def test_close_hurries_what_does_not_end_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episode_loop, "CLOSE_GRACE_S", 0.05)
     work = Work(resists=True)
-    loop = begin(hurry=work.may_end.set)
+    loop = begin(force_kill=work.may_end.set)
     loop.submit(work)
     assert work.begun.wait(WITHIN_S)
     loop.close()
@@ -400,8 +400,8 @@ def test_every_call_is_settled_however_close_and_submit_coincide() -> None:
 class Owner:
     """What loses its loop when it is lost."""
 
-    def __init__(self, last_word: Callable[[], object]) -> None:
-        self.loop = begin(last_word=last_word)
+    def __init__(self, on_exit: Callable[[], object]) -> None:
+        self.loop = begin(on_exit=on_exit)
         weakref.finalize(self, self.loop.end)
 
 

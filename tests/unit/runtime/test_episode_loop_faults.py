@@ -16,8 +16,8 @@ import pytest
 from anyio.abc import TaskGroup
 
 from grue.errors import MCPError
-from grue.runtime import episode_loop
-from grue.runtime.episode_loop import Call, EpisodeLoop
+from grue.runtime import loop_thread as episode_loop
+from grue.runtime.loop_thread import Call, EpisodeLoop
 from grue.runtime.sync_edge import wait_for
 
 WITHIN_S = 10.0
@@ -30,7 +30,7 @@ async def nothing(_group: TaskGroup) -> AsyncIterator[None]:
 
 
 def begin(hold: Any = nothing, **more: Any) -> EpisodeLoop:
-    return EpisodeLoop(hold, last_word=lambda: None, **more)
+    return EpisodeLoop(hold, on_exit=lambda: None, **more)
 
 
 @pytest.fixture(autouse=True)

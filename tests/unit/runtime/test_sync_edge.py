@@ -64,8 +64,8 @@ def threads() -> Iterator[None]:
     assert set(threading.enumerate()) <= before, "a thread is left"
 
 
-def call(function: Callable[[], Awaitable[T]], last_word: Callable[[], None] = lambda: None) -> T:
-    return run_blocking(function, last_word=last_word, twin="Edge.twin")
+def call(function: Callable[[], Awaitable[T]], on_exit: Callable[[], None] = lambda: None) -> T:
+    return run_blocking(function, on_exit=on_exit, twin="Edge.twin")
 
 
 async def answer() -> int:

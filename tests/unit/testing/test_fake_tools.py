@@ -3,8 +3,8 @@
 import anyio
 import pytest
 
-from grue.actors.llm_endpoint import LlmSettings
 from grue.errors import MCPServerStartupError
+from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import ToolCallRecord, ToolCallResult
 from grue.runner import Runner, TurnOutcome, TurnRequest
 from grue.testing.fake_tools import FakeToolServer
@@ -94,9 +94,9 @@ def test_a_change_is_told_once(cave: FakeToolServer) -> None:
     async def session() -> list[object]:
         async with cave(None) as connection:
             await connection.open(1)
-            before = await connection.relisted(1)
+            before = await connection.refresh_tools(1)
             cave.answers("dig")
-            return [before, await connection.relisted(1), await connection.relisted(1)]
+            return [before, await connection.refresh_tools(1), await connection.refresh_tools(1)]
 
     cave.answers("look")
     before, changed, after = anyio.run(session)

@@ -220,11 +220,11 @@ def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
 
 def test_what_outlives_its_turns_is_counted_by_its_own_end(file: TraceFile) -> None:
     tape = Tape(file)
-    ahead = messages.SpareReady(server="thoughtbox", pid=2, elapsed_s=9.0)
+    ahead = messages.SessionPrewarmed(server="thoughtbox", pid=2, elapsed_s=9.0)
     behind = messages.SessionClosed(server="thoughtbox", ending="handed_over")
     for ending in ("polite", "killed"):
         tape.say(opened(), behind, ahead, messages.ServerEnded(server="thoughtbox", ending=ending))
-    tape.say(messages.SpareLost(server="thoughtbox", cause="it died"))
+    tape.say(messages.PrewarmLost(server="thoughtbox", cause="it died"))
     stats = count_episode(file.read())
     (server,) = stats.servers
     assert server.endings == {"polite": 1, "killed": 1}

@@ -8,7 +8,7 @@ from turns import run
 
 from grue.messages import RunTurn, TurnCompleted
 from grue.runtime.trace import Envelope
-from grue.tracing.chapters import Chapter, chapters
+from grue.tracing.turn_slices import TurnSlice, chapters
 
 
 def told(*words: str) -> list[Envelope[Any]]:
@@ -28,7 +28,7 @@ def told(*words: str) -> list[Envelope[Any]]:
     return made
 
 
-def split(*words: str) -> list[Chapter]:
+def split(*words: str) -> list[TurnSlice]:
     return list(chapters(told(*words)))
 
 

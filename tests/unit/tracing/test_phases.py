@@ -172,7 +172,7 @@ def test_the_longest_phase_is_named() -> None:
 
 
 def test_what_is_opened_ahead_and_ends_behind_takes_no_turns_time() -> None:
-    ready, ended = messages.SpareReady(server=S), messages.ServerEnded(server=S)
+    ready, ended = messages.SessionPrewarmed(server=S), messages.ServerEnded(server=S)
     behind = messages.SessionClosed(server=S, ending="handed_over")
     turn = timeline(
         (0.0, DECIDED),

@@ -37,11 +37,11 @@ from grue.messages import (
 from grue.protocol.connection import Disabled, Proven, Untried
 from grue.runtime.supervisor import ActorFailed
 from grue.testing import replay as assert_replays
-from grue.tracing.chapters import Chapter
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.redacted_text import same_redacted
 from grue.tracing.replay import Changes, TurnReplay, render, replay
 from grue.tracing.replay_sessions import Connections
+from grue.tracing.turn_slices import TurnSlice
 
 CLOSED = SessionClosed(server="cave")
 INPUTS = (RunTurn, AnswerAccepted, ActorFailed)
@@ -226,7 +226,7 @@ def test_what_an_episode_knows_of_a_server_after_a_turn(reconnect: Any, known: o
         (OpenSession(server="cave", turn=1, timeout_s=1.0), None),
         (SessionOpened(server="cave", tools=()), 1),
     ]
-    chapter = Chapter(turn=1)
+    chapter = TurnSlice(turn=1)
     for body, cause in (*opening, *reconnect):
         way = ("agent", "cave") if isinstance(body, OpenSession) else ("cave", "agent")
         envelope = EpisodeEnvelope(
@@ -236,7 +236,7 @@ def test_what_an_episode_knows_of_a_server_after_a_turn(reconnect: Any, known: o
     connections = Connections()
     connections.learn(chapter)
     assert connections.of(ServerName("cave")) == known
-    connections.begin(Chapter(resumed=True))
+    connections.begin(TurnSlice(resumed=True))
     assert connections.of(ServerName("cave")) == (known if isinstance(known, Disabled) else Proven())
 
 

@@ -20,7 +20,7 @@ from grue.runtime.supervisor import ActorFailed
 from grue.tracing.filters import Filter
 from grue.tracing.reading import EpisodeBody, EpisodeReader, open_episode
 from grue.tracing.show import json_line, render, render_live
-from grue.tracing.telling import telling
+from grue.tracing.summaries import telling
 
 THINK = "thoughtbox.think"
 SGR = re.compile(r"\x1b\[[0-9;]*m")

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
+from grue.engine.tool_servers import ToolServer, hide_secrets
+from grue.engine.turn_errors import error_for
 from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
@@ -22,8 +24,6 @@ from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled
 from grue.runner import Runner, TurnOutcome, TurnRequest, outcome_of
 from grue.runtime.trace import Recorder
-from grue.tool_servers import ToolServer, hide_secrets
-from grue.turn_errors import error_for
 
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"

@@ -4,18 +4,18 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.actors.llm_endpoint import LlmEndpoint
 from grue.config.settings import GameConfiguration
+from grue.engine.tool_servers import ToolServer
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.hosts.zork.manager import TURN_METHODS, MCPManager
 from grue.hosts.zork.manager_turn import connect_overridden
 from grue.hosts.zork.overrides import is_overridden
+from grue.llm_transport.endpoint import LlmEndpoint
 from grue.mcp_transport.client import McpServer
 from grue.messages import ServerName
 from grue.runner import LlmFactory
-from grue.tool_servers import ToolServer
 
 _UNNAMED = "mcp"
 """The session's name where a manager does not say its server's; its tools keep their own names."""

@@ -14,10 +14,9 @@ from typing import Any, Self, Unpack
 import httpx
 from msgspec.structs import replace
 
-from grue.actors.llm_endpoint import LlmEndpoint, LlmSettings
-from grue.actors.llm_exchange import MAX_REPLY_BYTES, Answered, fault_of_body, fault_of_exchange
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
+from grue.engine.turn_errors import error_for, tool_support_error
 from grue.errors import LLMError, MCPConfigError
 from grue.hosts.zork.chat_messages import (
     ChatMessage,
@@ -30,6 +29,8 @@ from grue.hosts.zork.chat_messages import (
 from grue.hosts.zork.overrides import is_overridden, own_methods
 from grue.hosts.zork.replies import LLMResponse
 from grue.hosts.zork.tool_support import asked_of_client
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.exchange import MAX_REPLY_BYTES, Answered, fault_of_body, fault_of_exchange
 from grue.messages import (
     AnswerSchema,
     LlmFailure,
@@ -46,7 +47,6 @@ from grue.protocol.chat_wire.wire_format import Choice
 from grue.protocol.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.model_support import supports_tool_calling
 from grue.protocol.retry import retry_after
-from grue.turn_errors import error_for, tool_support_error
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
 
@@ -254,7 +254,7 @@ class LLMClient:
             if isinstance(reply, Reply):
                 return reply
             failure = replace(endpoint.describe(reply), attempts=attempt)
-            if endpoint.learn(reply):
+            if endpoint.adapt_to_error(reply):
                 request.conversation.adopt(endpoint.profile)
                 # What a refusal taught is good for every later request.
                 self._settings = replace(self._settings, profile=endpoint.profile)

@@ -11,10 +11,12 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from grue.actors.owned_session import OwnedSession, SessionWiring
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import on_tool_drift, tool_lock
+from grue.engine.owned_session import OwnedSession, SessionWiring
+from grue.engine.tool_servers import connect_to, hide_secrets, pinning
+from grue.engine.turn_errors import error_for
 from grue.errors import MCPError, MCPServerStartupError
 from grue.hosts.zork.overrides import own_methods
 from grue.hosts.zork.session_news import SessionNews, TurnUse
@@ -40,8 +42,6 @@ from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_names import split_name
 from grue.protocol.tool_schemas import openai_tool
 from grue.runtime.trace import Recorder
-from grue.tool_servers import connect_to, hide_secrets, pinning
-from grue.turn_errors import error_for
 
 
 class MCPManager:

@@ -9,17 +9,14 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from msgspec.structs import replace
 
-from grue.actors.mcp_session import Connect
 from grue.errors import MCPError
 from grue.hosts.zork.chat_messages import given_tool
 from grue.hosts.zork.look_alikes import accepts, tool_result
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import ServerFailed, ToolTimedOutError
-from grue.mcp_transport.process_group import ServerExit
-from grue.mcp_transport.stdio import Ending
 from grue.messages import JsonObject, ServerFailure, ServerName, ServerNoted, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.runtime.actor import Note
+from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit
+from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 
 DISCONNECT_TIMEOUT_S = 4.0
 """What a manager gets for `disconnect_session`, or less where the turn's limit leaves less."""
@@ -114,7 +111,7 @@ class ManagerConnection:
         return None
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """Unknown."""
         return ""
 
@@ -143,7 +140,7 @@ class ManagerConnection:
             raise self._failure(error, started) from error
         return Listing(tools=self._read(schemas), protocol_version="")
 
-    async def relisted(self, timeout_s: float) -> None:
+    async def refresh_tools(self, timeout_s: float) -> None:
         """Managers do not say that their tools have changed."""
         del timeout_s
 

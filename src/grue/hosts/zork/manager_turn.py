@@ -6,18 +6,15 @@ start, that it died, its process, how it ended and its last words.
 
 from types import TracebackType
 
-from grue.actors.mcp_session import Connect
-from grue.actors.owned_session import OwnedSession
+from grue.engine.owned_session import OwnedSession
 from grue.errors import MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.manager_connection import ManagerConnection
 from grue.hosts.zork.session_news import TurnUse
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import ServerFailed
-from grue.mcp_transport.process_group import ServerExit
-from grue.mcp_transport.stdio import Ending
 from grue.messages import JsonObject, SessionClosed, ToolCallResult
 from grue.runtime.actor import Note
+from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit
+from grue.tool_sessions.failures import ServerFailed
 
 _REPORT_S = 0.45
 """What our `connect_session` gets beyond the start-up limit, which it keeps itself, to say why it failed."""
@@ -89,7 +86,7 @@ class OverriddenManagerConnection(ManagerConnection):
         return None if closed is None or closed.ending == "none" else closed.ending
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what the server wrote to standard error."""
         return self._closed.stderr_tail if self._closed else ""
 

@@ -18,8 +18,6 @@ from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.hosts.zork.look_alikes import completion_body, completion_failure
 from grue.hosts.zork.manager_connection import ManagerConnection
 from grue.hosts.zork.replies import LLMResponse
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import ServerFailed, ToolTimedOutError
 from grue.messages import (
     AnswerSchema,
     CompletionFailed,
@@ -36,6 +34,8 @@ from grue.messages import (
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
+from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 
 pytestmark = pytest.mark.anyio
 

@@ -21,14 +21,14 @@ import httpx
 import msgspec
 from anyio.lowlevel import RunVar
 
-from grue.actors.llm_exchange import LONG_BYTES, Answered, Streamed, exchange
 from grue.errors import MCPConfigError
+from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange
 from grue.messages import LlmFailure, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.lessons import lesson
 from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_models
 from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile, with_inputs
+from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.content_encoding import ACCEPTED
 from grue.protocol.model_support import checked_support
@@ -244,7 +244,7 @@ class LlmEndpoint:
             self._list_read = True
         return self._support()
 
-    def learn(self, fault: Fault, followed: WireProfile | None = None) -> bool:
+    def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
         """Adjust the profile where a refusal teaches something; return whether to ask again by the new one.
 
         Args:
@@ -252,9 +252,9 @@ class LlmEndpoint:
             followed: The profile of the refused request, which another conversation's lesson may have
                 replaced meanwhile; default: the present one.
         """
-        if lesson(followed or self.profile, fault.status, fault.message) is None:
+        if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False
-        self.profile = lesson(self.profile, fault.status, fault.message) or self.profile
+        self.profile = adapt_profile(self.profile, fault.status, fault.message) or self.profile
         return True
 
     def larger_limit(self) -> int | None:

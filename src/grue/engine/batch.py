@@ -12,11 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
-from grue.episode import Episode
+from grue.engine.episode import Episode
+from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPError
-from grue.runtime.episode_loop import Call, give_up
+from grue.runtime.loop_thread import Call, give_up
 from grue.runtime.sync_edge import counted_interrupts
-from grue.turn_actors import Place
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -44,13 +44,13 @@ class Batch(Struct, Generic[R, T], frozen=True, kw_only=True):
     Attributes:
         open: Begins the loop that its turns run in.
         run: Runs the turn of a request, given where, and its place among the requests.
-        recall: Returns what came of it in an earlier run; `None`: it has to be run.
+        resume_from: Returns what came of it in an earlier run; `None`: it has to be run.
         concurrency: Turns at a time.
     """
 
     open: Callable[[], Episode]
-    run: Callable[[Place, int, R], Awaitable[T]]
-    recall: Callable[[int, R], T | None]
+    run: Callable[[TurnResources, int, R], Awaitable[T]]
+    resume_from: Callable[[int, R], T | None]
     concurrency: int
 
 
@@ -80,7 +80,7 @@ def run_batch(requests: Iterable[R], batch: Batch[R, T]) -> Iterator[BatchItem[T
 
 def _begin(index: int, request: R, batch: Batch[R, T], episode: Episode) -> Call[T] | BatchItem[T]:
     try:
-        recalled = batch.recall(index, request)
+        recalled = batch.resume_from(index, request)
     except Exception as error:  # noqa: BLE001 - a request that is none sinks no others
         return BatchItem(index=index, error=_as_ours(error))
     if recalled is not None:

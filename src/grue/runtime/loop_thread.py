@@ -74,7 +74,7 @@ class Wording(Struct, frozen=True):
     cut: str = "The episode was closed before its turn was over."
 
 
-class Home(Struct, frozen=True):
+class LoopThread(Struct, frozen=True):
     """Where a loop runs, and who may wait for what runs in it.
 
     Attributes:
@@ -134,7 +134,7 @@ class Call(Future[T]):
         ended: When it was over, on the monotonic clock; `None` until it is done.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: LoopThread) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # only the loop may settle it
         self.home = home
@@ -161,7 +161,7 @@ class Call(Future[T]):
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the call goes on.
-            MCPError: It would be waited for in vain; see `Home.refuse_waiting`.
+            MCPError: It would be waited for in vain; see `LoopThread.refuse_waiting`.
         """
         if not self.done() and timeout_s != 0:
             self.home.refuse_waiting()
@@ -169,17 +169,17 @@ class Call(Future[T]):
                 wait_for(self, timeout_s, watch=self._watch)
         return self.done()
 
-    def wait(self, hurry: Callable[[], object] = lambda: None) -> T:
+    def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
         """Return the result when it is there. Whatever cuts the waiting short cancels the call.
 
         Its clean-up is waited for then.
 
         Args:
-            hurry: Called at the second Ctrl-C; makes the clean-up under way end at once.
+            force_kill: Called at the second Ctrl-C; makes the clean-up under way end at once.
 
         Raises:
             KeyboardInterrupt: Ctrl-C. The third one is not waited for.
-            MCPError: It would be waited for in vain; see `Home.refuse_waiting`.
+            MCPError: It would be waited for in vain; see `LoopThread.refuse_waiting`.
             BaseException: What a signal handler raised meanwhile.
         """
         if not self.done():
@@ -188,15 +188,15 @@ class Call(Future[T]):
             try:
                 self.join()
             except BaseException:
-                self._give_up(hurry)
+                self._give_up(force_kill)
                 raise
             return self.result()
 
-    def _give_up(self, hurry: Callable[[], object]) -> None:
+    def _give_up(self, force_kill: Callable[[], object]) -> None:
         try:
             give_up([self])
         except KeyboardInterrupt:
-            hurry()
+            force_kill()
             give_up([self])
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> None:
@@ -223,8 +223,8 @@ class EpisodeLoop:
 
     Args:
         hold: Entered when the loop begins, left when it ends.
-        last_word: Called in the loop's thread when the loop is gone, however it went; plain and quick.
-        hurry: Called where the loop takes long to end; kills what it waits for. Waits for nothing.
+        on_exit: Called in the loop's thread when the loop is gone, however it went; plain and quick.
+        force_kill: Called where the loop takes long to end; kills what it waits for. Waits for nothing.
         wording: What is said where it cannot be used; by default, of an episode.
 
     Raises:
@@ -237,14 +237,14 @@ class EpisodeLoop:
         self,
         hold: Held,
         *,
-        last_word: Callable[[], object],
-        hurry: Callable[[], object] = lambda: None,
+        on_exit: Callable[[], object],
+        force_kill: Callable[[], object] = lambda: None,
         wording: Wording | None = None,
     ) -> None:
         refuse_reentry()
         self._hold = hold
-        self._last_word = last_word
-        self._hurry = hurry
+        self._last_word = on_exit
+        self._hurry = force_kill
         self._lock = threading.RLock()  # the garbage collector may come in while this thread holds it
         self._calls: set[Call[Any]] = set()
         self._asks: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
@@ -254,7 +254,7 @@ class EpisodeLoop:
         self._begun: Future[None] = Future()
         self._gone: Future[None] = Future()
         thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
-        self.home = Home(thread, os.getpid(), wording or Wording())
+        self.home = LoopThread(thread, os.getpid(), wording or Wording())
         # Moved to the end: what was registered last is called first, before all processes are killed.
         atexit.unregister(_close_all)
         atexit.register(_close_all)

@@ -14,7 +14,7 @@ from grue.runtime.supervisor import ActorFailed
 from grue.tracing.reading import EpisodeEnvelope
 
 
-class Chapter(Struct):
+class TurnSlice(Struct):
     """A turn and what its host noted around it; what precedes the first turn belongs to that one.
 
     Attributes:
@@ -49,23 +49,23 @@ _MOST_AT_ONCE = 1000
 """Chapters that are held for a turn without an end, which may never come: it was cancelled as it began."""
 
 
-def chapters(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[Chapter]:
+def chapters(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, in the order in which they began."""
-    shelf = _Shelf()
+    shelf = TurnSplitter()
     for envelope in envelopes:
         yield from shelf.make_way(envelope)
         shelf.take(envelope)
     yield from shelf.chapters
 
 
-class _Shelf:
+class TurnSplitter:
     """The chapters that are being written; the last one is the one that what has no turn belongs to."""
 
     def __init__(self) -> None:
-        self.chapters: deque[Chapter] = deque()
+        self.chapters: deque[TurnSlice] = deque()
         self._last = 0
 
-    def make_way(self, envelope: EpisodeEnvelope) -> Iterator[Chapter]:
+    def make_way(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
         """Yield the chapters that nothing more can belong to, now that this envelope has come."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, RunTurn)
@@ -84,14 +84,14 @@ class _Shelf:
                 yield self.chapters.popleft()
         else:
             return
-        self.chapters.append(Chapter())
+        self.chapters.append(TurnSlice())
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Add an envelope to the chapter that it belongs to."""
         turn, body = turn_of(envelope), envelope.body
         resumes = isinstance(body, EpisodeResumed)
         if not self.chapters:
-            self.chapters.append(Chapter())
+            self.chapters.append(TurnSlice())
         chapter = self._of(turn) or self.chapters[-1]
         if turn and not resumes and not chapter.turn:
             chapter.turn, chapter.again = turn, turn <= self._last
@@ -102,7 +102,7 @@ class _Shelf:
         chapter.over = chapter.over or isinstance(body, TurnCompleted | TurnFailed | ActorFailed)
         chapter.outrun = False
 
-    def _of(self, turn: int) -> Chapter | None:
+    def _of(self, turn: int) -> TurnSlice | None:
         """Return the chapter of a turn: its own, or the last one if that has none yet."""
         last = self.chapters[-1] if self.chapters else None
         if turn == 0 or last is None or last.turn in (0, turn):

@@ -15,7 +15,7 @@ _Asked: TypeAlias = tuple[int, bytes]
 """A turn's number, and a digest of what was asked."""
 
 
-class Recall:
+class CompletedTurns:
     """Finds the outcome of a turn that was completed before, by its number and what was asked.
 
     Of each turn it keeps what came of it, and a digest of what was asked. What a secret was taken out of is

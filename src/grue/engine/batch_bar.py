@@ -5,7 +5,7 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from grue.batch import BatchItem
+from grue.engine.batch import BatchItem
 
 T = TypeVar("T")
 

@@ -91,7 +91,7 @@ _TEXT_ONLY = re.compile(
 _STOP = re.compile(r"\bstop(_sequences)?\b", re.IGNORECASE)
 
 
-def lesson(profile: WireProfile, status: int | None, words: str) -> WireProfile | None:
+def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireProfile | None:
     """Return the profile that a refusal teaches, or `None` where it teaches nothing new.
 
     Args:

@@ -5,16 +5,16 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
+from grue.engine.turn_actors import TurnActors
 from grue.errors import TurnCancelled
 from grue.protocol.turn_states import TurnProgress
-from grue.runtime.episode_loop import Call
+from grue.runtime.loop_thread import Call
 from grue.runtime.sync_edge import WorkInterrupted
-from grue.turn_actors import TurnActors
 
 T = TypeVar("T")
 
 
-class Stage:
+class ProgressSource:
     """Where one turn stands, for those who look from outside: it waits until it is entered by its actors."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TurnHandle(Generic[T]):
         stage: Says where it stands.
     """
 
-    def __init__(self, call: Call[T], stage: Stage) -> None:
+    def __init__(self, call: Call[T], stage: ProgressSource) -> None:
         self._call = call
         self._stage = stage
         self._started = time.monotonic()

@@ -19,11 +19,11 @@ import anyio.to_thread
 import msgspec
 
 from grue.errors import MCPConfigError
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import ToolRefusedError, ToolTimedOutError
 from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
+from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 
 _INVALID_PARAMS = -32602
 _RESULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
@@ -73,7 +73,7 @@ class FunctionConnection:
     pid = None
     exit = None
     ending = None
-    last_words = ""
+    stderr_tail = ""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class FunctionConnection:
         del timeout_s
         return Listing(tools=self._tools, protocol_version="")
 
-    async def relisted(self, timeout_s: float) -> None:
+    async def refresh_tools(self, timeout_s: float) -> None:
         """Functions stay as they are; a batch begins with this question, and what it has to wait for."""
         del timeout_s
         if self._before_calls is not None:

@@ -1,7 +1,6 @@
 """The one exception that stands for a turn without an answer."""
 
 from grue.errors import AnswerError, LLMError, MCPError, MCPServerStartupError, TurnTimedOut
-from grue.mcp_transport.failures import failure_text
 from grue.messages import (
     DeadlineMissed,
     Interrupted,
@@ -12,6 +11,7 @@ from grue.messages import (
     TurnFailed,
     TurnFailure,
 )
+from grue.tool_sessions.failures import failure_text
 
 
 def error_for(end: TurnFailed) -> MCPError:

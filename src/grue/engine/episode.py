@@ -11,16 +11,16 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
-from grue.actors.spares import SessionPool, Sessions
+from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
 from grue.mcp_transport.process_group import ProcessRegistry
-from grue.runtime.episode_loop import Call, EpisodeLoop
+from grue.runtime.loop_thread import Call, EpisodeLoop
 from grue.runtime.sync_edge import INTERRUPT_GRACE_S, counted_interrupts, warn_if_blocking
 from grue.runtime.trace import Recorder
-from grue.turn_actors import Place
+from grue.tool_sessions.session_pool import SessionPool, Sessions
 
 if TYPE_CHECKING:
-    from grue.actors.llm_endpoint import LlmEndpoint
+    from grue.llm_transport.endpoint import LlmEndpoint
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Episode:
         at_once: int = 1,
     ) -> None:
         self._registry = ProcessRegistry()
-        self.place = Place(registry=self._registry, sampling=CurrentSampler())
+        self.place = TurnResources(registry=self._registry, sampling=CurrentSampler())
         self.users = 0
         self._endpoint = endpoint
         self._recorder = recorder
@@ -60,8 +60,8 @@ class Episode:
         self._places: anyio.CapacityLimiter
         self._loop = EpisodeLoop(
             self._open,
-            last_word=self._registry.kill_leftovers,
-            hurry=self._registry.kill_now,
+            on_exit=self._registry.kill_leftovers,
+            force_kill=self._registry.kill_now,
         )
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -74,7 +74,7 @@ class Episode:
         self._loop.home.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
         with counted_interrupts():
-            return self.submit(function).wait(hurry=self._registry.kill_now)
+            return self.submit(function).wait(force_kill=self._registry.kill_now)
 
     async def call_async(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run a turn and return what came of it, while the caller's own loop goes on.

@@ -12,12 +12,8 @@ from typing import Self
 import anyio
 from msgspec import Struct
 
-from grue.actors.mcp_session import Connect, SessionActor, ToolConnection
+from grue.actors.mcp_session import SessionActor
 from grue.errors import MCPError
-from grue.mcp_transport.client import Listing
-from grue.mcp_transport.failures import ToolRefusedError
-from grue.mcp_transport.process_group import ServerExit
-from grue.mcp_transport.stdio import Ending
 from grue.messages import (
     BatchId,
     CallId,
@@ -48,6 +44,8 @@ from grue.runtime.channel import MailboxClosed
 from grue.runtime.host_code import ends_the_task
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
+from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit, ToolConnection
+from grue.tool_sessions.failures import ToolRefusedError
 
 _ME = "host"
 _CANCELLED = -32800
@@ -80,9 +78,9 @@ class CancellableConnection:
             return await self._connection.call(tool, arguments, timeout_s)
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
-    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Return the tools if they have changed, as the connection does."""
-        return await self._connection.relisted(timeout_s)
+        return await self._connection.refresh_tools(timeout_s)
 
     @property
     def alive(self) -> bool:
@@ -105,9 +103,9 @@ class CancellableConnection:
         return self._connection.ending
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what it wrote to standard error."""
-        return self._connection.last_words
+        return self._connection.stderr_tail
 
 
 class SessionWiring(Struct, frozen=True):

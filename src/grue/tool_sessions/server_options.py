@@ -4,8 +4,8 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-from grue.mcp_transport.notices import Notify
 from grue.messages import ToolDefinition
+from grue.tool_sessions.notices import Notify
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):

@@ -8,11 +8,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.actors.agent import AgentActor
-from grue.actors.function_tools import FunctionTools
-from grue.actors.mcp_session import Connect, SessionActor
+from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
-from grue.actors.spares import SessionPool
 from grue.answers import AnswerCheck
+from grue.engine.tool_servers import ToolServer, connect_to, pinning
 from grue.mcp_transport.client import ClientOptions, McpServer
 from grue.mcp_transport.process_group import ProcessRegistry
 from grue.mcp_transport.server_requests import Abilities, Elicit
@@ -36,7 +35,9 @@ from grue.runtime.channel import Mailbox
 from grue.runtime.host_code import host_code
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
-from grue.tool_servers import ToolServer, connect_to, pinning
+from grue.tool_sessions.connection import Connect
+from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.session_pool import SessionPool
 
 LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
 """Makes the actor that takes `RequestCompletion`: its mailbox, the agent's, and where its notes go."""
@@ -60,7 +61,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     tool_lock: ToolLock | None
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class TurnResources(Struct, frozen=True, kw_only=True):
     """Where a turn's processes and sessions are kept.
 
     Attributes:
@@ -91,7 +92,7 @@ class TurnActors:
     def __init__(
         self,
         wiring: Wiring,
-        place: Place,
+        place: TurnResources,
         command: RunTurn,
         check: AnswerCheck[Any],
         on_delta: OnDelta | None = None,
@@ -203,7 +204,7 @@ class TurnActors:
         if pool is None:
             return connect
         if isinstance(server, FunctionTools):
-            return lambda _: server.connect(name, before_calls=pool.buried)
+            return lambda _: server.connect(name, before_calls=pool.wait_closed)
         if not isinstance(server, McpServer):
             return connect
         return lambda _: pool.lend(name, connect, self._command.turn, deadline)

@@ -86,10 +86,10 @@ def _of_session(body: EpisodeBody) -> str:
             return f"{server}, {kind}: {_quoted(text)}"
         case messages.ToolDrifted():
             return drift_text(body)
-        case messages.SpareReady(server=server, pid=pid):
+        case messages.SessionPrewarmed(server=server, pid=pid):
             process = f", pid {pid}" if pid is not None else ""
             return f"{server}{process}, {_time(body.elapsed_s)}"
-        case messages.SpareLost(server=server, cause=cause):
+        case messages.PrewarmLost(server=server, cause=cause):
             return f"{server}: {cause}"
         case messages.ServerEnded(server=server, ending=ending, exit_status=status):
             exited = f", exit status {status}" if status is not None else ""

@@ -9,7 +9,7 @@ A connection is entered and left by one task, its owner. Here the owner is a tas
 - or it can serve turn after turn (`kept`), for servers with a memory.
 
 To the session's actor a lent connection is one like any other (`ToolConnection`). What the owners do by
-themselves is noted in the trace, outside turns: `SpareReady`, `SpareLost`, `ServerEnded`.
+themselves is noted in the trace, outside turns: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
 """
 
 import contextlib
@@ -21,22 +21,19 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.actors.mcp_session import Connect, ToolConnection
-from grue.mcp_transport.client import Listing, McpClient
-from grue.mcp_transport.failures import ServerFailed
-from grue.mcp_transport.process_group import ServerExit
-from grue.mcp_transport.stdio import Ending
 from grue.messages import (
     JsonObject,
+    PrewarmLost,
     ServerEnded,
     ServerName,
-    SpareLost,
-    SpareReady,
+    SessionPrewarmed,
     ToolCallResult,
     ToolDefinition,
 )
 from grue.runtime.supervisor import describe_crash
 from grue.runtime.trace import Envelope, Recorder
+from grue.tool_sessions.connection import Checkable, Connect, Ending, Listing, ServerExit, ToolConnection
+from grue.tool_sessions.failures import ServerFailed
 
 _HOST_FIRST_S = 0.005
 """Before a spare is spawned: that takes the interpreter for a millisecond, and the host is being told."""
@@ -48,7 +45,7 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "kept"]
 """Whether a turn's session is opened in it, opened before it, or the one of the turns before."""
 
 
-class Owned:
+class PooledConnection:
     """A connection with a task of its own. `run` is the task; everything else is for those who use it.
 
     Attributes:
@@ -115,7 +112,7 @@ class Owned:
                 self._pid = connection.pid
                 if not self.turn:
                     elapsed_s = anyio.current_time() - begun
-                    self._say(SpareReady(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
+                    self._say(SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
                 await self._released.wait()
                 begun = anyio.current_time()
         finally:
@@ -130,7 +127,7 @@ class Owned:
                 pid=self._pid,
                 ending=_ending(left),
                 exit_status=left.exit.status if left.exit else None,
-                stderr_tail=left.last_words,
+                stderr_tail=left.stderr_tail,
                 elapsed_s=elapsed_s,
             )
         )
@@ -161,8 +158,8 @@ class SessionPool:
         self._group = group
         self._recorder = recorder
         self.sessions = sessions
-        self._waiting: dict[ServerName, Owned] = {}
-        self._leaving: list[Owned] = []
+        self._waiting: dict[ServerName, PooledConnection] = {}
+        self._leaving: list[PooledConnection] = []
 
     def prepare(self, server: ServerName, connect: Connect, timeout_s: float) -> None:
         """Have a connection opened for whichever turn comes next; return at once.
@@ -175,14 +172,18 @@ class SessionPool:
         if server not in self._waiting:
             self._waiting[server] = self.begin(server, connect, timeout_s)
 
-    def begin(self, server: ServerName, connect: Connect, timeout_s: float, *, turn: int = 0) -> Owned:
+    def begin(
+        self, server: ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
+    ) -> PooledConnection:
         """Have a connection opened, for the turn that asks for it now; 0: for none yet."""
-        owned = Owned(server, connect, self._recorder, timeout_s)
+        owned = PooledConnection(server, connect, self._recorder, timeout_s)
         owned.turn = turn
         self._group.start_soon(owned.run, name=f"owner of {server}")
         return owned
 
-    def lend(self, server: ServerName, connect: Connect, turn: int, deadline: float = float("inf")) -> "Lent":
+    def lend(
+        self, server: ServerName, connect: Connect, turn: int, deadline: float = float("inf")
+    ) -> "LeasedConnection":
         """Return a connection for one turn: the one that waits, or a new one.
 
         Args:
@@ -191,9 +192,11 @@ class SessionPool:
             turn: Number of the turn.
             deadline: When everything but closing has to end, on the event loop's clock.
         """
-        return Lent(self, self._waiting.pop(server, None), _Making(server, connect, turn, deadline))
+        return LeasedConnection(
+            self, self._waiting.pop(server, None), LeaseRequest(server, connect, turn, deadline)
+        )
 
-    def give_back(self, owned: Owned, *, usable: bool) -> None:
+    def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
         """Take a connection back from its turn: to keep it, or to have it left behind."""
         owned.turn = 0
         if self.sessions == "kept" and usable and owned.usable:
@@ -201,19 +204,19 @@ class SessionPool:
         else:
             self.leave(owned)
 
-    async def buried(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until every connection that was to be left is, and no process of it is alive."""
         while self._leaving:
             await self._leaving[-1].gone.wait()
             self._forget_gone()
 
-    def lose(self, owned: Owned, cause: str) -> None:
+    def lose(self, owned: PooledConnection, cause: str) -> None:
         """Say that a connection cannot be used, and have it left."""
-        self._recorder.record(SpareLost(server=owned.server, cause=cause), sender=owned.server)
+        self._recorder.record(PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
         self.leave(owned)
 
-    def leave(self, owned: Owned) -> None:
-        """Have a connection left; its end is waited for by `buried`."""
+    def leave(self, owned: PooledConnection) -> None:
+        """Have a connection left; its end is waited for by `wait_closed`."""
         owned.release()
         self._leaving.append(owned)
         self._forget_gone()
@@ -222,7 +225,7 @@ class SessionPool:
         self._leaving = [owned for owned in self._leaving if not owned.gone.is_set()]
 
 
-class _Making(Struct, frozen=True):
+class LeaseRequest(Struct, frozen=True):
     """What it takes to make a connection."""
 
     server: ServerName
@@ -235,10 +238,10 @@ class _Making(Struct, frozen=True):
         return max(0.0, min(timeout_s, self.deadline - anyio.current_time()))
 
 
-class Lent:
+class LeasedConnection:
     """A connection of the pool's in the hands of one turn."""
 
-    def __init__(self, pool: SessionPool, spare: Owned | None, making: _Making) -> None:
+    def __init__(self, pool: SessionPool, spare: PooledConnection | None, making: LeaseRequest) -> None:
         self._pool = pool
         self._owned = spare
         self._making = making
@@ -255,7 +258,7 @@ class Lent:
             return
         try:
             # A turn without a call has not waited for them yet: so never more than one of each is on its way.
-            await self._pool.buried()
+            await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
@@ -279,7 +282,7 @@ class Lent:
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool, once no process of an earlier turn is alive."""
-        await self._pool.buried()
+        await self._pool.wait_closed()
         try:
             limit_s = self._making.within(timeout_s)
             return await self._open.connection.call(tool, arguments, limit_s)
@@ -287,17 +290,17 @@ class Lent:
             self._broken = True
             raise
 
-    async def relisted(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Return the tools if they have changed, once no process of an earlier turn is alive.
 
         A batch begins with this question, and what it calls is recorded after it: so the trace, too, has the
         end of the older process before the first call.
         """
-        await self._pool.buried()
+        await self._pool.wait_closed()
         return await self._changed(self._open, self._making.within(timeout_s))
 
-    async def _changed(self, owned: Owned, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        tools = await owned.connection.relisted(timeout_s)
+    async def _changed(self, owned: PooledConnection, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
+        tools = await owned.connection.refresh_tools(timeout_s)
         if tools is not None and owned.listing is not None:
             # The server says it once; a later turn that uses this connection begins with what it said.
             owned.listing = replace(owned.listing, tools=tools)
@@ -324,16 +327,16 @@ class Lent:
         return "handed_over"
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """The end of what it has written to standard error so far."""
-        return "" if self._owned is None else self._owned.connection.last_words
+        return "" if self._owned is None else self._owned.connection.stderr_tail
 
     @property
-    def _open(self) -> Owned:
+    def _open(self) -> PooledConnection:
         assert self._owned is not None, "a connection is used between open and exit"
         return self._owned
 
-    async def _prepared(self, owned: Owned, timeout_s: float) -> Listing | None:
+    async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the connection that was prepared; `None`: it was lost."""
         # It has a limit of its own, which began before the turn's, and says more when it has passed.
         owned.wanted.set()
@@ -349,10 +352,10 @@ class Lent:
 
 
 async def _still_there(connection: ToolConnection) -> bool:
-    return not isinstance(connection, McpClient) or await connection.still_there(_STILL_THERE_S)
+    return not isinstance(connection, Checkable) or await connection.still_there(_STILL_THERE_S)
 
 
-def _why_lost(owned: Owned) -> str:
+def _why_lost(owned: PooledConnection) -> str:
     if isinstance(owned.failed, ServerFailed):
         return owned.failed.failure.cause
     if owned.failed is not None:

@@ -1,0 +1,1 @@
+"""How the LLM actor reaches its endpoint: connections, one exchange over HTTP."""
