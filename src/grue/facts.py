@@ -8,8 +8,28 @@ their runner; they cross no channel.
 from typing import Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from grue.messages import JsonObject, Message, OutcomeKind
+
+
+class ConditionChanged(Struct, frozen=True, kw_only=True):
+    """What an episode is played with differs from what it was last played with.
+
+    Attributes:
+        what: `model`, `endpoint`, ...; in words, for people.
+        before: In words, without secrets.
+        now: The same.
+    """
+
+    what: str
+    before: str
+    now: str
+
+    @property
+    def text(self) -> str:
+        """The same as a sentence, without its full stop; what is in it may be untrusted."""
+        return f"The {self.what} has changed since the episode was last played: {self.before} -> {self.now}"
 
 
 class EpisodeStarted(Message, frozen=True, kw_only=True):
@@ -22,6 +42,7 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
         scripted: The model is the offline script, not an LLM.
         max_turns: Turns after which the host stops.
         settings: What else it was started with, the host's own; what is needed to go on with it.
+        conditions: What it is played with, by name, in words: model, endpoint, server, limits, tool lock.
     """
 
     episode_id: str
@@ -34,6 +55,7 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
     max_turns: int = 0
     version: str = ""
     settings: JsonObject = msgspec.field(default_factory=dict)
+    conditions: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class McpInitialized(Message, frozen=True, kw_only=True):
@@ -115,12 +137,16 @@ class EpisodeResumed(Message, frozen=True, kw_only=True):
         turns: Finished turns, none of which is played or paid for again.
         max_turns: Turns after which the host now stops; 0: as it was started.
         version: Of the program that goes on.
+        conditions: As in `EpisodeStarted`, as they are now.
+        changes: What of them is not as it was when the episode was last played.
     """
 
     episode_id: str
     turns: int
     max_turns: int = 0
     version: str = ""
+    conditions: dict[str, str] = msgspec.field(default_factory=dict)
+    changes: tuple[ConditionChanged, ...] = ()
 
 
 HostFact: TypeAlias = (

@@ -3,11 +3,15 @@
 import json
 from typing import Any, TextIO
 
+import msgspec
 from msgspec import structs
 
 from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, Observed
 from grue.messages import TurnCompleted
 from grue.runtime.trace import Envelope
+
+_LEFT_OUT = ("settings", "conditions")
+"""How an episode was asked for; whoever reads these lines has asked for it. What has changed is told."""
 
 
 class JsonLines:
@@ -26,10 +30,11 @@ class JsonLines:
         del line
         match envelope.body:
             case EpisodeStarted() as started:
-                told = {key: value for key, value in structs.asdict(started).items() if key != "settings"}
+                told = {key: value for key, value in structs.asdict(started).items() if key not in _LEFT_OUT}
                 self._print({"type": "episode", **told})
             case EpisodeResumed() as resumed:
-                self._print({"type": "resumed", **structs.asdict(resumed)})
+                told = {k: v for k, v in msgspec.to_builtins(resumed).items() if k not in _LEFT_OUT}
+                self._print({**told, "type": "resumed"})
             case Observed() as seen:
                 self._finish_turn(seen)
                 self._turn = {

@@ -141,6 +141,8 @@ class Story:
     def _resumed(self, body: EpisodeResumed) -> Iterator[Line]:
         turns = "1 turn" if body.turns == 1 else f"{body.turns} turns"
         yield Line(printable(f"Going on with {body.episode_id} after {turns}."), DIM)
+        for change in body.changes:
+            yield Line(printable(f"{change.text}."), YELLOW)
 
     def _observed(self, body: Observed) -> Iterator[Line]:
         for paragraph in body.text.strip().split("\n"):

@@ -82,6 +82,9 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
             past=past,
         )
         orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
+        if options.output == "quiet":
+            for change in orchestrator.changes:
+                say(f"grue: {change.text}.", err=True)
         try:
             orchestrator.play_episode()
         finally:

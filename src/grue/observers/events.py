@@ -421,8 +421,10 @@ def _hosting(moment: Moment, body: _Hosting) -> list[Event]:
             return [
                 moment.info("episode_started", f"Episode started: {game}, played by {by}", **_plain(body))
             ]
-        case EpisodeResumed(turns=turns):
-            return [moment.info("episode_resumed", f"Episode resumed after turn {turns}", **_plain(body))]
+        case EpisodeResumed(turns=turns, changes=changes):
+            resumed = moment.info("episode_resumed", f"Episode resumed after turn {turns}", **_plain(body))
+            changed = [moment.warning("episode_changed", c.text, **msgspec.to_builtins(c)) for c in changes]
+            return [resumed, *changed]
         case McpInitialized(server=server, ignored=ignored):
             started = [moment.info("mcp_manager_init", "MCP Manager initialized")]
             if ignored:
@@ -445,7 +447,7 @@ def _hosting(moment: Moment, body: _Hosting) -> list[Event]:
             assert_never(never)
 
 
-_NOT_TOLD = frozenset({"type", "turn", "episode_id", "settings"})
+_NOT_TOLD = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
 
 
 def _plain(fact: Struct) -> dict[str, Any]:

@@ -159,8 +159,9 @@ def _of_host(body: EpisodeBody) -> str:
             by = f"{model} (scripted)" if body.scripted else model
             tools = f"tools from {', '.join(servers)}" if servers else "no tools"
             return f"{body.episode_id}: {game}, played by {by}, seed {seed}, {tools}"
-        case facts.EpisodeResumed(episode_id=episode_id, turns=turns):
-            return f"{episode_id} goes on after {_many(turns, 'finished turn')}"
+        case facts.EpisodeResumed(episode_id=episode_id, turns=turns, changes=changes):
+            changed = "".join(f"; {each.what}: {each.before} -> {each.now}" for each in changes)
+            return f"{episode_id} goes on after {_many(turns, 'finished turn')}{changed}"
         case facts.McpInitialized(server=server, ignored=ignored):
             return f"{server}; ignored: {', '.join(ignored)}" if ignored else server
         case facts.McpInitFailed(error=error):

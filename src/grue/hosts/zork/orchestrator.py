@@ -16,6 +16,7 @@ import grue
 from grue.config.settings import GameConfiguration
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
 from grue.facts import (
+    ConditionChanged,
     Decided,
     EpisodeEnded,
     EpisodeResumed,
@@ -28,6 +29,7 @@ from grue.facts import (
 from grue.games.catalogue import open_game
 from grue.games.game import Game, Observation
 from grue.hosts.zork.agent import ZorkAgent
+from grue.hosts.zork.conditions import changes, conditions_of, require_same_tools
 from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.memories import Memories
@@ -149,12 +151,13 @@ class ZorkOrchestratorV2:
 
     Raises:
         MCPError: The MCP configuration cannot be used (R9.3).
-        GameError: The game cannot be opened. With a past: it is not the one that the past tells of; nothing
-            is recorded then.
+        GameError: The game cannot be opened, or is not the one that the past tells of.
+        MCPConfigError: The past tells of tools of another server, or of none. Nothing is recorded then.
 
     Attributes:
         game_state: Where the episode stands.
         mcp_manager: `None` when MCP is off (R9.4).
+        changes: What is not as it was when a resumed episode was last played.
     """
 
     def __init__(
@@ -179,8 +182,7 @@ class ZorkOrchestratorV2:
         self._end: EpisodeEnded | None = None
         self._turn_end: TurnEnd | None = None
         past = self.setup.past
-        if past is not None:
-            self._come_back(past)
+        unrecorded = self._come_back(past) if past is not None else []
         self.mcp_manager = self._initialize_mcp()
         self.agent = ZorkAgent(
             config=self.config,
@@ -193,8 +195,12 @@ class ZorkOrchestratorV2:
             spawn_ahead=self.setup.spawn_ahead,
         )
         self.agent.stream = self.setup.stream
+        self._conditions = conditions_of(self.agent)
+        self.changes: tuple[ConditionChanged, ...] = ()
         if past is not None:
+            require_same_tools(past.started, self.agent.server)
             self.agent.resume(past.turns, past.spent, past.connections)
+            self._record_resumption(past, unrecorded)
 
     def play_episode(self) -> EpisodeResult:
         """Play until the episode ends, and say how it went.
@@ -218,7 +224,7 @@ class ZorkOrchestratorV2:
         return EpisodeResult(
             episode_id=state.episode_id,
             game=self.game.name,
-            seed=self.setup.seed,
+            seed=self.setup.past.started.seed if self.setup.past else self.setup.seed,
             model=self.agent.model,
             scripted=self.setup.scripted,
             reason=reason,
@@ -252,15 +258,15 @@ class ZorkOrchestratorV2:
         except MCPError as error:
             self._note(McpInitFailed(error=str(error)), turn=0)
             raise MCPConfigError(f"MCP initialization failed: {error}") from error
-        self._note(
-            McpInitialized(
-                server=manager.server_name,
-                ignored=manager.ignored_servers,
-                warnings=manager.config_warnings,
-            ),
-            turn=0,
-        )
+        if self.setup.past is None:
+            self._note_manager(manager)
         return manager
+
+    def _note_manager(self, manager: MCPManager) -> None:
+        initialized = McpInitialized(
+            server=manager.server_name, ignored=manager.ignored_servers, warnings=manager.config_warnings
+        )
+        self._note(initialized, turn=0)
 
     def _start(self) -> None:
         self._started = True
@@ -280,18 +286,22 @@ class ZorkOrchestratorV2:
                 max_turns=self.setup.max_turns,
                 version=grue.__version__,
                 settings=self.setup.settings,
+                conditions=self._conditions,
             )
         )
 
-    def _come_back(self, past: Past) -> None:
+    def _come_back(self, past: Past) -> list[Remembered]:
         """Come back to where an episode was cut off: the game by its commands, the rest by the trace.
 
-        Nothing is recorded before the game is known to be the one that the trace tells of.
+        Nothing is recorded before the game and the tools are known to be those that the trace tells of.
+        Returns the memories that are not recorded yet.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
+            was, now = past.started, self.game
             raise GameError(
-                f"The episode was begun with another game, or another version of it: {past.started.game}."
+                f"The episode was begun with another game, or another version of it: {was.game} "
+                f"({was.game_hash[:12]}); now there is {now.name} ({now.fingerprint[:12]})."
             )
         state.tool_calls, state.requests, state.usage = past.tool_calls, past.spent.requests, past.spent.usage
         state.observation = self.game.reset(past.started.seed)
@@ -308,13 +318,21 @@ class ZorkOrchestratorV2:
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s
+        return unrecorded
+
+    def _record_resumption(self, past: Past, unrecorded: list[Remembered]) -> None:
+        self.changes = changes(past.conditions or {"model": past.started.model}, self._conditions)
         resumed = EpisodeResumed(
-            episode_id=state.episode_id,
+            episode_id=self.game_state.episode_id,
             turns=past.turns,
             max_turns=self.setup.max_turns,
             version=grue.__version__,
+            conditions=self._conditions,
+            changes=self.changes,
         )
         self._note(resumed, turn=0)
+        if isinstance(self.mcp_manager, MCPManager) and self.setup.mcp_manager is None:
+            self._note_manager(self.mcp_manager)
         for memory in unrecorded:
             self._note(memory, turn=memory.turn)
 

@@ -53,6 +53,7 @@ class Past(Struct, kw_only=True):
         connections: What it knows of its tool servers.
         ended: How it ended last, if it did.
         forgiven: The turn after which fallbacks in a row had ended it; they are not held against it again.
+        conditions: What it was last played with.
         max_turns: Turns that a resume has allowed; 0: as it was started.
         lasted_s: How long it was played, in seconds.
     """
@@ -67,6 +68,7 @@ class Past(Struct, kw_only=True):
     connections: dict[ServerName, Settled] = field(default_factory=dict)
     ended: EpisodeEnded | None = None
     forgiven: int = 0
+    conditions: dict[str, str] = field(default_factory=dict)
     max_turns: int = 0
     lasted_s: float = 0.0
 
@@ -103,8 +105,9 @@ class Past(Struct, kw_only=True):
                 self.connections[server] = Proven()
             case McpDisabled(server=server, reason=reason):
                 self.connections[server] = Disabled(reason)
-            case EpisodeResumed(max_turns=most):
+            case EpisodeResumed(max_turns=most, conditions=conditions):
                 self.max_turns = most or self.max_turns
+                self.conditions = conditions or self.conditions
             case EpisodeEnded(reason=reason) as ended:
                 self.ended = ended
                 self.forgiven = self.turns if reason == "fallbacks" else self.forgiven
@@ -134,7 +137,7 @@ def read_past(path: Path) -> Past:
         if isinstance(envelope.body, TurnCompleted):
             last_end = envelope
         if past is None and isinstance(envelope.body, EpisodeStarted):
-            past = Past(started=envelope.body)
+            past = Past(started=envelope.body, conditions=envelope.body.conditions)
         elif past is not None:
             unended = past.take(envelope, unended)
     if past is None:

@@ -1,0 +1,114 @@
+"""Under which conditions an episode is played, and what of them has changed when it is resumed.
+
+They are recorded at the start and at each resume. Another game, MCP switched on or off, and another MCP
+server make another episode of it: the resume is refused. Everything else that has changed is told and
+recorded, and the episode goes on: a resume is also how people go on after they have mended a configuration.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from grue.errors import MCPConfigError
+from grue.facts import ConditionChanged, EpisodeStarted
+from grue.hosts.zork.agent import ZorkAgent
+from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.manager import MCPManager
+from grue.mcp_transport.http import HttpServer
+from grue.mcp_transport.stdio import StdioServer
+from grue.protocol.chat_wire.failures import shown_endpoint
+
+
+def conditions_of(agent: ZorkAgent) -> dict[str, str]:
+    """Return what an agent plays with, by name, in words without secrets."""
+    config, client = agent.config, agent.client
+    said = {
+        "model": agent.model,
+        "endpoint": _endpoint(client),
+        "wire format": config.wire_format or "by endpoint",
+        "sampling": _json(dataclasses.asdict(config.agent_sampling)),
+        "budget": _json(dataclasses.asdict(config.budget)),
+    }
+    if agent.server is None:
+        return said
+    return {
+        **said,
+        f"MCP server '{agent.server}'": _definition(agent.mcp_manager),
+        "tool limits": (
+            f"{config.mcp_max_tool_iterations} iterations, "
+            f"{config.mcp_tool_call_timeout_seconds:g} s a call, "
+            f"{config.mcp_server_startup_timeout_seconds:g} s to start"
+        ),
+        "tool lock": _lock(agent),
+    }
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
+    """Return what differs, in the order of `now`.
+
+    Args:
+        before: As recorded; an older trace does not have all of them, or none.
+        now: As they are.
+    """
+    return tuple(
+        ConditionChanged(what=what, before=before[what], now=value)
+        for what, value in now.items()
+        if before.get(what, value) != value
+    )
+
+
+def require_same_tools(started: EpisodeStarted, server: str | None) -> None:
+    """Refuse to go on with an episode with tools of another server, with tools it had not, or without.
+
+    Raises:
+        MCPConfigError: The text says what it was begun with and what is configured now.
+    """
+    now = (server,) if server else ()
+    if now != started.servers:
+        raise MCPConfigError(
+            f"The episode cannot be resumed: it was begun with {_tools(started.servers)}, and now there is "
+            f"{_tools(now)}. Configure MCP as it was, or play a new episode."
+        )
+
+
+def _endpoint(client: object) -> str:
+    if isinstance(client, LLMClient):
+        return shown_endpoint(client.config.client_base_url)
+    return type(client).__name__
+
+
+def _tools(servers: tuple[str, ...]) -> str:
+    return f"the MCP server {', '.join(map(repr, servers))}" if servers else "no MCP"
+
+
+def _definition(manager: object) -> str:
+    server = manager.tool_server if isinstance(manager, MCPManager) else manager
+    match server:
+        case StdioServer(command=command, args=args, cwd=cwd):
+            # Arguments may hold secrets: a digest tells whether they differ, and not what they are.
+            return f"{command} ({_digest((command, args, cwd, sorted(server.env), server.inherit_env))})"
+        case HttpServer(url=url, transport=transport):
+            return f"{shown_endpoint(url)} ({_digest((url, transport, sorted(server.headers)))})"
+        case _:
+            return type(server).__name__
+
+
+def _lock(agent: ZorkAgent) -> str:
+    manager = agent.mcp_manager
+    lock = manager.tool_lock if isinstance(manager, MCPManager) else None
+    if lock is None or agent.server is None:
+        return f"{agent.config.mcp_tool_lock}, nothing is locked"
+    pins = msgspec.to_builtins(lock.pins(agent.server))
+    return f"{agent.config.mcp_tool_lock}, {len(pins)} tools ({_digest(pins)})"
+
+
+def _digest(value: object) -> str:
+    # Keys sorted: order says nothing. Half a surrogate pair can be in a lock, but in no JSON of msgspec's.
+    text = repr(msgspec.to_builtins(value, builtin_types=(), order="sorted"))
+    return f"sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
