@@ -28,7 +28,7 @@ from grue.llm_transport.endpoint import LlmSettings
 from grue.mcp_transport.guard import guard
 from grue.mcp_transport.stdio import ProcessLimits
 from grue.runner import Runner, TurnRequest
-from grue.testing.fault_turns import GRACE_S, Fault, a_turn
+from grue.testing.fault_turns import GRACE_S, Fault, drive_turn
 from grue.testing.faults import FAULTS
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -126,7 +126,7 @@ def soak(turns: int, warm_up: int, mode: str = "turn") -> int:
                     surprises["the episode"] += 1
             else:
                 fault = next(faults)
-                if a_turn(fault).outcome != fault.outcome:
+                if drive_turn(fault).outcome != fault.outcome:
                     surprises[fault.name] += 1
             llm.requests.clear()
             if turn in (warm_up, turns) or (turn > warm_up and turn % EVERY == 0):

@@ -226,7 +226,7 @@ def test_doctor_says_of_a_file_that_is_not_used(tmp_path: Path) -> None:
 
 ONE_FAULT = """
 import grue.testing.faults as faults, msgspec
-faults.run_matrix.__defaults__ = ((msgspec.structs.replace(faults.SOUND[0], outcome={outcome!r}),),)
+faults.run_matrix.__defaults__ = ((msgspec.structs.replace(faults.TOLERATED[0], outcome={outcome!r}),),)
 """
 
 

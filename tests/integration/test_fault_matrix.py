@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from grue.protocol.retry import RetryPolicy
 from grue.testing import faults
-from grue.testing.fault_turns import MODES, Fault, Mode, Seen, a_turn
-from grue.testing.faults import ENDS, FAULTS, SOUND, run_matrix, try_fault
+from grue.testing.fault_turns import MODES, Fault, Mode, RowOutcome, drive_turn
+from grue.testing.faults import ENDS, FAULTS, TOLERATED, run_matrix, try_fault
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _libraries() -> None:
     # What they load and keep the first time is no fault's doing.
-    a_turn(SOUND[0])
+    drive_turn(TOLERATED[0])
 
 
 ROWS = [
@@ -78,9 +78,9 @@ def test_a_row_is_tried_in_its_modes_only() -> None:
 def test_what_is_left_behind_is_told() -> None:
     children = []
 
-    def leaves_a_child(fault: Fault) -> Seen:
+    def leaves_a_child(fault: Fault) -> RowOutcome:
         children.append(subprocess.Popen(["sleep", "600"]))
-        return Seen(outcome="answered")
+        return RowOutcome(outcome="answered")
 
     result = try_fault(Fault(name="leaves", drive=leaves_a_child))
     children[0].kill()
@@ -89,14 +89,14 @@ def test_what_is_left_behind_is_told() -> None:
 
 
 def test_a_crash_and_a_hang_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crashes(fault: Fault) -> Seen:
+    def crashes(fault: Fault) -> RowOutcome:
         raise LookupError("nobody foresaw this")
 
     released = threading.Event()
 
-    def hangs(fault: Fault) -> Seen:
+    def hangs(fault: Fault) -> RowOutcome:
         released.wait()
-        return Seen(outcome="answered")
+        return RowOutcome(outcome="answered")
 
     assert try_fault(Fault(name="crashes", drive=crashes)).wrong == ("LookupError: nobody foresaw this",)
     monkeypatch.setattr(faults, "_HANGS_S", 0.05)
@@ -108,7 +108,7 @@ def test_a_crash_and_a_hang_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_key_that_is_told_is_told() -> None:
     told = replace(row("llm-repeats-the-key"), settings={"api_key": "sk-another-made-up-key"})
-    assert "not the key was told" in try_fault(told).wrong[0]
+    assert "not the error shows the key" in try_fault(told).wrong[0]
 
 
 def test_a_failure_that_is_not_tried_again_is_told() -> None:

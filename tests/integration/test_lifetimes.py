@@ -41,8 +41,8 @@ from grue.messages import (
 )
 from grue.protocol.tool_lock import ToolLock, lock_of
 from grue.runtime.trace import Envelope
-from grue.testing.fault_turns import GRACE_S, MODES, Mode, a_turn
-from grue.testing.faults import SOUND
+from grue.testing.fault_turns import GRACE_S, MODES, Mode, drive_turn
+from grue.testing.faults import TOLERATED
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.failures import ServerFailed
 from grue.tracing.diff import diff
@@ -58,7 +58,7 @@ QUICK = ProcessLimits(exit_grace_s=GRACE_S, term_grace_s=GRACE_S)
 @pytest.fixture(scope="module", autouse=True)
 def _libraries() -> None:
     # What they load and keep the first time is no turn's doing.
-    a_turn(SOUND[0])
+    drive_turn(TOLERATED[0])
 
 
 @pytest.fixture(params=MODES)

@@ -7,7 +7,7 @@ from replayed import replay_all
 
 from grue import Recorder, TraceWriter
 from grue.testing import fault_turns
-from grue.testing.fault_turns import Fault, a_turn
+from grue.testing.fault_turns import Fault, drive_turn
 from grue.testing.faults import FAULTS
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import replay
@@ -29,7 +29,7 @@ def test_a_faulty_turn_replays(fault: Fault, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(fault_turns, "Recorder", recorder)
     try:
-        a_turn(fault)
+        drive_turn(fault)
     finally:
         writer.close()
     assert replay_all(tmp_path) == [path]

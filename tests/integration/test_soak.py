@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 LEAKING = """
 import runpy, os, subprocess, sys, threading, time
 from grue.testing import fault_turns
-real = fault_turns.a_turn
+real = fault_turns.drive_turn
 def leaking(fault):
     {leak}
     return real(fault)
-fault_turns.a_turn = leaking
+fault_turns.drive_turn = leaking
 sys.argv[1:] = ["--turns", "10", "--warm-up", "4"]
 runpy.run_path({soak!r}, run_name="__main__")
 """

@@ -1,4 +1,4 @@
-"""Parts for testing agents, shipped to users."""
+"""The testing kit for users: fake and faulty servers and models, pytest fixtures, and replay of traces."""
 
 import importlib
 from typing import TYPE_CHECKING

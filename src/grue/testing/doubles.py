@@ -1,4 +1,4 @@
-"""Stand-ins for the Zork host's manager and client, for tests of agents that use them.
+"""Mocks of the Zork host's `MCPManager` and `LLMClient`, for tests of code that uses them.
 
 ```python
 from grue.testing.doubles import MockLLMClient, MockMCPManager
@@ -16,8 +16,8 @@ assert manager.call_count == 1
 assert client.requests[1]["messages"][-1]["role"] == "tool"
 ```
 
-Both are held to what they stand for by grue's own tests: one contract suite runs against them and the real
-ones.
+grue's own tests run one contract suite against these mocks and against the real classes, so that the mocks do
+not drift.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from grue.protocol import tool_results
 from grue.protocol.model_support import supports_tool_calling
 
 THINK = "thoughtbox.think"
-"""The tool that is there from the start."""
+"""The tool that a `MockMCPManager` lists by default."""
 
 _THOUGHT: dict[str, Any] = {
     "type": "object",
@@ -47,18 +47,18 @@ _THOUGHT: dict[str, Any] = {
 
 
 class MockMCPManager:
-    """A manager without a server: it answers as it is told.
+    """A manager without a server, which returns the results that a test sets.
 
-    It lists `thoughtbox.think` and every tool that was told what to answer. A tool that was told nothing
-    answers `{"default": "result"}`; one that is not listed is an error.
+    It lists `thoughtbox.think` and every tool for which a result was set. A listed tool without a result
+    returns `{"default": "result"}`. A call of a tool that is not listed returns an error.
 
     Attributes:
         server_name: The server that its tools belong to.
-        is_disabled: Set it to play a manager that has given up.
+        is_disabled: Set it to simulate a manager that has disabled MCP.
         connected: Whether a session is open.
-        connect_count: Sessions that were opened.
-        call_count: Tool calls, whatever became of them.
-        calls: Name and arguments of each.
+        connect_count: Number of sessions opened so far.
+        call_count: Number of tool calls so far, failed ones included.
+        calls: Name and arguments of each call.
         connect_error: Raised by `connect_session` while it is set.
     """
 
@@ -76,13 +76,13 @@ class MockMCPManager:
 
     @property
     def call_count(self) -> int:
-        """Tool calls so far, whatever became of them."""
+        """Number of tool calls so far, failed ones included."""
         return len(self.calls)
 
     def add_tool(
         self, tool_name: str, description: str = "", parameters: Mapping[str, Any] | None = None
     ) -> None:
-        """List a tool; `parameters` is a JSON schema, by default that of an object of any kind."""
+        """List a tool; `parameters` is a JSON Schema, which by default accepts any object."""
         function = {
             "name": tool_name,
             "description": description,
@@ -91,18 +91,18 @@ class MockMCPManager:
         self._schemas[tool_name] = {"type": "function", "function": function}
 
     def set_tool_result(self, tool_name: str, result: object) -> None:
-        """Make a tool answer with `result`: a `ToolCallResult`, or its content."""
+        """Make a tool return `result`: a `ToolCallResult`, or its content."""
         if tool_name not in self._schemas:
             self.add_tool(tool_name)
         self._timeouts.discard(tool_name)
         self.tool_results[tool_name] = result
 
     def set_tool_error(self, tool_name: str, message: str, content: object = None) -> None:
-        """Make a tool answer with an error."""
+        """Make a tool return an error."""
         self.set_tool_result(tool_name, tool_results.failure(message, content))
 
     def set_timeout(self, tool_name: str) -> None:
-        """Make a tool time out, at once: no time passes."""
+        """Make a tool raise a timeout immediately, without waiting."""
         self.set_tool_result(tool_name, None)
         self._timeouts.add(tool_name)
 
@@ -130,10 +130,10 @@ class MockMCPManager:
     async def call_tool(
         self, tool_name: str, arguments: dict[str, Any], timeout_seconds: float | None = None
     ) -> ToolCallResult:
-        """Answer as told.
+        """Record a call and return the tool's result.
 
         Raises:
-            TimeoutError: It was told to time out.
+            TimeoutError: `set_timeout` was called for the tool.
         """
         self.calls.append((tool_name, dict(arguments)))
         await asyncio.sleep(0)
@@ -148,12 +148,12 @@ class MockMCPManager:
 
 
 class MockLLMClient:
-    """A client without a model: it gives the responses that were added, in order.
+    """A client without a model, which returns the responses that a test adds, in order.
 
     Attributes:
-        requests: The arguments of every `create` so far, as they were then.
+        requests: The arguments of each `create` call so far.
         chat: `chat.completions.create` is `chat_completions_create`.
-        supports_tools: What `_supports_tool_calling` says; `None`: what the model's name says.
+        supports_tools: The result of `_supports_tool_calling`; `None`: decide by the model's name.
     """
 
     def __init__(self) -> None:
@@ -177,9 +177,9 @@ class MockLLMClient:
             content: The text.
             tool_calls: `ToolCall` objects, OpenAI's dicts, or `{"name": ..., "arguments": ...}`. Arguments
                 are JSON text, or an object; a missing id is made up.
-            finish_reason: Default: what fits.
-            model: The model that claims to have answered.
-            usage: Tokens, by the endpoint's names.
+            finish_reason: Default: `tool_calls` with calls, otherwise `stop`.
+            model: Name of the model in the response.
+            usage: Token counts, under the endpoint's names.
         """
         calls = [self._tool_call(call) for call in tool_calls or ()]
         self._responses.append(
@@ -193,14 +193,14 @@ class MockLLMClient:
         )
 
     def add_error(self, error: Exception) -> None:
-        """Make a request fail with `error`; give it a `status_code` for an HTTP status."""
+        """Make a request raise `error`; for an HTTP status, set its attribute `status_code`."""
         self._responses.append(error)
 
     def chat_completions_create(self, **kwargs: Any) -> LLMResponse:
         """Record the request and return the next response.
 
         Raises:
-            MCPError: There is none left.
+            MCPError: No response is left.
         """
         self.requests.append(kwargs)
         if len(self.requests) > len(self._responses):
@@ -211,7 +211,7 @@ class MockLLMClient:
         return response
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing; real clients close their connections here."""
 
     def _supports_tool_calling(self, model: str, config: object = None) -> bool:
         del config

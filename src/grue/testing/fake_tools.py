@@ -1,4 +1,4 @@
-"""A tool server without a process, that answers as told: for tests of what an agent makes of its tools.
+"""A tool server without a process, with results that a test sets. Use it to test how an agent uses its tools.
 
 ```python
 from grue import Runner
@@ -12,8 +12,8 @@ runner = Runner(llm=..., servers={"cave": cave})
 assert cave.calls == [("look", {})]
 ```
 
-No time passes: a timeout is there at once. What a real server does to a turn, its process included, is what
-`grue.testing.faulty_server` is for.
+It never waits: a timeout is raised immediately. To test with a real process, use
+`grue.testing.faulty_server`.
 """
 
 from collections.abc import Mapping
@@ -32,12 +32,12 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class FakeToolServer:
-    """Makes connections to a server that is not there; give it to a `Runner` as a tool server of its name.
+    """A fake tool server: a factory of connections. Pass it to a `Runner` in `servers`.
 
     Attributes:
         name: The server's name: its tools are called `NAME.TOOL`.
-        calls: Bare name and arguments of every call, in order, whatever became of it.
-        sessions: How often it was connected to, failed attempts included.
+        calls: Bare name and arguments of every call, in order, failed ones included.
+        sessions: How many connections were attempted, failed ones included.
     """
 
     def __init__(self, name: str = "fake") -> None:
@@ -50,24 +50,24 @@ class FakeToolServer:
         self._changes = 0
 
     def __call__(self, note: object) -> "FakeConnection":
-        """Make the connection of one session; a `Runner` does."""
+        """Return the connection for one session. `Runner` calls this."""
         del note
         return FakeConnection(self)
 
     def answers(
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
-        """List a tool and make it answer; while a session is open, that is a change of the listing.
+        """List a tool and set its results. During a session this counts as a change of the server's tools.
 
         Args:
             tool: Its bare name.
-            results: Contents, or `ToolCallResult`s, one for each call; the last one is for all that follow.
-                None: the content is `None`.
-            description: What the model reads.
-            schema: Of its arguments, as a JSON Schema; `None`: an object of any kind.
+            results: Contents, or `ToolCallResult`s, one for each call; the last one is repeated. Without
+                results, the content is `None`.
+            description: The description that the model sees.
+            schema: JSON Schema of its arguments; `None`: any object.
         """
         told = [each if isinstance(each, ToolCallResult) else tool_results.success(each) for each in results]
-        self._tell(tool, *(told or [tool_results.success(None)]))
+        self._set_outcomes(tool, *(told or [tool_results.success(None)]))
         self._tools[tool] = ToolDefinition(
             server=self.name,
             tool=tool,
@@ -76,30 +76,30 @@ class FakeToolServer:
         )
 
     def fails(self, tool: str, message: str) -> None:
-        """Make a tool say that it has failed."""
-        self._tell(tool, tool_results.failure(message))
+        """Make a tool return an error result."""
+        self._set_outcomes(tool, tool_results.failure(message))
 
     def refuses(self, tool: str, message: str) -> None:
         """Make the server answer calls of a tool with a JSON-RPC error."""
-        self._tell(tool, ToolRefusedError(message, code=_INVALID_PARAMS))
+        self._set_outcomes(tool, ToolRefusedError(message, code=_INVALID_PARAMS))
 
     def times_out(self, tool: str) -> None:
         """Make calls of a tool time out."""
-        self._tell(tool, TimeoutError())
+        self._set_outcomes(tool, TimeoutError())
 
     def dies(self, tool: str, cause: str = "the server ended during tools/call") -> None:
         """Make the server die when a tool is called."""
-        self._tell(tool, self._failure("call", cause))
+        self._set_outcomes(tool, self._failure("call", cause))
 
     def fails_to_start(self, times: int = 1) -> None:
         """Make the next attempts to connect fail."""
         self._failures = times
 
     def open(self) -> Listing:
-        """Begin a session.
+        """Begin a session and return the tools.
 
         Raises:
-            ServerFailed: As told.
+            ServerFailed: `fails_to_start` was called.
         """
         self.sessions += 1
         if self._failures:
@@ -114,15 +114,17 @@ class FakeToolServer:
         return tuple(self._tools.values())
 
     def changed(self) -> bool:
-        """Say whether the listing has changed since this was asked last, or the session began."""
+        """Return whether the tools have changed since the last check, or since the session began."""
         changes, self._changes = self._changes, 0
         return changes > 0
 
     def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Record a call and do as told.
+        """Record a call and return the tool's next result, or raise its error.
 
         Raises:
-            ToolTimedOutError, ToolRefusedError, ServerFailed: As told.
+            ToolTimedOutError: `times_out` was called for the tool.
+            ToolRefusedError: The tool is not listed, or `refuses` was called for it.
+            ServerFailed: `dies` was called for the tool.
         """
         self.calls.append((tool, arguments))
         outcomes = self._outcomes.get(tool)
@@ -135,7 +137,7 @@ class FakeToolServer:
             raise outcome
         return outcome
 
-    def _tell(self, tool: str, *outcomes: ToolCallResult | Exception) -> None:
+    def _set_outcomes(self, tool: str, *outcomes: ToolCallResult | Exception) -> None:
         if tool not in self._tools:
             self._tools[tool] = ToolDefinition(
                 server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
@@ -148,7 +150,7 @@ class FakeToolServer:
 
 
 class FakeConnection:
-    """One session with a fake server; a `ToolConnection`."""
+    """One session with a fake server. It implements `ToolConnection`."""
 
     alive = True
     pid = None
@@ -174,11 +176,11 @@ class FakeConnection:
         return self._server.open()
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Do what the server was told to do when the tool is called."""
+        """Return or raise the outcome that was set for the tool."""
         await anyio.lowlevel.checkpoint()
         return self._server.call(tool, arguments, timeout_s)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools if the listing was changed since the session began."""
+        """Return the tools if they have changed since the session began; otherwise `None`."""
         del timeout_s
         return self._server.listed if self._server.changed() else None

@@ -1,6 +1,7 @@
-"""How a fault is tried: a whole turn through a `Runner`, with a real server process and a scripted model.
+"""The rows of the fault matrix (`Fault`) and the functions that run them.
 
-Each way of driving takes a `Fault` and returns the `Seen` that the matrix in `faults.py` judges.
+Each `drive_...` function takes a `Fault`, runs a whole turn through a `Runner`, usually with a real server
+process and a scripted model, and returns a `RowOutcome`. The matrix in `faults.py` compares it with the row.
 """
 
 import contextlib
@@ -33,10 +34,10 @@ from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tex
 
 SERVER = "faulty"
 GRACE_S = 0.2
-"""What a server gets for each step of its end, so that a stubborn one costs a row 0.4 s."""
+"""Seconds that a server gets for each step of its shutdown. A server that ignores both costs a row 0.4 s."""
 
 Mode: TypeAlias = Literal["turn", "episode", "ahead", "kept"]
-"""How long what serves a turn lives: its event loop, and its servers."""
+"""How long the event loop and the sessions of a turn live."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 LIFETIMES: Mapping[Mode, Mapping[str, Any]] = {
@@ -45,21 +46,21 @@ LIFETIMES: Mapping[Mode, Mapping[str, Any]] = {
     "ahead": {"lifetime": "episode", "spawn_ahead": True},
     "kept": {"lifetime": "episode", "keep_sessions": True},
 }
-"""What each mode is to a `Runner`."""
+"""The arguments of `Runner` for each mode."""
 
 _PROBE = "GRUE_FAULT_PROBE"
 _STAYS_ALIVE_S = 0.1
 
 
-class Seen(Struct, frozen=True, kw_only=True):
-    """What came of trying a fault.
+class RowOutcome(Struct, frozen=True, kw_only=True):
+    """The observed outcome of one row.
 
     Attributes:
-        outcome: The kind of the turn's outcome, the name of its error, or a word of the way it was driven.
-        settlements: What became of each tool call, in order.
+        outcome: The kind of the turn's outcome, the name of its error, or a word from the `drive` function.
+        settlements: How each tool call ended, in order.
         text: The error's text, or the results of the calls, one a line.
-        ending: What it took to end the server that the turn used.
-        notes: Kinds of what the server did beside the protocol; in rows of a spare what else was noted.
+        ending: How the server that the turn used was ended (`polite`, `terminated`, `killed`, ...).
+        notes: Kinds of the `ServerNoted` messages; some `drive` functions add words of their own.
     """
 
     outcome: str
@@ -70,32 +71,32 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """One row of the matrix: what the server does, and what has to come of it.
+    """One row of the matrix: the fault, and the expected outcome.
 
     Attributes:
-        name: Of the row.
-        flags: For `faulty_server`.
-        command: Another server, in its place.
+        name: Name of the row.
+        flags: Flags of `faulty_server`.
+        command: Command of another server, instead of `faulty_server`.
         tool: The tool that the model calls.
-        arguments: What it calls it with.
-        calls: How often, each in a reply of its own.
-        outcome: See `Seen`; so is what follows.
-        settlements: What has to become of the calls, in order.
-        says: Words that the text has to have.
-        ending: What it has to take to end the server; `None`: whatever it takes.
-        notes: Kinds that have to be among the notes.
-        within_s: Limit for all of it, teardown included.
+        arguments: Arguments of the call.
+        calls: How often the model calls it, each time in a reply of its own.
+        outcome: The expected `RowOutcome.outcome`.
+        settlements: The expected settlements of the calls, in order.
+        says: Strings that the text must contain.
+        ending: The expected ending of the server; `None`: any.
+        notes: Kinds that must be among the notes.
+        within_s: Time limit of the row, teardown included.
         startup_s: Time limit of the server's start.
         call_s: Time limit of a call.
         turn_s: Time limit of the turn; `None`: none.
-        max_line_bytes: Longest line.
-        policy: What failures lead to.
-        replies: What the model's endpoint says, in order, where it is the one that has the fault.
-        settings: More of its `LlmSettings`, such as another wire format.
-        request: More of the `TurnRequest`.
-        drive: Does it.
-        modes: Those that it can be tried in.
-        mode: The one that it is tried in.
+        max_line_bytes: Longest line that is accepted from the server.
+        policy: The `FailurePolicy` of the turn.
+        replies: Replies of the model's endpoint, in order, in rows where the endpoint has the fault.
+        settings: Further arguments of `LlmSettings`, such as another wire format.
+        request: Further arguments of `TurnRequest`.
+        drive: Runs the row; `None`: `drive_turn`.
+        modes: The modes that the row can run in.
+        mode: The mode that the row runs in.
     """
 
     name: str
@@ -118,7 +119,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     replies: tuple[LlmReply, ...] = ()
     settings: Mapping[str, Any] = {}
     request: Mapping[str, Any] = {}
-    drive: Callable[["Fault"], Seen] | None = None
+    drive: Callable[["Fault"], RowOutcome] | None = None
     modes: tuple[Mode, ...] = MODES
     mode: Mode = "turn"
 
@@ -128,25 +129,25 @@ class Fault(Struct, frozen=True, kw_only=True):
         return StdioServer(name=SERVER, command=command, args=tuple(args))
 
 
-def a_turn(fault: Fault) -> Seen:
-    """Run a turn whose model calls the tool as often as the fault says, then answers; close the runner."""
+def drive_turn(fault: Fault) -> RowOutcome:
+    """Run a turn whose model calls the tool `fault.calls` times and then answers; close the runner."""
     trace: list[Any] = []
     with (
         ScriptedLlmServer(lambda asked: scripted(fault, asked)) as llm,
-        a_runner(fault, llm, trace) as runner,
+        runner_for(fault, llm, trace) as runner,
     ):
-        outcome, settlements, text = an_outcome(fault, runner)
-    return Seen(
+        outcome, settlements, text = run_and_summarize(fault, runner)
+    return RowOutcome(
         outcome=outcome,
         settlements=settlements,
         text=text,
-        ending=ending_in(trace),
+        ending=last_ending(trace),
         notes=frozenset(body.kind for body in trace if isinstance(body, ServerNoted)),
     )
 
 
-def a_runner(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner:
-    """Return a runner in the fault's mode; what it records is added to `trace`."""
+def runner_for(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner:
+    """Return a runner in the fault's mode. It appends the recorded messages to `trace`."""
 
     def keep(envelope: Envelope[Any], line: bytes) -> None:
         del line
@@ -166,7 +167,8 @@ def a_runner(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner:
 
 
 def _process_limits(fault: Fault) -> ProcessLimits:
-    # The step that is expected to be enough has the usual time, and is not missed where a machine is slow.
+    # The step that is expected to end the server gets the usual time: on a slow machine, the short grace
+    # could run out first, and the row would see the next step.
     usual = ProcessLimits()
     return ProcessLimits(
         exit_grace_s=usual.exit_grace_s if fault.ending == "polite" else GRACE_S,
@@ -175,8 +177,8 @@ def _process_limits(fault: Fault) -> ProcessLimits:
     )
 
 
-def ending_in(trace: Sequence[Any]) -> str:
-    """Return what it took to end the server of the last turn, which may have ended behind it."""
+def last_ending(trace: Sequence[Any]) -> str:
+    """Return how the server of the last turn was ended, even if that happened after the turn."""
     closed = [body.ending for body in trace if isinstance(body, SessionClosed)]
     if closed[-1:] != ["handed_over"]:
         return closed[-1] if closed else "none"
@@ -184,8 +186,8 @@ def ending_in(trace: Sequence[Any]) -> str:
     return next((e.ending for e in trace if isinstance(e, ServerEnded) and e.pid in used[-1:]), "none")
 
 
-def an_outcome(fault: Fault, runner: Runner) -> tuple[str, tuple[str, ...], str]:
-    """Run a turn; return the outcome's kind or the error's name, what became of the calls, and the text."""
+def run_and_summarize(fault: Fault, runner: Runner) -> tuple[str, tuple[str, ...], str]:
+    """Run a turn; return the outcome's kind or the error's name, the calls' settlements, and the text."""
     try:
         outcome = runner.run_turn(
             TurnRequest[str](system="Use the tool.", user="Go on.", turn_timeout_s=fault.turn_s)
@@ -197,7 +199,7 @@ def an_outcome(fault: Fault, runner: Runner) -> tuple[str, tuple[str, ...], str]
 
 
 def scripted(fault: Fault, request: LlmRequest) -> LlmReply:
-    """Return what the model says next: another call of the fault's tool, or its answer."""
+    """Return the model's next reply: another call of the fault's tool, or its answer."""
     answered = sum(message["role"] == "tool" for message in request.messages)
     named = next((name for name in request.tool_names if name.endswith(fault.tool)), None)
     if named is None or answered >= fault.calls:
@@ -205,17 +207,17 @@ def scripted(fault: Fault, request: LlmRequest) -> LlmReply:
     return tool_calls_reply((named, fault.arguments))
 
 
-def without_stderr(fault: Fault) -> Seen:
-    """Run a turn where `sys.stderr` is `None`, as in some services and notebooks."""
+def drive_without_stderr(fault: Fault) -> RowOutcome:
+    """Run a turn while `sys.stderr` is `None`, as in some services and notebooks."""
     with contextlib.redirect_stderr(None):
-        return a_turn(fault)
+        return drive_turn(fault)
 
 
-def asking_for_a_variable(fault: Fault) -> Seen:
-    """Run a turn that asks the server for a variable of the host's environment that is not configured."""
+def drive_environ_call(fault: Fault) -> RowOutcome:
+    """Run a turn that asks the server for an environment variable that only the host has."""
     os.environ[_PROBE] = "the whole environment"
     try:
-        return a_turn(fault)
+        return drive_turn(fault)
     finally:
         del os.environ[_PROBE]
 
@@ -236,19 +238,19 @@ with ToolClient({"faulty": StdioServer(name="faulty", command=command, args=tupl
 """
 
 
-def a_killed_host(fault: Fault) -> Seen:
-    """Kill a host with SIGKILL while it waits for a call; what is left is the matrix's to find."""
+def drive_killed_host(fault: Fault) -> RowOutcome:
+    """Kill a host with SIGKILL while it waits for a call. The matrix then looks for leftovers."""
     command = (sys.executable, "-c", _DOOMED_HOST, *(fault.command or faulty_server.argv(*fault.flags)))
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
         connected = host.stdout.readline()
         host.kill()
         status = host.wait()
-    return Seen(outcome=f"killed by {-status}" if connected else f"never connected, status {status}")
+    return RowOutcome(outcome=f"killed by {-status}" if connected else f"never connected, status {status}")
 
 
-def a_thread_that_ends(fault: Fault) -> Seen:
-    """Start the server from a thread that ends at once, and see whether it goes on."""
+def drive_ended_thread(fault: Fault) -> RowOutcome:
+    """Start the server from a thread that ends immediately, and check that the server stays alive."""
     registry = ProcessRegistry()
     server = fault.server()
     spawned: list[Any] = []
@@ -262,4 +264,4 @@ def a_thread_that_ends(fault: Fault) -> Seen:
     thread.join()
     died = not spawned or spawned[0].watch.exited_within(_STAYS_ALIVE_S)
     registry.kill_leftovers()
-    return Seen(outcome="died" if died else "alive")
+    return RowOutcome(outcome="died" if died else "alive")

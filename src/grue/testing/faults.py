@@ -1,4 +1,4 @@
-"""The fault matrix: each way in which a tool server or a model's endpoint goes wrong, and what comes of it.
+"""The fault matrix: ways in which tool servers and models' endpoints fail, with the expected outcomes.
 
 ```python
 from grue.testing.faults import run_matrix
@@ -7,11 +7,11 @@ for result in run_matrix():
     print(result.line())
 ```
 
-`grue doctor --faults` prints the same. Every row is a whole turn, with a real process or over real HTTP. It
-is judged by its outcome, by what became of the calls, by its time, and by what it leaves behind: nothing.
-The rows of the model's endpoint are in `llm_fault_rows.py`, those of sessions that are opened ahead in
-`spare_fault_rows.py`, those of servers that say too much in `flood_fault_rows.py`, and those of images in
-`media_fault_rows.py`.
+`grue doctor --faults` prints the same. Every row is a whole turn, with a real process or over real HTTP. The
+matrix checks its outcome, how its calls ended, its time, and that it leaves no process, descriptor or thread
+behind. Further rows are in other modules: failures of the model's endpoint in `llm_fault_rows.py`, of
+prewarmed sessions in `spare_fault_rows.py`, servers that send too much in `flood_fault_rows.py`, and images
+in `media_fault_rows.py`.
 """
 
 import signal
@@ -29,12 +29,12 @@ from grue.testing.fault_turns import (
     PROBE,
     Fault,
     Mode,
-    Seen,
-    a_killed_host,
-    a_thread_that_ends,
-    a_turn,
-    asking_for_a_variable,
-    without_stderr,
+    RowOutcome,
+    drive_ended_thread,
+    drive_environ_call,
+    drive_killed_host,
+    drive_turn,
+    drive_without_stderr,
 )
 from grue.testing.flood_fault_rows import FLOOD_FAULTS
 from grue.testing.leftovers import assert_nothing_left
@@ -45,10 +45,10 @@ from grue.testing.spare_fault_rows import SPARE_FAULTS
 STARTUP = "MCPServerStartupError"
 STUBBORN = ("--ignore-eof", "--ignore-term")
 _LINUX: tuple[Mode, ...] = MODES if sys.platform == "linux" else ()
-"""For rows of what has left its group, which is found on Linux only."""
+"""Modes of rows with a process that has left its group. grue can find such a process only on Linux."""
 
 _HANGS_S = 15.0
-"""How much longer than its limit a row may take before it is given up."""
+"""How many seconds beyond its limit a row may take before the matrix stops waiting for it."""
 
 _SDK_SERVER = """
 import warnings
@@ -62,29 +62,29 @@ server.run("stdio")
 """
 
 
-def _starts(name: str, *flags: str, says: str = "", within_s: float = 3.0, **more: object) -> Fault:
-    """A server that never gets to a tool call."""
+def _fails_to_start(name: str, *flags: str, says: str = "", within_s: float = 3.0, **more: object) -> Fault:
+    """Return a row whose server fails before the first tool call."""
     fault = {"outcome": STARTUP, "says": (says,), **more}
     return Fault(name=name, flags=flags, within_s=within_s, **fault)  # type: ignore[arg-type]  # as they are named
 
 
 def _calls(name: str, *flags: str, became: str = "returned", **more: object) -> Fault:
-    """A server whose first call is settled as `became`."""
+    """Return a row whose first call has the settlement `became`."""
     fault = {"settlements": (became,), **more}
     return Fault(name=name, flags=flags, **fault)  # type: ignore[arg-type]  # as they are named
 
 
-SOUND: Sequence[Fault] = (
+TOLERATED: Sequence[Fault] = (
     _calls("well-behaved", says=("hi",), ending="polite"),
     _calls("python-sdk-server", command=(sys.executable, "-c", _SDK_SERVER), within_s=10.0),
     _calls(
         "whole-environment",
-        drive=asking_for_a_variable,
+        drive=drive_environ_call,
         tool="environ",
         arguments=PROBE,
         says=("the whole environment",),
     ),
-    _calls("host-without-stderr", "--stderr", "a word", drive=without_stderr),
+    _calls("host-without-stderr", "--stderr", "a word", drive=drive_without_stderr),
     _calls("noise-on-stdout", "--noise", "40", notes=frozenset(["noise"])),
     _calls("invalid-utf8", "--invalid-utf8", says=("hi",)),
     _calls("slow-drip", "--drip", "0.0001"),
@@ -103,18 +103,18 @@ SOUND: Sequence[Fault] = (
     _calls("asks-nonsense", "--ask", "nonsense", says=("error",)),
     _calls("pings", "--ask", "ping", says=("result",)),
 )
-"""Rows that have to work as if nothing were the matter."""
+"""Rows whose turn must succeed although the server is unusual or faulty."""
 
 STARTS: Sequence[Fault] = (
-    _starts("command-missing", command=("grue-has-no-such-command",), says="was not found"),
-    _starts("dies-at-start", "--exit-at", "start", "--exit-status", "3", says="exit status 3"),
-    _starts("last-words-on-stderr", "--exit-at", "initialize", "--stderr", "no disk", says="no disk"),
-    _starts("dies-at-listing", "--exit-at", "list", says="tools/list"),
-    _starts("killed-at-start", "--kill-at", "start", says="SIGKILL"),
-    _starts("dies-under-grandchild", "--exit-at", "initialize", "--grandchild", says="exit status 1"),
-    _starts("silent-at-start", "--silent-at", "start", says="no answer", startup_s=0.5),
-    _starts("silent-at-initialize", "--silent-at", "initialize", says="no answer", startup_s=0.5),
-    _starts(
+    _fails_to_start("command-missing", command=("grue-has-no-such-command",), says="was not found"),
+    _fails_to_start("dies-at-start", "--exit-at", "start", "--exit-status", "3", says="exit status 3"),
+    _fails_to_start("last-words-on-stderr", "--exit-at", "initialize", "--stderr", "no disk", says="no disk"),
+    _fails_to_start("dies-at-listing", "--exit-at", "list", says="tools/list"),
+    _fails_to_start("killed-at-start", "--kill-at", "start", says="SIGKILL"),
+    _fails_to_start("dies-under-grandchild", "--exit-at", "initialize", "--grandchild", says="exit status 1"),
+    _fails_to_start("silent-at-start", "--silent-at", "start", says="no answer", startup_s=0.5),
+    _fails_to_start("silent-at-initialize", "--silent-at", "initialize", says="no answer", startup_s=0.5),
+    _fails_to_start(
         "silent-at-listing",
         "--silent-at",
         "list",
@@ -123,15 +123,17 @@ STARTS: Sequence[Fault] = (
         within_s=5.0,
         modes=("turn", "ahead"),
     ),
-    _starts("silent-and-stubborn", "--silent-at", "start", *STUBBORN, says="no answer", startup_s=0.5),
-    _starts("null-at-initialize", "--null-at", "initialize", says="not usable"),
-    _starts("null-at-listing", "--null-at", "list", says="not usable"),
-    _starts("error-at-initialize", "--error-at", "initialize", says="told to refuse"),
-    _starts("error-at-listing", "--error-at", "list", says="told to refuse"),
-    _starts("unknown-protocol", "--protocol-version", "1999-01-01", says="1999-01-01"),
-    _starts("closes-stdout", "--close-stdout-at", "initialize", says="broke"),
+    _fails_to_start(
+        "silent-and-stubborn", "--silent-at", "start", *STUBBORN, says="no answer", startup_s=0.5
+    ),
+    _fails_to_start("null-at-initialize", "--null-at", "initialize", says="not usable"),
+    _fails_to_start("null-at-listing", "--null-at", "list", says="not usable"),
+    _fails_to_start("error-at-initialize", "--error-at", "initialize", says="told to refuse"),
+    _fails_to_start("error-at-listing", "--error-at", "list", says="told to refuse"),
+    _fails_to_start("unknown-protocol", "--protocol-version", "1999-01-01", says="1999-01-01"),
+    _fails_to_start("closes-stdout", "--close-stdout-at", "initialize", says="broke"),
 )
-"""Rows that fail the first turn, with what a person needs to know."""
+"""Rows whose turn fails because the server does not start; the error must say why."""
 
 CALLS: Sequence[Fault] = (
     _calls("tool-error", tool="fail", arguments={}, says=("told to fail",)),
@@ -187,7 +189,7 @@ CALLS: Sequence[Fault] = (
         says=("100000 bytes",),
     ),
 )
-"""Rows that fail a call, which the model hears of."""
+"""Rows whose tool call fails; the model gets the error as the call's result."""
 
 ENDS: Sequence[Fault] = (
     _calls("grandchild-after-polite-exit", "--grandchild", ending="polite"),
@@ -206,13 +208,13 @@ ENDS: Sequence[Fault] = (
         turn_s=1.5,
         within_s=2.5,
     ),
-    Fault(name="spawning-thread-ends", outcome="alive", drive=a_thread_that_ends, modes=("turn",)),
+    Fault(name="spawning-thread-ends", outcome="alive", drive=drive_ended_thread, modes=("turn",)),
     Fault(
         name="host-killed",
         flags=("--silent-at", "call", *STUBBORN, "--grandchild"),
         outcome=f"killed by {int(signal.SIGKILL)}",
         within_s=10.0,
-        drive=a_killed_host,
+        drive=drive_killed_host,
         modes=("turn",),
     ),
     Fault(
@@ -220,14 +222,14 @@ ENDS: Sequence[Fault] = (
         flags=("--silent-at", "call", *STUBBORN, "--daemon"),
         outcome=f"killed by {int(signal.SIGKILL)}",
         within_s=10.0,
-        drive=a_killed_host,
+        drive=drive_killed_host,
         modes=_LINUX[:1],
     ),
 )
-"""Rows about the end: whatever it takes, nothing is left."""
+"""Rows about shutdown: nothing may be left, even of a server that resists it."""
 
 FAULTS: Sequence[Fault] = (
-    *SOUND,
+    *TOLERATED,
     *STARTS,
     *CALLS,
     *ENDS,
@@ -239,23 +241,23 @@ FAULTS: Sequence[Fault] = (
 
 
 class FaultResult(Struct, frozen=True, kw_only=True):
-    """What came of one row.
+    """The result of one row.
 
     Attributes:
         fault: The row.
-        seen: What was seen; `None`: it hung, or the way it was driven failed.
-        elapsed_s: How long it took.
-        wrong: What is not as it has to be; empty: all is well.
+        seen: The observed outcome; `None`: the row hung, or its `drive` function raised an exception.
+        elapsed_s: How many seconds it took.
+        wrong: Differences from the expected outcome; empty if the row passed.
     """
 
     fault: Fault
-    seen: Seen | None
+    seen: RowOutcome | None
     elapsed_s: float
     wrong: tuple[str, ...]
 
     def line(self) -> str:
         """Return the row as one printable line: name, outcome, time, verdict."""
-        seen = self.seen or Seen(outcome="hung")
+        seen = self.seen or RowOutcome(outcome="hung")
         outcome = " ".join((seen.outcome, *seen.settlements))
         verdict = printable("; ".join(self.wrong), 200) if self.wrong else "ok"
         mode = "" if self.fault.mode == "turn" else f" ({self.fault.mode})"
@@ -265,12 +267,13 @@ class FaultResult(Struct, frozen=True, kw_only=True):
 def run_matrix(
     faults: Sequence[Fault] = FAULTS, *, modes: Sequence[Mode] = ("turn",)
 ) -> Iterator[FaultResult]:
-    """Try each fault in each of the modes that it knows, and yield what came of it; a hung one is given up.
+    """Run each row in each of `modes` that it supports, and yield the results. A row that hangs is given up.
 
-    The first row is tried once before, unjudged: what libraries load and keep is no fault's doing.
+    The first row runs once before, without a result: libraries open descriptors and threads at their first
+    use, which would otherwise count as leftovers.
     """
     if faults:
-        a_turn(SOUND[0])
+        drive_turn(TOLERATED[0])
     for mode in modes:
         for fault in faults:
             if mode in fault.modes:
@@ -278,15 +281,15 @@ def run_matrix(
 
 
 def try_fault(fault: Fault, mode: Mode = "turn") -> FaultResult:
-    """Try one fault in a mode, in a thread of its own, and judge it."""
+    """Run one row in a thread of its own, and compare the outcome with the expected one."""
     fault = replace(fault, mode=mode)
-    seen: list[Seen] = []
+    seen: list[RowOutcome] = []
     crashes: list[BaseException] = []
 
     def drive() -> None:
         try:
-            seen.append((fault.drive or a_turn)(fault))
-        except BaseException as error:  # noqa: BLE001 - told in the verdict
+            seen.append((fault.drive or drive_turn)(fault))
+        except BaseException as error:  # noqa: BLE001 - reported in the result
             crashes.append(error)
 
     left = ""
@@ -306,7 +309,7 @@ def try_fault(fault: Fault, mode: Mode = "turn") -> FaultResult:
     return FaultResult(fault=fault, seen=seen[0] if seen else None, elapsed_s=elapsed_s, wrong=tuple(wrong))
 
 
-def _wrong(fault: Fault, seen: Seen, elapsed_s: float) -> Iterator[str]:
+def _wrong(fault: Fault, seen: RowOutcome, elapsed_s: float) -> Iterator[str]:
     if seen.outcome != fault.outcome:
         yield f"the outcome should be {fault.outcome}, not {seen.outcome} ({seen.text})"
     if seen.settlements != fault.settlements:

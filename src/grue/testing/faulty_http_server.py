@@ -1,8 +1,8 @@
-"""An MCP server over HTTP that fails as it is told to, for trying out whatever uses one.
+"""An MCP server over HTTP with faults that are selected by flags, for testing clients.
 
-Without flags it is a correct little server with two tools: `echo` (returns `text`) and `fail` (a tool error).
-It speaks Streamable HTTP, or with `--legacy` the SSE transport of before, at any path, and prints its port as
-its first line. Each flag adds one fault, and they can be combined:
+Without flags it is a correct small server with two tools: `echo` (returns `text`) and `fail` (a tool error).
+It speaks Streamable HTTP, or with `--legacy` the older SSE transport, at any path. It prints its port as the
+first line. Each flag adds one fault, and flags can be combined:
 
 ```python
 from grue.testing.faulty_http_server import faulty_http_server
@@ -45,12 +45,12 @@ FLOODS = {
     "garbage": b"event: odd\ndata: x\n\n",
     "endless": b"data: " + b"x" * 4096,
 }
-"""What `--flood` can write over and over."""
+"""The choices of `--flood`: what to write repeatedly."""
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _RESET = struct.pack("ii", 1, 0)
-"""For SO_LINGER: what is closed is reset."""
+"""Value of SO_LINGER that makes closing a connection reset it."""
 
 
 def argv(*flags: str) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def faulty_http_server(*flags: str) -> Iterator[str]:
     """Run the server with `flags` until the block is left; yield its URL."""
     with subprocess.Popen(argv(*flags), stdout=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stdout is not None, "as asked for"
+            assert server.stdout is not None, "it is a pipe"
             yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp"
         finally:
             server.kill()
@@ -71,32 +71,32 @@ def faulty_http_server(*flags: str) -> Iterator[str]:
 
 def _flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="faulty_http_server", description="An MCP server that fails as told."
+        prog="faulty_http_server", description="An MCP server over HTTP, with the faults that the flags add."
     )
     add = parser.add_argument
     add("--legacy", action="store_true", help="speak the SSE transport instead of Streamable HTTP")
     add("--events", action="store_true", help="answer with a stream of events instead of JSON")
     add("--stateless", action="store_true", help="give no session id")
     add("--status", metavar="PHASE=CODE", action="append", default=[], help="answer with this status")
-    add("--location", metavar="URL", help="where those with a status of 3xx lead")
-    add("--body", metavar="TEXT", default="", help="what those with a status say")
-    add("--body-type", metavar="TYPE", default="text/plain", help="of what type that is")
+    add("--location", metavar="URL", help="send this Location header, for a status of 3xx")
+    add("--body", metavar="TEXT", default="", help="body of the answers with a --status")
+    add("--body-type", metavar="TYPE", default="text/plain", help="content type of that body")
     add("--silent-at", metavar="PHASE", action="append", default=[], help="read the request, never answer")
     add("--half-open", action="store_true", help="accept connections, never read from them")
     add("--reset-at", metavar="PHASE", action="append", default=[], help="reset the connection instead")
     add("--close-at", metavar="PHASE", action="append", default=[], help="close the connection instead")
-    add("--cut-at", metavar="PHASE", action="append", default=[], help="close it in the middle of the answer")
+    add("--cut-at", metavar="PHASE", action="append", default=[], help="close it halfway through the answer")
     add("--exit-at", metavar="PHASE", help="exit instead of answering")
-    add("--exit-after", metavar="PHASE", help="exit when that has been answered")
+    add("--exit-after", metavar="PHASE", help="exit after the answer")
     add("--drip", metavar="SECONDS", type=float, help="send bodies byte by byte, with this pause between")
     add("--page-at", metavar="PHASE", action="append", default=[], help="answer with a web page")
     add("--null-at", metavar="PHASE", action="append", default=[], help="answer with `result: null`")
-    add("--garbage-at", metavar="PHASE", action="append", default=[], help="answer with what is no JSON")
+    add("--garbage-at", metavar="PHASE", action="append", default=[], help="answer with invalid JSON")
     add("--huge-result", metavar="BYTES", type=int, default=0, help="answer calls with that much text")
     add("--rows", metavar="BYTES", type=int, default=0, help="answer calls with that much structured content")
-    add("--encoding", metavar="NAME", help="say that answers to calls are compressed so")
-    add("--flood", choices=tuple(FLOODS), help="instead of answering calls write this for ever, as events")
-    add("--elsewhere", metavar="URL", help="with --legacy: name this as the endpoint")
+    add("--encoding", metavar="NAME", help="send this Content-Encoding header with answers to calls")
+    add("--flood", choices=tuple(FLOODS), help="write this forever, as events, instead of answering calls")
+    add("--elsewhere", metavar="URL", help="with --legacy: announce this URL as the endpoint")
     add("--record", metavar="FILE", help="append a line for each request to FILE: phase and headers")
     return parser
 
@@ -113,17 +113,17 @@ class FaultyHttpServer(ThreadingHTTPServer):
         self.streams: dict[str, queue.Queue[bytes]] = {}
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, or hold it open."""
+        """Serve a connection, or hold it open without reading (`--half-open`)."""
         if self.flags.half_open:
             _sleep_for_ever()
         super().process_request_thread(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that have gone."""
+        """Print nothing when a client has closed its connection."""
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One connection: request after request, each answered or failed by its phase."""
+    """One connection. Each request is answered, or fails if its phase has a fault."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -151,7 +151,7 @@ class Exchange(BaseHTTPRequestHandler):
             self._send(200, answer)
 
     def do_GET(self) -> None:
-        """Open the stream of the SSE transport; decline one of Streamable HTTP."""
+        """Open the event stream of the SSE transport; refuse it for Streamable HTTP."""
         self.phase = "get"
         if self._fails():
             return
@@ -205,10 +205,10 @@ class Exchange(BaseHTTPRequestHandler):
             self.wfile.write(flood)
 
     def _fails(self) -> bool:
-        """Commit the fault that replaces an answer in this phase; False if there is none."""
+        """Carry out the fault that replaces an answer in this phase; return False if there is none."""
         flags, phase = self.server.flags, self.phase
         if flags.record:
-            with open(flags.record, "a") as record:  # noqa: PTH123 - one import less to boot with
+            with open(flags.record, "a") as record:  # noqa: PTH123 - pathlib would slow down the start
                 record.write(json.dumps({"phase": phase, "headers": dict(self.headers)}) + "\n")
         if flags.exit_at == phase:
             os._exit(1)
@@ -281,7 +281,7 @@ class Exchange(BaseHTTPRequestHandler):
 
     def _hang_up(self) -> None:
         self.close_connection = True
-        # Not `shutdown`, which would end politely what is to be reset.
+        # Not `shutdown`, which would close the connection with a FIN instead of a reset.
         self.rfile.close()
         self.connection.close()
 

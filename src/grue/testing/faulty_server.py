@@ -1,8 +1,8 @@
-"""An MCP server over stdio that fails as it is told to, for trying out whatever uses one.
+"""An MCP server over stdio with faults that are selected by flags, for testing clients.
 
-Without flags it is a correct little server with three tools: `echo` (returns `text`), `fail` (a tool error),
-and `environ` (the value of one environment variable). Each flag adds one fault, or something that is allowed
-but seldom tried, such as a request to the client; flags can be combined:
+Without flags it is a correct small server with three tools: `echo` (returns `text`), `fail` (a tool error),
+and `environ` (the value of one environment variable). Each flag adds one fault, or something legal but
+uncommon, such as a request to the client. Flags can be combined:
 
 ```python
 from grue.testing import faulty_server
@@ -43,10 +43,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ping": ("ping", {}),
     "nonsense": ("faulty/nonsense", {}),
 }
-"""What `--ask` can ask of the client."""
+"""The choices of `--ask`: requests to the client."""
 
-DEEDS = ("exit", "kill", "close-stdout", "noise", "change-tools")
-"""What `--after-listing` can do while nobody asks for anything; of the last two a log message tells."""
+UNPROMPTED_ACTIONS = ("exit", "kill", "close-stdout", "noise", "change-tools")
+"""The choices of `--after-listing`: actions without a request. A log message reports the last two."""
 
 GARBAGE = (
     b"Server listening...",
@@ -64,20 +64,22 @@ def argv(*flags: str) -> tuple[str, ...]:
 
 
 def _flags() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="faulty_server", description="An MCP server that fails as told.")
+    parser = argparse.ArgumentParser(
+        prog="faulty_server", description="An MCP server over stdio, with the faults that the flags add."
+    )
     add = parser.add_argument
     phases = ("start", *PHASES.values())
     add("--silent-at", metavar="PHASE", action="append", default=[], choices=phases, help="never answer")
     add("--exit-at", metavar="PHASE", choices=phases, help="exit instead of answering")
     add("--exit-status", type=int, default=1, help="the status it exits with (default: 1)")
-    add("--kill-at", metavar="PHASE", choices=phases, help="die of SIGKILL instead of answering")
+    add("--kill-at", metavar="PHASE", choices=phases, help="kill itself (SIGKILL) instead of answering")
     add("--error-at", metavar="PHASE", action="append", default=[], help="answer with a JSON-RPC error")
     add("--null-at", metavar="PHASE", action="append", default=[], help="answer with `result: null`")
-    add("--close-stdout-at", metavar="PHASE", help="close standard output instead of answering, and live on")
-    add("--stop-reading-after", metavar="PHASE", help="answer that, then never read again")
+    add("--close-stdout-at", metavar="PHASE", help="close standard output instead of answering; keep running")
+    add("--stop-reading-after", metavar="PHASE", help="stop reading after this answer")
     add("--stderr", metavar="TEXT", help="write this line to standard error at the start")
-    add("--flood-stderr", metavar="BYTES", type=int, default=0, help="write that much to it at the start")
-    add("--ignore-eof", action="store_true", help="live on when standard input ends")
+    add("--flood-stderr", metavar="BYTES", type=int, default=0, help="write so much to it at the start")
+    add("--ignore-eof", action="store_true", help="keep running when standard input ends")
     add("--ignore-term", action="store_true", help="ignore SIGTERM")
     add(
         "--grandchild", action="store_true", help="start a process that holds standard output for ten minutes"
@@ -90,12 +92,19 @@ def _flags() -> argparse.ArgumentParser:
         const="",
         help="start a process by a double fork and setsid, without pipes, that lives for ten minutes",
     )
-    add("--bare", action="store_true", help="the daemon clears its environment too")
-    add("--noise", metavar="N", type=int, default=0, help="N lines of garbage before each answer")
-    add("--invalid-utf8", action="store_true", help="invalid UTF-8 inside the answers to calls")
-    add("--huge-result", metavar="BYTES", type=int, default=0, help="answers to calls with that much text")
+    add("--bare", action="store_true", help="start the daemon with an empty environment")
+    _add_message_flags(parser)
+    return parser
+
+
+def _add_message_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that change what the server writes, and when."""
+    add = parser.add_argument
+    add("--noise", metavar="N", type=int, default=0, help="write N lines of garbage before each answer")
+    add("--invalid-utf8", action="store_true", help="put invalid UTF-8 into the answers to calls")
+    add("--huge-result", metavar="BYTES", type=int, default=0, help="add this much text to answers to calls")
     add("--drip", metavar="SECONDS", type=float, help="write byte by byte, with this pause between")
-    add("--slow-call", metavar="SECONDS", type=float, default=0.0, help="how long a call takes")
+    add("--slow-call", metavar="SECONDS", type=float, default=0.0, help="make each call take this long")
     add("--chatty", action="store_true", help="log and report progress during calls")
     add("--malformed-tool", action="store_true", help="list three broken tools beside the good ones")
     add("--double-tool", action="store_true", help="list echo again on every page, with other arguments")
@@ -104,29 +113,38 @@ def _flags() -> argparse.ArgumentParser:
         metavar="N",
         type=int,
         default=1,
-        help="spread the listing over N pages, one tool more on each",
+        help="list the tools on N pages, with one more tool on each",
     )
-    add("--page-loop", action="store_true", help="the last page refers to the first one")
-    add("--late", metavar="SECONDS", type=float, default=0.0, help="answer calls that much later; read on")
+    add("--page-loop", action="store_true", help="make the last page refer to the first one")
+    add(
+        "--late",
+        metavar="SECONDS",
+        type=float,
+        default=0.0,
+        help="delay answers to calls, but keep reading",
+    )
     add("--duplicate", action="store_true", help="send every answer twice")
-    add("--wrong-id", action="store_true", help="answer calls under an id that nobody has asked with")
-    add("--fork", action="store_true", help="fork: the copy holds all pipes, ignores SIGTERM and stays")
-    add("--change-tools", action="store_true", help="after the first call list other tools, and say so")
-    add("--ask", metavar="WHAT", choices=tuple(REQUESTS), help="during calls, ask this of the client first")
-    add("--after-listing", choices=DEEDS, help="do this by itself, right after it has listed its tools")
+    add("--wrong-id", action="store_true", help="answer calls with the id of no request")
+    add("--fork", action="store_true", help="fork a copy that keeps all pipes open and ignores SIGTERM")
+    add("--change-tools", action="store_true", help="list other tools after the first call, and notify")
+    add("--ask", metavar="WHAT", choices=tuple(REQUESTS), help="send this request before answering a call")
+    add(
+        "--after-listing",
+        choices=UNPROMPTED_ACTIONS,
+        help="do this by itself, right after it has listed its tools",
+    )
     add("--protocol-version", metavar="V", help="answer initialize with this version")
     add("--record", metavar="FILE", help="append every line it reads to FILE; {pid} in it is the process's")
     add(
         "--only-in",
         nargs=2,
         metavar=("LIVES", "FILE"),
-        help="have the faults in these lives only, such as 2 or 2,3; FILE counts them",
+        help="have the faults only in these starts of the server, such as 2 or 2,3; FILE counts the starts",
     )
-    return parser
 
 
 class FaultyServer:
-    """Answers requests one after the other, with the faults of `flags`."""
+    """The server: answers requests one after the other, with the faults of `flags`."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self._flags = flags
@@ -160,19 +178,21 @@ class FaultyServer:
         if self._flags.stop_reading_after == phase:
             _sleep_for_ever()
 
-    def _act(self, deed: str) -> None:
-        if deed == "exit":
+    def _act(self, action: str) -> None:
+        if action == "exit":
             os._exit(self._flags.exit_status)
-        if deed == "kill":
+        if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if deed == "close-stdout":
+        if action == "close-stdout":
             os.close(1)
             return
-        if deed == "noise":
+        if action == "noise":
             self._make_noise(len(GARBAGE))
         elif not self._changed:
             self._change_tools()
-        self._notify("notifications/message", {"level": "info", "logger": "faulty", "data": f"done: {deed}"})
+        self._notify(
+            "notifications/message", {"level": "info", "logger": "faulty", "data": f"done: {action}"}
+        )
 
     def _answer_call(self, answer: dict[str, Any]) -> None:
         self._calls += 1
@@ -234,7 +254,7 @@ class FaultyServer:
             yield line
 
     def _fails(self, phase: str) -> bool:
-        """Commit the fault that replaces an answer in this phase; False if there is none."""
+        """Carry out the fault that replaces an answer in this phase; return False if there is none."""
         flags = self._flags
         if flags.exit_at == phase:
             sys.stderr.flush()
@@ -307,7 +327,7 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        """Ask the client and return its answer without the envelope; other messages are served afterwards."""
+        """Send a request and return the answer's body. Other messages are served afterwards."""
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]
@@ -342,7 +362,7 @@ class FaultyServer:
 
     def _write(self, line: bytes) -> None:
         step = len(line) if self._flags.drip is None else 1
-        with self._writing, contextlib.suppress(OSError):  # standard output was closed, as told
+        with self._writing, contextlib.suppress(OSError):  # after `--close-stdout-at`
             for start in range(0, len(line), step):
                 sys.stdout.buffer.write(line[start : start + step])
                 sys.stdout.buffer.flush()
@@ -350,7 +370,7 @@ class FaultyServer:
 
 
 def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
-    """Start a process that is not a child of this one, nor in its group or session, nor on its pipes."""
+    """Start a daemon: no child of this process, and without its group, session and pipes."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -364,8 +384,8 @@ def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
     if pid_file:
         with open(pid_file + ".new", "w") as file:  # noqa: PTH123 - one import less to boot with
             file.write(str(os.getpid()))
-        os.rename(pid_file + ".new", pid_file)  # noqa: PTH104 - the same
-    os.execve("/bin/sh", ["sh", "-c", "exec sleep 600"], env)  # noqa: S606 - it is one
+        os.rename(pid_file + ".new", pid_file)  # noqa: PTH104 - pathlib would slow down the start
+    os.execve("/bin/sh", ["sh", "-c", "exec sleep 600"], env)  # noqa: S606 - no shell is needed
 
 
 def _tool(name: str, *arguments: str) -> dict[str, Any]:
@@ -379,8 +399,8 @@ def _sleep_for_ever() -> None:
         time.sleep(3600)
 
 
-def _in_this_life(flags: argparse.Namespace) -> argparse.Namespace:
-    """Return the flags, or none of them in a life that is to be a sound one."""
+def _flags_of_this_start(flags: argparse.Namespace) -> argparse.Namespace:
+    """Return the flags, or the defaults if `--only-in` says that this start has no faults."""
     if flags.only_in is None:
         return flags
     lives, counted = flags.only_in
@@ -391,4 +411,4 @@ def _in_this_life(flags: argparse.Namespace) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    FaultyServer(_in_this_life(_flags().parse_args())).serve()
+    FaultyServer(_flags_of_this_start(_flags().parse_args())).serve()

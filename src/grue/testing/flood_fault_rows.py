@@ -1,14 +1,14 @@
-"""Rows of the fault matrix where a server says too much, or what no client expects.
+"""Rows of the fault matrix where a server sends too much, or something that no client expects.
 
-A time limit has to hold whatever comes in; what is too large, too deep or no Unicode is an error of the one
-call, or is left out of the listing with a note.
+Time limits must hold whatever arrives. A result that is too large, nested too deeply or not Unicode fails
+only its own call. A tool with such a definition is left out of the listing, with a note.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
 from grue.testing import hostile_server
-from grue.testing.fault_turns import Fault, Seen, a_runner, an_outcome
+from grue.testing.fault_turns import Fault, RowOutcome, run_and_summarize, runner_for
 from grue.testing.hostile_server import FLOODS
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -19,13 +19,13 @@ _DEEP = "[" * 900 + "]" * 900
 _CALLS = 10_000
 
 
-def many_calls(fault: Fault) -> Seen:
-    """Run a turn whose model calls ten thousand times at once what no server has; count what became of it."""
+def drive_many_calls(fault: Fault) -> RowOutcome:
+    """Run a turn whose model calls an unknown tool ten thousand times in one reply; count the settlements."""
     replies = [tool_calls_reply(*[("none.such", {})] * _CALLS), text_reply("done")]
-    with ScriptedLlmServer(replies) as llm, a_runner(fault, llm, []) as runner:
-        outcome, settlements, _ = an_outcome(fault, runner)
+    with ScriptedLlmServer(replies) as llm, runner_for(fault, llm, []) as runner:
+        outcome, settlements, _ = run_and_summarize(fault, runner)
     counts = tuple(f"{count} {settlement}" for settlement, count in Counter(settlements).items())
-    return Seen(outcome=outcome, settlements=counts)
+    return RowOutcome(outcome=outcome, settlements=counts)
 
 
 def _row(name: str, *flags: str, became: str = "returned", **more: object) -> Fault:
@@ -83,6 +83,12 @@ FLOOD_FAULTS: Sequence[Fault] = (
     _listed("surrogate-in-name", r'{"name":"\ud800","inputSchema":{}}', notes=frozenset(["bad_tool"])),
     _listed("surrogate-in-description", r'{"name":"a","description":"\ud800","inputSchema":{}}'),
     _listed("schema-that-is-deep", f'{{"name":"a","inputSchema":{{"x":{_DEEP}}}}}'),
-    _row("ten-thousand-calls", drive=many_calls, became=f"{_CALLS} rejected", within_s=10.0, modes=("turn",)),
+    _row(
+        "ten-thousand-calls",
+        drive=drive_many_calls,
+        became=f"{_CALLS} rejected",
+        within_s=10.0,
+        modes=("turn",),
+    ),
 )
-"""Rows of what a server or a reply has too much of."""
+"""All rows of this module."""

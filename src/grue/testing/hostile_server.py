@@ -1,7 +1,7 @@
-"""An MCP server over stdio that floods its client, or answers with what no client expects.
+"""An MCP server over stdio that floods its client, or sends answers that no client expects.
 
-Without flags it is a correct little server with one tool, `echo`. It is for what a server says too much of;
-`faulty_server` is for what goes wrong otherwise. Flags can be combined:
+Without flags it is a correct small server with one tool, `echo`. Use it for messages that are too many, too
+large or malformed; use `faulty_server` for other faults. Flags can be combined:
 
 ```python
 from grue.testing import hostile_server
@@ -50,7 +50,7 @@ FLOODS: dict[str, bytes] = {
     ).encode(),
     "roots": b'{"jsonrpc":"2.0","id":"r","method":"roots/list"}',
 }
-"""What `--flood` can write over and over; `%d` is the id of the request under way."""
+"""The choices of `--flood`: what to write repeatedly. `%d` stands for the id of the current request."""
 
 _BLOCK = '{"type":"text","text":""}'
 _ROW = '{"id": 12345, "name": "some person", "score": 1.25, "tags": ["a", "b"]}'
@@ -76,7 +76,7 @@ RESULTS: dict[str, Callable[[int], str]] = {
     ),
     "error": lambda size: json.dumps({**json.loads(_blocks("x" * size)), "isError": True}),
 }
-"""What `--result` can answer a call with, by the size in bytes."""
+"""The choices of `--result`: functions from a size in bytes to a call's result."""
 
 
 def argv(*flags: str) -> tuple[str, ...]:
@@ -85,20 +85,26 @@ def argv(*flags: str) -> tuple[str, ...]:
 
 
 def _flags() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hostile_server", description="An MCP server that says too much.")
+    parser = argparse.ArgumentParser(prog="hostile_server", description="An MCP server that sends too much.")
     add = parser.add_argument
-    add("--flood", choices=tuple(FLOODS), help="write this for ever instead of answering")
-    add("--at", metavar="PHASE", default="call", choices=tuple(PHASES.values()), help="when it floods")
+    add("--flood", choices=tuple(FLOODS), help="write this forever instead of answering")
+    add("--at", metavar="PHASE", default="call", choices=tuple(PHASES.values()), help="when to flood")
     add("--result", metavar="KIND=BYTES", default="", help=f"answer calls with one of {', '.join(RESULTS)}")
     add("--description", metavar="BYTES", type=int, default=0, help="length of the tool's description")
-    add("--tools", metavar="N", type=int, default=1, help="how many tools it lists")
-    add("--say", metavar="PHASE=JSON", action="append", default=[], help="answer with it; ID is the id")
-    add("--error-text", metavar="BYTES", type=int, default=0, help="answer calls with an error that long")
+    add("--tools", metavar="N", type=int, default=1, help="number of tools that it lists")
+    add(
+        "--say",
+        metavar="PHASE=JSON",
+        action="append",
+        default=[],
+        help="answer with this JSON; ID is replaced",
+    )
+    add("--error-text", metavar="BYTES", type=int, default=0, help="answer calls with an error so long")
     return parser
 
 
 class HostileServer:
-    """Answers requests one after the other, as `flags` say."""
+    """The server: answers requests one after the other, as `flags` say."""
 
     def __init__(self, flags: argparse.Namespace) -> None:
         self._flags = flags
@@ -153,4 +159,4 @@ class HostileServer:
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
         HostileServer(_flags().parse_args()).serve()
-    os._exit(0)  # without the complaint about a pipe that nobody reads
+    os._exit(0)  # skip the interpreter's flush of standard output, which would print BrokenPipeError

@@ -1,8 +1,9 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
-On Linux, processes are found by a mark in their environment, which every descendant inherits: so those are
-seen, too, whose parent has gone or that have made a session of their own; and by the mark that grue's servers
-carry, which stays where the environment is cleared. Elsewhere, only children are seen.
+On Linux, processes are found by a mark in their environment, which every descendant inherits. This also finds
+processes whose parent has exited or that have started a session of their own. Processes that have cleared
+their environment are found by the mark that grue puts on its servers. On other systems, only children are
+found.
 """
 
 import os
@@ -33,22 +34,24 @@ class _Present(NamedTuple):
 
 @contextmanager
 def assert_nothing_left(within_s: float = 2.0) -> Iterator[None]:
-    """Assert that the block leaves no process, descriptor or thread behind (P9).
+    """Assert that the block leaves no process, descriptor or thread behind.
 
-    What existed before is not counted, nor is the guard, which is started if need be: it lives as long as the
-    host process. An exception in the block passes through unchecked.
+    Whatever existed before is not counted. Neither is grue's guard process, which is started here if
+    necessary and lives as long as the host process. If the block raises an exception, nothing is checked.
 
     Args:
-        within_s: How many seconds a leftover may take to go after the block's end.
+        within_s: How many seconds leftovers have to disappear after the end of the block.
 
     Raises:
-        AssertionError: Something is left; the text says what.
+        AssertionError: Something is left; the text lists it.
+
+    Source: P9
     """
     guard.start()
     mark = uuid.uuid4().hex
     outer = os.environ.get(_MARK)
     before = _look(mark)
-    os.environ[_MARK] = f"{mark} {outer}"  # nested blocks: a process carries the marks of all of them
+    os.environ[_MARK] = f"{mark} {outer}"  # nested blocks: a process has the marks of all of them
     try:
         yield
     finally:
@@ -102,12 +105,12 @@ def _is_ours(process: ProcessEntry, mark: str) -> bool:
         return True
     try:
         return mark.encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
-    except OSError:  # not there any more, somebody else's, or not Linux
+    except OSError:  # it has ended, belongs to another user, or this is not Linux
         return False
 
 
 def _descriptors() -> Iterator[int]:
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
-        with suppress(OSError):  # the one that the listing itself was read from
+        with suppress(OSError):  # the descriptor that listdir itself used
             os.fstat(int(name))
             yield int(name)

@@ -1,4 +1,4 @@
-"""How a reply goes out: whole, in part, slowly, or not at all."""
+"""Send a reply over a socket: whole, in part, slowly, or not at all."""
 
 import os
 import socket
@@ -10,19 +10,19 @@ from http.client import responses as _REASONS  # noqa: N812 - a table
 from grue.testing.llm_replies import LlmReply, Pace
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""For SO_LINGER: closing sends RST in place of FIN."""
+"""Value of SO_LINGER that makes closing a connection send RST instead of FIN."""
 
 
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
-    """Send a reply, and return whether the connection is to be kept.
+    """Send a reply, and return whether to keep the connection.
 
     Args:
-        reply: With `events` where it is a stream.
-        connection: Closed by a reset; otherwise the caller's to close.
-        closing: Ends every wait.
+        reply: The reply; a stream has `events`.
+        connection: Closed here only by a reset; otherwise the caller closes it.
+        closing: Set when the server closes; ends every pause.
 
     Raises:
-        OSError: The client has gone.
+        OSError: The client has closed the connection.
     """
     for piece in _pieces(reply):
         connection.sendall(piece)
@@ -32,13 +32,13 @@ def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event
         closing.wait()
     if reply.then == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        # Not close(): the request handler holds a file on the socket, which would put the end off.
+        # close() is not enough: the request handler has a file object on the socket, which keeps it open.
         os.close(connection.detach())
     return reply.then == "keep"
 
 
 def _pieces(reply: LlmReply) -> Iterator[bytes]:
-    """Yield what is sent, each piece by a write of its own."""
+    """Yield the pieces to send, each with a write of its own."""
     if reply.then != "keep" and reply.after is None:
         yield reply.body
         return
@@ -50,7 +50,7 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
         yield head
         yield from body
     else:
-        # One write: a head and a body in two packets would wait for each other's acknowledgement.
+        # One write: a body in a second packet could be delayed until the first one is acknowledged.
         yield head + b"".join(body)
 
 
@@ -70,7 +70,7 @@ def _chunked(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events the share `after` of them is: of a part, never none, never all."""
+    """Return the number of events in the fraction `after` of `count`; at least one, and not all of them."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 

@@ -1,7 +1,7 @@
-"""Rows of the fault matrix where the model's endpoint fails: it is silent, it breaks off, it talks nonsense.
+"""Rows of the fault matrix where the model's endpoint fails: it hangs, breaks off, or sends invalid replies.
 
-A row is a list of replies and what has to come of it. Settings and the request say in which wire format, and
-whether the reply is streamed; what holds in each format is in `_in_format` and `_streamed`.
+A row is a list of replies and the expected outcome. The settings choose the wire format, and the request
+whether the reply is streamed. `_in_format` and `_streamed` make the rows that every format has.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from grue.messages import CompletionRetried, TextDelta
 from grue.protocol.retry import RetryPolicy
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
-from grue.testing.fault_turns import LIFETIMES, Fault, Seen
+from grue.testing.fault_turns import LIFETIMES, Fault, RowOutcome
 from grue.testing.llm_faults import (
     broken_off,
     compressed,
@@ -43,22 +43,22 @@ from grue.testing.llm_server import (
     text_reply,
 )
 
-SOUND = text_reply("The lamp is lit, and it is a very good lamp indeed.")
+GOOD_REPLY = text_reply("The lamp is lit, and it is a very good lamp indeed.")
 KEY = "sk-made-up-for-the-fault-matrix"
 
 PATIENT = RetryPolicy(max_retries=1, initial_delay_s=0.01, max_delay_s=0.05, jitter_factor=0, timeout_s=5)
 HASTY = RetryPolicy(max_retries=1, initial_delay_s=0.01, max_delay_s=0.05, jitter_factor=0, timeout_s=0.5)
-"""For replies that do not come to an end."""
+"""A short time limit, for replies that never end."""
 
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
-_NOBODY_LISTENS = "http://127.0.0.1:1/v1"
+_CLOSED_PORT = "http://127.0.0.1:1/v1"
 
 
-def an_llm_turn(fault: Fault) -> Seen:
-    """Run a turn without tools whose model's endpoint says what the fault says.
+def drive_llm_turn(fault: Fault) -> RowOutcome:
+    """Run a turn without tools against an endpoint that sends the fault's replies.
 
-    The outcome of a turn that fails is the error's name and kind. The notes are the kinds of failures that
-    were tried again, the format of the requests, and `streamed`.
+    The outcome of a turn that fails is the error's name and kind. The notes are the kinds of the failures
+    that were retried, the format of the requests, and `streamed` if they were streamed.
     """
     notes: set[str] = set()
 
@@ -81,52 +81,52 @@ def an_llm_turn(fault: Fault) -> Seen:
                 outcome, text = _ended_by(error), str(error)
         for request in llm.requests:
             notes |= {request.dialect, *(["streamed"] if request.body.get("stream") else [])}
-    return Seen(outcome=outcome, text=text, notes=frozenset(notes))
+    return RowOutcome(outcome=outcome, text=text, notes=frozenset(notes))
 
 
 def _ended_by(error: MCPError) -> str:
     if KEY in str(error):
-        return "the key was told"
+        return "the error shows the key"
     return f"LLMError {error.kind}" if isinstance(error, LLMError) else type(error).__name__
 
 
 def _llm(name: str, *replies: LlmReply, outcome: str = "answered", **more: Any) -> Fault:
-    """An endpoint that says these things, one after the other."""
+    """Return a row whose endpoint sends these replies, one after the other."""
     said = more.pop("says", ("lamp",) if outcome == "answered" else ())
     return Fault(
         name=f"llm-{name}",
         replies=replies,
         outcome=outcome,
         says=said,
-        drive=an_llm_turn,
+        drive=drive_llm_turn,
         modes=("turn", "episode"),
         **more,
     )
 
 
-def _again(name: str, reply: LlmReply, kind: str, **more: Any) -> Fault:
-    """An endpoint that fails once, which is tried again as a failure of this kind, and then answers."""
+def _retried(name: str, reply: LlmReply, kind: str, **more: Any) -> Fault:
+    """Return a row whose endpoint fails once and then answers: the failure of this kind is retried."""
     notes = frozenset([kind]) | more.pop("notes", frozenset())
-    return _llm(f"{name}-once", reply, SOUND, notes=notes, **more)
+    return _llm(f"{name}-once", reply, GOOD_REPLY, notes=notes, **more)
 
 
 def _hangs(name: str, reply: LlmReply) -> Sequence[Fault]:
-    """An endpoint whose reply does not come to an end, once, or whenever it is asked."""
+    """Return two rows whose endpoint sends a reply that never ends: once, and every time."""
     hasty = {"retry": HASTY}
     words = ("no complete reply within 0.5 s",)
     return (
-        _again(name, reply, "timed_out", settings=hasty),
+        _retried(name, reply, "timed_out", settings=hasty),
         _llm(name, reply, reply, outcome="LLMError timed_out", settings=hasty, says=words),
     )
 
 
 PLAIN: Sequence[Fault] = (
-    _llm("well-behaved", SOUND),
-    _llm("wrong-content-type", mistyped(SOUND)),
-    _llm("slow-drip", dripping(SOUND, size=16, every_s=0.01)),
+    _llm("well-behaved", GOOD_REPLY),
+    _llm("wrong-content-type", mistyped(GOOD_REPLY)),
+    _llm("slow-drip", dripping(GOOD_REPLY, size=16, every_s=0.01)),
     *_hangs("silent", silence()),
-    *_hangs("stalls-in-body", stalled(SOUND)),
-    *_hangs("drips-for-ever", dripping(SOUND, size=1, every_s=0.2)),
+    *_hangs("stalls-in-body", stalled(GOOD_REPLY)),
+    *_hangs("drips-for-ever", dripping(GOOD_REPLY, size=1, every_s=0.2)),
     _llm(
         "silent-beyond-the-turn",
         silence(),
@@ -139,51 +139,51 @@ PLAIN: Sequence[Fault] = (
     _llm(
         "nobody-listens",
         outcome="LLMError unreachable",
-        settings={"base_url": _NOBODY_LISTENS},
+        settings={"base_url": _CLOSED_PORT},
         says=("cannot connect",),
         notes=frozenset(["unreachable"]),
     ),
-    _again("hangs-up", hang_up(), "unavailable"),
-    _again("breaks-off", broken_off(SOUND), "unavailable"),
-    _again("resets", reset(), "unavailable"),
-    _again("resets-in-body", reset(SOUND, after=0.5), "unavailable"),
+    _retried("hangs-up", hang_up(), "unavailable"),
+    _retried("breaks-off", broken_off(GOOD_REPLY), "unavailable"),
+    _retried("resets", reset(), "unavailable"),
+    _retried("resets-in-body", reset(GOOD_REPLY, after=0.5), "unavailable"),
     _llm("resets-always", reset(), reset(), outcome="LLMError unavailable", says=("the connection broke",)),
-    _again("truncated-json", truncated(SOUND), "invalid_reply"),
-    _llm("truncated-json", truncated(SOUND), truncated(SOUND), outcome="LLMError invalid_reply"),
-    _again("empty-body", empty(), "invalid_reply"),
+    _retried("truncated-json", truncated(GOOD_REPLY), "invalid_reply"),
+    _llm("truncated-json", truncated(GOOD_REPLY), truncated(GOOD_REPLY), outcome="LLMError invalid_reply"),
+    _retried("empty-body", empty(), "invalid_reply"),
     _llm(
         "compressed-again-and-again",
-        *[compressed(SOUND, stages=3)] * 2,
+        *[compressed(GOOD_REPLY, stages=3)] * 2,
         outcome="LLMError invalid_reply",
         says=("compressed 3 times",),
     ),
-    _llm("compressed", compressed(SOUND)),
+    _llm("compressed", compressed(GOOD_REPLY)),
     _llm(
         "compressed-without-end",
         *[compressed(text_reply(" " * 20_000_000), stages=2)] * 2,
         outcome="LLMError invalid_reply",
         says=("the reply is longer than",),
     ),
-    _again("digits-without-end", in_place_of_json(b'{"choices": ' + b"9" * 5_000 + b"}"), "invalid_reply"),
-    _again("nested-without-end", in_place_of_json(b'{"error": ' + b"[" * 50_000), "invalid_reply"),
+    _retried("digits-without-end", in_place_of_json(b'{"choices": ' + b"9" * 5_000 + b"}"), "invalid_reply"),
+    _retried("nested-without-end", in_place_of_json(b'{"error": ' + b"[" * 50_000), "invalid_reply"),
     _llm("web-page", web_page(), web_page(), outcome="LLMError invalid_reply", says=("base URL",)),
-    _again("bad-gateway-page", web_page(502), "unavailable"),
+    _retried("bad-gateway-page", web_page(502), "unavailable"),
     _llm(
         "bad-gateway-page",
         *[web_page(502, "No upstream")] * 2,
         outcome="LLMError unavailable",
         says=("No upstream",),
     ),
-    _again("error-in-200", error_in_200("Upstream is down.", 502), "unavailable"),
+    _retried("error-in-200", error_in_200("Upstream is down.", 502), "unavailable"),
     _llm(
         "no-credit-in-200",
         error_in_200("Insufficient credits.", 402),
         outcome="LLMError refused",
         says=("Insufficient credits.",),
     ),
-    _again("rate-limit", rate_limited(), "unavailable"),
-    _again("rate-limit-in-seconds", rate_limited(30), "unavailable"),
-    _again("rate-limit-by-date", rate_limited(_LONG_AGO), "unavailable"),
+    _retried("rate-limit", rate_limited(), "unavailable"),
+    _retried("rate-limit-in-seconds", rate_limited(30), "unavailable"),
+    _retried("rate-limit-by-date", rate_limited(_LONG_AGO), "unavailable"),
     _llm(
         "rate-limit-always",
         *[rate_limited(1)] * 2,
@@ -209,50 +209,52 @@ PLAIN: Sequence[Fault] = (
         says=("redirects to http://127.0.0.1:1/elsewhere",),
     ),
 )
-"""Chat completions, whole: tried again where that can help, told in its words where it cannot."""
+"""Rows with chat completions that are not streamed. Failures are retried if that can help."""
 
 
 def _in_format(label: str, wire: str) -> Sequence[Fault]:
-    """The same in another wire format."""
+    """Return rows in another wire format."""
     more: dict[str, Any] = {"settings": {"wire": wire}, "notes": frozenset([label])}
     return (
-        _llm(f"{label}-well-behaved", SOUND, **more),
-        _again(f"{label}-resets-in-body", reset(SOUND, after=0.5), "unavailable", **more),
-        _again(f"{label}-truncated-json", truncated(SOUND), "invalid_reply", **more),
-        _again(f"{label}-error-in-200", error_in_200("Upstream is down."), "unavailable", **more),
-        _again(f"{label}-rate-limit", rate_limited(1), "unavailable", **more),
+        _llm(f"{label}-well-behaved", GOOD_REPLY, **more),
+        _retried(f"{label}-resets-in-body", reset(GOOD_REPLY, after=0.5), "unavailable", **more),
+        _retried(f"{label}-truncated-json", truncated(GOOD_REPLY), "invalid_reply", **more),
+        _retried(f"{label}-error-in-200", error_in_200("Upstream is down."), "unavailable", **more),
+        _retried(f"{label}-rate-limit", rate_limited(1), "unavailable", **more),
         _llm(f"{label}-web-page", web_page(), web_page(), outcome="LLMError invalid_reply", **more),
     )
 
 
 def _streamed(label: str, wire: str) -> Sequence[Fault]:
-    """A stream that is listened to: what breaks it is tried again from its beginning."""
-    live = {"request": {"on_delta": _unheard}, "notes": frozenset([label, "streamed"])}
+    """Return rows with streams. After a failure the request is retried from the beginning."""
+    live = {"request": {"on_delta": _ignore_delta}, "notes": frozenset([label, "streamed"])}
     more: dict[str, Any] = {"settings": {"wire": wire}, **live}
     impatient = {**more, "settings": {"wire": wire, "retry": replace(PATIENT, idle_timeout_s=0.5)}}
     timed_out = {"outcome": "LLMError timed_out", **impatient}
     return (
-        _llm(f"{label}-stream-well-behaved", SOUND, **more),
-        _llm(f"{label}-stream-drips", dripping(SOUND, size=64, every_s=0.002), **more),
-        _again(f"{label}-stream-with-garbage", garbage_in_stream(SOUND), "damaged", **more),
+        _llm(f"{label}-stream-well-behaved", GOOD_REPLY, **more),
+        _llm(f"{label}-stream-drips", dripping(GOOD_REPLY, size=64, every_s=0.002), **more),
+        _retried(f"{label}-stream-with-garbage", garbage_in_stream(GOOD_REPLY), "damaged", **more),
         _llm(
             f"{label}-stream-with-garbage",
-            *[garbage_in_stream(SOUND)] * 2,
+            *[garbage_in_stream(GOOD_REPLY)] * 2,
             outcome="LLMError damaged",
             says=("the stream is damaged", "is not JSON"),
             **more,
         ),
-        _again(f"{label}-stream-not-utf-8", garbage_in_stream(SOUND, b"data: {\xe9}\n\n"), "damaged", **more),
-        _again(f"{label}-stream-stalls", stalled(SOUND), "timed_out", **impatient),
-        _llm(f"{label}-stream-stalls", stalled(SOUND), stalled(SOUND), **timed_out),
-        _again(f"{label}-stream-resets", reset(SOUND, after=0.5), "unavailable", **more),
-        _again(f"{label}-stream-ends-early", truncated(SOUND), "unavailable", **more),
-        _again(f"{label}-stream-error", error_in_stream(SOUND), "unavailable", **more),
+        _retried(
+            f"{label}-stream-not-utf-8", garbage_in_stream(GOOD_REPLY, b"data: {\xe9}\n\n"), "damaged", **more
+        ),
+        _retried(f"{label}-stream-stalls", stalled(GOOD_REPLY), "timed_out", **impatient),
+        _llm(f"{label}-stream-stalls", stalled(GOOD_REPLY), stalled(GOOD_REPLY), **timed_out),
+        _retried(f"{label}-stream-resets", reset(GOOD_REPLY, after=0.5), "unavailable", **more),
+        _retried(f"{label}-stream-ends-early", truncated(GOOD_REPLY), "unavailable", **more),
+        _retried(f"{label}-stream-error", error_in_stream(GOOD_REPLY), "unavailable", **more),
     )
 
 
-def _unheard(delta: TextDelta) -> None:
-    """Listen, so that replies are streamed."""
+def _ignore_delta(delta: TextDelta) -> None:
+    """Do nothing: with a callback for deltas, replies are streamed."""
     del delta
 
 
@@ -264,4 +266,4 @@ LLM_FAULTS: Sequence[Fault] = (
     *_streamed("responses", "responses"),
     *_streamed("messages", "messages"),
 )
-"""Every row."""
+"""All rows of this module."""

@@ -1,4 +1,4 @@
-"""Ways in which an endpoint's reply fails, to be put in the script of a `ScriptedLlmServer`.
+"""Faulty replies for the script of a `ScriptedLlmServer`.
 
 ```python
 from grue.testing.llm_faults import rate_limited, stalled
@@ -7,8 +7,8 @@ from grue.testing.llm_replies import text_reply
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-Each works on plain replies and on streams, in every format. `silence` and `hang_up` of `llm_replies.py`
-belong to them. What waits here ends at once when the server closes.
+Each works with whole replies and with streams, in every format. `silence` and `hang_up` in `llm_replies.py`
+are two more. Replies that hang or pause end immediately when the server closes.
 """
 
 import gzip
@@ -21,31 +21,31 @@ from msgspec.structs import replace
 
 from grue.testing.llm_replies import LlmReply, Pace, error_reply, text_reply
 
-_SOUND = text_reply("It is well.")
+_GOOD_REPLY = text_reply("It is well.")
 
 
-def stalled(reply: LlmReply = _SOUND, *, after: float = 0.5) -> LlmReply:
-    """Send the head and a share of the body, or of the stream's events, then nothing more."""
+def stalled(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
+    """Send the headers and a fraction of the body, or of the stream's events, then nothing more."""
     return replace(reply, then="hang", after=after)
 
 
-def dripping(reply: LlmReply = _SOUND, *, size: int = 1, every_s: float = 0.05) -> LlmReply:
-    """Send the body `size` bytes at a time, with `every_s` seconds between; the head comes at once."""
+def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0.05) -> LlmReply:
+    """Send the body `size` bytes at a time, with pauses of `every_s` seconds; the headers come first."""
     return replace(reply, pace=Pace(size=size, every_s=every_s))
 
 
-def reset(reply: LlmReply = _SOUND, *, after: float | None = None) -> LlmReply:
-    """Reset the connection (RST), in place of the reply or after a share of its body."""
+def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmReply:
+    """Reset the connection (RST) instead of replying, or after a fraction of the body."""
     return replace(reply, then="reset", after=after, body=b"" if after is None else reply.body)
 
 
-def broken_off(reply: LlmReply = _SOUND, *, after: float = 0.5) -> LlmReply:
-    """Close the connection after a share of the body: less than the head has promised."""
+def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
+    """Close the connection after a fraction of the body, which is shorter than its Content-Length."""
     return replace(reply, then="drop", after=after)
 
 
-def truncated(reply: LlmReply = _SOUND, *, after: float = 0.5) -> LlmReply:
-    """Send a share of the body as if it were all: its length is right, a stream's last events are missing."""
+def truncated(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
+    """Send a fraction of the body with a Content-Length to match; of a stream, leave out the last events."""
     return replace(reply, after=after)
 
 
@@ -60,8 +60,8 @@ def rate_limited(
     """Return a 429.
 
     Args:
-        retry_after: Seconds, or a moment, sent as an HTTP date; `None`: the header is absent.
-        message: The provider's words.
+        retry_after: Seconds, or a `datetime`, which is sent as an HTTP date; `None`: no such header.
+        message: The provider's error message.
     """
     if isinstance(retry_after, datetime):
         wanted = format_datetime(retry_after.astimezone(UTC), usegmt=True)
@@ -79,22 +79,22 @@ def web_page(status: int = 200, title: str = "Bad gateway") -> LlmReply:
 
 
 def redirect(location: str, status: int = 307) -> LlmReply:
-    """Send the client elsewhere."""
+    """Return a redirect."""
     return LlmReply(status=status, headers={"Location": location})
 
 
-def mistyped(reply: LlmReply = _SOUND, content_type: str = "text/html") -> LlmReply:
-    """Send a good body under a wrong content type."""
+def mistyped(reply: LlmReply = _GOOD_REPLY, content_type: str = "text/html") -> LlmReply:
+    """Send a valid body with a wrong content type."""
     return replace(reply, headers={**reply.headers, "Content-Type": content_type})
 
 
 def empty(status: int = 200) -> LlmReply:
-    """Return no body, under a content type that promises one."""
+    """Return an empty body with the content type of JSON."""
     return LlmReply(status=status, headers={"Content-Type": "application/json"})
 
 
-def compressed(reply: LlmReply = _SOUND, *, stages: int = 1) -> LlmReply:
-    """Compress the body with gzip so many times; of spaces, a thousandth is left each time."""
+def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
+    """Compress the body with gzip, `stages` times. Spaces shrink to a thousandth each time."""
     body = reply.body
     for _ in range(stages):
         body = gzip.compress(body)
@@ -104,17 +104,17 @@ def compressed(reply: LlmReply = _SOUND, *, stages: int = 1) -> LlmReply:
 
 
 def in_place_of_json(body: bytes) -> LlmReply:
-    """Send these bytes under the content type of JSON."""
+    """Send these bytes with the content type of JSON."""
     return LlmReply(headers={"Content-Type": "application/json"}, body=body)
 
 
-def error_in_stream(reply: LlmReply = _SOUND, *, after: float = 0.5) -> LlmReply:
-    """End a stream after a share of its events by an error event, in the shape of the format."""
+def error_in_stream(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
+    """End a stream after a fraction of its events with an error event of the format."""
     return replace(reply, amid="error", after=after)
 
 
 def garbage_in_stream(
-    reply: LlmReply = _SOUND, garbage: bytes = b"data: {garbage\n\n", *, after: float = 0.5
+    reply: LlmReply = _GOOD_REPLY, garbage: bytes = b"data: {garbage\n\n", *, after: float = 0.5
 ) -> LlmReply:
-    """Send these bytes between two events of a stream, which goes on after them."""
+    """Send these bytes between two events of a stream, then continue the stream."""
     return replace(reply, amid=garbage, after=after)

@@ -1,6 +1,7 @@
-"""What a scripted endpoint says: replies as chat completions, whatever format they will be sent in.
+"""Replies for the script of a `ScriptedLlmServer`, written as chat completions.
 
-`completion` makes any reply, the others the usual ones. Ways to fail are in `llm_faults.py`.
+The server translates them to the format of each request. `completion` makes any reply, the other functions
+make common ones. Replies that fail are in `llm_faults.py`.
 """
 
 import itertools
@@ -14,26 +15,28 @@ _call_numbers = itertools.count(1)
 
 
 class Pace(Struct, frozen=True, kw_only=True):
-    """How slowly a body goes out: `size` bytes, then a wait of `every_s` seconds, and again."""
+    """A slow transmission: `size` bytes, then a pause of `every_s` seconds, and so on."""
 
     size: int
     every_s: float
 
 
 class LlmReply(Struct, frozen=True, kw_only=True):
-    """What the server sends back.
+    """A reply of the scripted server.
 
     Attributes:
-        body: A chat completion or an error in OpenAI's shape, sent in the format of the request; anything
-            else is sent as it is.
-        then: `keep` the connection; `hang`: send nothing more until the server closes; `drop`: close the
-            connection; `reset` it.
-        after: Share of the body that goes out before `then`, from 0 to 1; of a stream, the share of its
-            events. `None`: with `keep` all of it; otherwise `body` alone, raw, without a head.
-        pace: How slowly the body goes out; `None`: at once.
-        amid: Sent in the middle of a stream, after that share of it: these bytes; `error`: an error event,
-            and nothing more. A reply that is not streamed is sent as it is.
-        events: The events of a stream, sent in place of the body.
+        status: HTTP status.
+        headers: HTTP headers.
+        body: A chat completion or an error in OpenAI's shape, sent in the format of the request; any other
+            body is sent unchanged.
+        then: What to do afterwards: `keep` the connection, `hang` (send nothing more until the server
+            closes), `drop` (close the connection), or `reset` it.
+        after: Fraction of the body to send before `then`, from 0 to 1; in a stream, the fraction of its
+            events. `None`: with `keep`, all of it; otherwise `body` alone, without status line and headers.
+        pace: How slowly to send the body; `None`: without pauses.
+        amid: What to send in the middle of a stream, after the fraction `after`: bytes, or `error` for an
+            error event that ends the stream. A reply that is not streamed ignores it.
+        events: The events of a stream, sent instead of the body.
     """
 
     status: int = 200
@@ -68,9 +71,10 @@ def tool_calls_reply(
     Args:
         calls: Name, and arguments as a mapping or as the JSON text to send.
         content: Text beside the calls.
-        ids: Their ids; default: fresh ones.
-        message: Further fields of the assistant's message, such as `reasoning_content`, which the server then
-            wants back with the calls.
+        ids: Their ids; default: new ones.
+        message: Further fields of the assistant's message, such as `reasoning_content`. The server then
+            refuses requests that do not repeat it with the calls (in chat completions, only under
+            `ProviderRules.echo_reasoning`).
     """
     wanted = ids or [f"call_scripted_{next(_call_numbers)}" for _ in calls]
     tool_calls = [
@@ -89,7 +93,7 @@ def tool_calls_reply(
 
 
 def refusal_reply(words: str) -> LlmReply:
-    """Return a completion in which the model declines to answer."""
+    """Return a completion in which the model refuses to answer, with these words."""
     return completion({"role": "assistant", "content": None, "refusal": words})
 
 
@@ -99,9 +103,9 @@ def completion(
     """Return a completion with any assistant's message, well-formed or not.
 
     Args:
-        message: As it is to stand in the completion.
-        finish_reason: Why the message ends.
-        usage: As chat completions count it; default: 10 tokens sent, 5 written.
+        message: The message to put into the completion.
+        finish_reason: Such as `stop` or `length`.
+        usage: The `usage` object of the completion; default: 10 prompt tokens, 5 completion tokens.
     """
     counted = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     return json_reply(
@@ -131,7 +135,7 @@ def error_reply(
 
 
 def json_reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> LlmReply:
-    """Return any JSON."""
+    """Return a reply with any JSON body."""
     return LlmReply(
         status=status,
         headers={"Content-Type": "application/json", **(headers or {})},
@@ -140,10 +144,10 @@ def json_reply(body: object, *, status: int = 200, headers: Mapping[str, str] | 
 
 
 def silence() -> LlmReply:
-    """Return no reply at all, for as long as the server lives."""
+    """Send nothing until the server closes."""
     return LlmReply(then="hang")
 
 
 def hang_up(sent: bytes = b"") -> LlmReply:
-    """Close the connection after these raw bytes, which may be half a reply."""
+    """Send these raw bytes, such as half a reply, and close the connection."""
     return LlmReply(body=sent, then="drop")

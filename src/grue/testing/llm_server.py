@@ -10,12 +10,13 @@ assert llm.requests[1].messages[-1]["role"] == "tool"
 ```
 
 The script is a list of replies, served in order, or a function from request to reply. One script serves every
-format: chat completions, OpenAI's Responses, Anthropic's Messages, whole or streamed, as each request has it
-(`grue.provider_rules`, `llm_streams.py`). Replies that fail on their way are in `llm_faults.py`.
+format: chat completions, OpenAI's Responses and Anthropic's Messages, whole or streamed. Each reply is sent
+in the format of its request (`grue.provider_rules`, `llm_streams.py`). Replies that fail during transmission
+are in `llm_faults.py`.
 
-Each request is first checked for what strict providers refuse: a tool call without an answer, empty texts,
-`tools: []`, too many cache markers. A request that fails the check gets a 400 and uses up no reply of the
-list, so that a mistake on the wire fails the test that makes it.
+Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
+empty texts, `tools: []` or too many cache markers. A request that fails the check gets a 400 and does not use
+up a reply of the list, so that a malformed request fails the test that sends it.
 """
 
 import contextlib
@@ -69,16 +70,16 @@ _ONE_MODEL = ({"id": "scripted"},)
 
 
 class LlmRequest(Struct, frozen=True, kw_only=True):
-    """A request as it came in.
+    """A request that the server has received.
 
     Attributes:
         path: Such as `/v1/chat/completions`.
         headers: Names in lower case.
         raw: The body's bytes.
-        body: The body, parsed; empty if it is no JSON object.
-        refused: Why the server's own rules refused it; `None`: they did not.
+        body: The body, parsed; empty if it is not a JSON object.
+        refused: Why the server's rules refused it; `None`: they did not.
         dialect: The format of the request.
-        chat: The body in terms of chat completions, whatever its format; empty if it cannot be read.
+        chat: The body translated to chat completions; empty if that is impossible.
     """
 
     path: str
@@ -91,13 +92,13 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation in the request, in terms of chat completions."""
+        """The conversation in the request, translated to chat completions."""
         messages: list[dict[str, Any]] = self.chat.get("messages", [])
         return messages
 
     @property
     def tool_names(self) -> list[str]:
-        """Names of the tools on offer, as they stand on the wire."""
+        """Names of the tools on offer, as they were sent."""
         return [tool["function"]["name"] for tool in self.chat.get("tools", [])]
 
 
@@ -105,20 +106,21 @@ Script: TypeAlias = Sequence[LlmReply] | Callable[[LlmRequest], LlmReply]
 
 
 class ScriptedLlmServer:
-    """An LLM endpoint that says what the script says; a context manager.
+    """An LLM endpoint that sends scripted replies; a context manager.
 
     It answers POST to `.../chat/completions`, `.../responses` and `.../messages`, and GET to `.../models`.
 
     Args:
         script: Replies in order, or a function from request to reply, called from several threads at once.
-        rules: What it refuses; default: everything that some strict provider refuses, but dotted tool names.
+        rules: What it refuses; default: everything that some strict provider refuses, except tool names with
+            dots.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
-            to those who ask; default: one, `scripted`, of which nothing more is said.
+            to a request for them; default: one with the id `scripted` and no further fields.
 
     Attributes:
         requests: Every request so far, refused ones included.
-        listings: Every request for the models so far.
-        accepted: Connections so far.
+        listings: Every request for the list of models so far.
+        accepted: Number of connections so far.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class ScriptedLlmServer:
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Record a request and return the reply to it, in its format."""
+        """Record a request and return its reply, in the format of the request."""
         dialect = dialect_of(path)
         request, refusal = self._read(dialect or CHAT, path, headers, raw)
         with self._lock:
@@ -184,7 +186,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Record a request for the models and return the reply to it."""
+        """Record a request for the list of models and return its reply."""
         with self._lock:
             self.listings.append(LlmRequest(path=path, headers=dict(headers), raw=b"", body={}))
         if not path.partition("?")[0].endswith("/models"):
@@ -220,7 +222,7 @@ class ScriptedLlmServer:
         if callable(self._script):
             try:
                 return self._script(request)
-            except Exception as error:  # noqa: BLE001 - a test's own function; its failure has to reach the test
+            except Exception as error:  # noqa: BLE001 - a failure of the test's function must reach the test
                 return error_reply(400, f"The script failed: {type(error).__name__}: {error}")
         with self._lock:
             self._served += 1
@@ -262,7 +264,7 @@ def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply
         wants_back, events = {}, ()
     if events:
         return _streamed(said, dialect, events), wants_back
-    # Chat completions go out as the script has them, to the byte.
+    # A chat completion is sent byte for byte as the script has it.
     return (said if dialect is CHAT else replace(said, body=json.dumps(reply).encode())), wants_back
 
 
@@ -297,7 +299,7 @@ class _HttpServer(ThreadingHTTPServer):
     owner: ScriptedLlmServer
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # A client that goes before the end, as one with a time limit does, is no accident.
+        # A client may close the connection early, for example at its time limit. That is not an error.
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 
@@ -330,4 +332,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = not kept
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: the requests are recorded."""
+        """Print nothing: the requests are recorded."""

@@ -1,7 +1,7 @@
-"""Replies as server-sent events, in the way of each format: in small pieces, with everything around them.
+"""Encode replies as streams of server-sent events, in each of the three formats.
 
-Each event is the bytes of one event, blank line included. A text comes in several pieces, arguments in
-fragments that are no JSON on their own.
+Each event is returned as bytes, with its blank line. As in real streams, texts are split into several pieces,
+and arguments into fragments that are not valid JSON by themselves.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from grue.provider_rules.chat_shapes import Json, first_choice, given
 from grue.provider_rules.dialects import DialectName
 
 PIECES = 12
-"""Most pieces that a text comes in."""
+"""Largest number of pieces that a text is split into."""
 
 _LEAST_PIECE = 4
 _BROKEN = "The upstream broke off."
@@ -23,14 +23,14 @@ def stream_of(dialect: DialectName, reply: Json, request: Json) -> tuple[bytes, 
 
     Args:
         dialect: The format of the reply: a chat completion, a Response or a Message.
-        reply: As it would be sent whole.
-        request: It may say that it wants usage (`stream_options`).
+        reply: The body that would be sent without streaming.
+        request: The request; `stream_options` in it may ask for usage.
     """
     return tuple(_STREAMS[dialect](reply, request))
 
 
 def error_event(dialect: DialectName) -> bytes:
-    """Return the event by which an endpoint says, in the middle of a stream, that it cannot go on."""
+    """Return the event that reports an error in the middle of a stream."""
     match dialect:
         case "chat":
             broken = {"index": 0, "delta": {"content": ""}, "finish_reason": "error"}
@@ -44,7 +44,7 @@ def error_event(dialect: DialectName) -> bytes:
 
 
 def pieces(text: str) -> list[str]:
-    """Return a text cut into at most `PIECES` pieces, all but the last of the same length."""
+    """Split a text into at most `PIECES` pieces, all but the last of the same length."""
     size = max(_LEAST_PIECE, -(-len(text) // PIECES))
     return [text[start : start + size] for start in range(0, len(text), size)]
 
@@ -52,7 +52,7 @@ def pieces(text: str) -> list[str]:
 def _event(content: object, name: str = "") -> bytes:
     line = f"event: {name}\n" if name else ""
     try:
-        # Not ASCII only: a client has to put characters together that arrive in two chunks.
+        # Without ASCII escapes: a client must be able to join a character that is split between two chunks.
         data = json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         data = json.dumps(content).encode()
@@ -71,7 +71,7 @@ def _chat(completion: Json, request: Json) -> Iterator[bytes]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return _event({**head, "choices": [choice]})
 
-    # Gateways send comments while they wait for an upstream.
+    # Gateways send comments like this one while they wait for the upstream provider.
     yield b": PROCESSING\n\n"
     yield chunk({"role": "assistant", "content": ""})
     for field, value in message.items():
@@ -108,7 +108,7 @@ def _messages(message: Json, request: Json) -> Iterator[bytes]:
 
 
 def _block(block: Json) -> tuple[Json, list[Json]]:
-    """Return a content block as it begins, and what is added to it."""
+    """Return a content block as the stream starts it, and the deltas that complete it."""
     match block:
         case {"type": "text", "text": text}:
             return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(text)]
@@ -120,7 +120,7 @@ def _block(block: Json) -> tuple[Json, list[Json]]:
             text = (
                 given_input if isinstance(given_input, str) else json.dumps(given_input, ensure_ascii=False)
             )
-            # An empty fragment comes first, as it does there.
+            # Anthropic sends an empty fragment first.
             fragments = ["", *pieces(text)]
             return {**block, "input": {}}, [
                 {"type": "input_json_delta", "partial_json": each} for each in fragments
@@ -149,7 +149,7 @@ def _responses(response: Json, request: Json) -> Iterator[bytes]:
 
 
 def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
-    """Return an output item as it begins, and the events (kind, content) that fill it."""
+    """Return an output item as the stream starts it, and the events (kind, content) that complete it."""
     match item["type"]:
         case "message":
             steps = [step for number, part in enumerate(item["content"]) for step in _part(number, part)]

@@ -1,7 +1,7 @@
-"""Rows of the fault matrix where a tool returns an image that is not what it should be, or that nobody takes.
+"""Rows of the fault matrix where a tool returns an invalid image, or one that the endpoint refuses.
 
-Each is a turn on one of the wire formats, against an endpoint that is as strict with images as providers are.
-The model is shown what it can be shown, and told of the rest; the turn goes on.
+Each row is a turn in one of the wire formats, against an endpoint that checks images as providers do. The
+model gets the images that it can be sent, and a text in place of each other one. The turn goes on.
 """
 
 import base64
@@ -15,7 +15,7 @@ from grue.protocol.chat_wire.profile import WireName
 from grue.provider_rules.chat_rules import ProviderRules
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
-from grue.testing.fault_turns import LIFETIMES, Fault, Seen
+from grue.testing.fault_turns import LIFETIMES, Fault, RowOutcome
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_sessions.function_tools import FunctionTools
 
@@ -28,11 +28,13 @@ def _block(content: bytes, mime: str = "image/png") -> JsonObject:
     return {"type": "image", "mimeType": mime, "data": base64.b64encode(content).decode()}
 
 
-def a_look(fault: Fault, *, blocks: Sequence[JsonObject], wire: WireName, rules: ProviderRules) -> Seen:
+def drive_image_turn(
+    fault: Fault, *, blocks: Sequence[JsonObject], wire: WireName, rules: ProviderRules
+) -> RowOutcome:
     """Run a turn whose model calls a tool that returns these blocks.
 
-    The text is what the endpoint was told of the results; the notes are `shown` where it got an image, and
-    the statuses of what it refused.
+    The text is the content of the messages in the last request. The notes are `shown` if the endpoint got an
+    image, and the HTTP statuses of the requests that it refused.
     """
     notes: set[str] = set()
 
@@ -50,10 +52,10 @@ def a_look(fault: Fault, *, blocks: Sequence[JsonObject], wire: WireName, rules:
             try:
                 outcome: str = runner.run_turn(TurnRequest(system="s", user="u")).kind
             except MCPError as error:
-                return Seen(outcome=type(error).__name__, text=str(error))
+                return RowOutcome(outcome=type(error).__name__, text=str(error))
         said = [message["content"] for message in llm.requests[-1].messages]
     notes |= {"shown"} if any("image_url" in str(content) for content in said) else set()
-    return Seen(outcome=outcome, text="".join(map(str, said)), notes=frozenset(notes))
+    return RowOutcome(outcome=outcome, text="".join(map(str, said)), notes=frozenset(notes))
 
 
 def _looks(request: LlmRequest) -> LlmReply:
@@ -81,12 +83,12 @@ _SETS: Mapping[str, tuple[Sequence[JsonObject], ProviderRules, str, Sequence[str
     ),
     "refused": ([_block(_PNG)], ProviderRules(max_image_base64=100), "endpoint refused it", ["400"]),
 }
-"""What the tool returns, what the endpoint takes, what the model has to be told, what has to be noted."""
+"""By name: the tool's result, the endpoint's rules, a string that the model must get, the expected notes."""
 
 
 def _row(name: str, wire: WireName) -> Fault:
     blocks, rules, says, notes = _SETS[name]
-    drive: Callable[[Fault], Seen] = partial(a_look, blocks=blocks, wire=wire, rules=rules)
+    drive: Callable[[Fault], RowOutcome] = partial(drive_image_turn, blocks=blocks, wire=wire, rules=rules)
     return Fault(
         name=f"image-{name}-{wire.replace('_', '-')}",
         drive=drive,

@@ -1,6 +1,7 @@
 """The pytest plugin: fixtures for testing agents against servers and models that fail.
 
-It is there as soon as grue is installed, and imports nothing of grue until a fixture is used.
+pytest loads it in every environment where grue is installed, so it imports nothing of grue until a fixture is
+used.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,27 +20,30 @@ if TYPE_CHECKING:
     from grue.tool_sessions.function_tools import FunctionTools
 
     class MakesFaultyServer(Protocol):
-        """Takes flags of `grue.testing.faulty_server`."""
+        """The type of the fixture `faulty_mcp_server`."""
 
         def __call__(self, *flags: str, name: str = "faulty") -> StdioServer:
-            """Return how to start it."""
+            """Return the server's configuration, with flags of `grue.testing.faulty_server`."""
             ...
 
     class MakesScriptedLlm(Protocol):
-        """Takes a script."""
+        """The type of the fixture `scripted_llm`."""
 
         def __call__(
             self, script: Script | LlmReply, *more: LlmReply, rules: ProviderRules | None = None
         ) -> ScriptedLlmServer:
-            """Return the endpoint, running."""
+            """Start an endpoint with this script and return it."""
             ...
 
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """Fail the test if it leaves a process, a descriptor or a thread behind (P9).
+    """Fail the test if it leaves a process, a descriptor or a thread behind.
 
-    The other fixtures of this plugin are closed before it looks; name it before fixtures of your own.
+    The other fixtures of this plugin are closed before the check. Request it before your own fixtures, so
+    that they are closed before it, too.
+
+    Source: P9
     """
     from grue.testing.leftovers import assert_nothing_left
 
@@ -49,11 +53,11 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def faulty_mcp_server() -> "MakesFaultyServer":
-    """Make MCP servers that fail as told: `faulty_mcp_server("--exit-at", "call", name="files")`.
+    """Configure MCP servers with faults: `faulty_mcp_server("--exit-at", "call", name="files")`.
 
-    What comes back is a `StdioServer`, for a `Runner` or a `ToolClient`. Its flags are those of
-    `python -m grue.testing.faulty_server --help`; without any it is a sound server with the tools `echo`,
-    `fail` and `environ`.
+    The fixture returns a `StdioServer`, for a `Runner` or a `ToolClient`. The flags are those of
+    `python -m grue.testing.faulty_server --help`. Without flags, it is a correct server with the tools
+    `echo`, `fail` and `environ`.
     """
     from grue.mcp_transport.stdio import StdioServer
     from grue.testing import faulty_server
@@ -67,14 +71,14 @@ def faulty_mcp_server() -> "MakesFaultyServer":
 
 @pytest.fixture
 def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]":
-    """Start LLM endpoints that say what a script says; closed with the test.
+    """Start LLM endpoints with scripted replies; they are closed after the test.
 
-    The script is replies in order, or one function from request to reply; see `grue.testing.llm_server`.
+    The script is a sequence of replies, or a function from request to reply; see `grue.testing.llm_server`.
     """
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 
     if "nothing_left" in request.fixturenames:
-        request.getfixturevalue("nothing_left")  # first, so that it looks when this one is closed
+        request.getfixturevalue("nothing_left")  # set up first, so that it checks last
 
     with ExitStack() as running:
 
@@ -89,7 +93,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[MakesScriptedLlm]"
 
 @pytest.fixture
 def fake_tool_session() -> "Callable[[str], FakeToolServer]":
-    """Make tool servers without a process, that answer as told: `fake_tool_session("cave")`.
+    """Make tool servers without a process, with scripted results: `fake_tool_session("cave")`.
 
     See `grue.testing.fake_tools`.
     """
@@ -100,7 +104,7 @@ def fake_tool_session() -> "Callable[[str], FakeToolServer]":
 
 @pytest.fixture
 def function_tools() -> "Callable[[Mapping[str, Callable[..., Any]]], FunctionTools]":
-    """Make tool servers of Python functions, by tool name: `function_tools({"add": add})`."""
+    """Make tool servers from Python functions, by tool name: `function_tools({"add": add})`."""
     from grue.tool_sessions.function_tools import FunctionTools
 
     return FunctionTools

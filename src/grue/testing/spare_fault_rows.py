@@ -1,7 +1,7 @@
-"""Rows of the fault matrix where the fault strikes the session that was opened ahead, before its turn.
+"""Rows of the fault matrix where a prewarmed session fails before its turn.
 
-The server is sound in its first life, which serves the first turn, and has the fault in its second one, or in
-later ones too. Judged is the second turn: it opens another session, as any turn does, and says so.
+The server works at its first start, which serves the first turn. It has the fault at its second start, and in
+some rows at later ones. The matrix judges the second turn, which must open another session and record why.
 """
 
 import tempfile
@@ -14,18 +14,18 @@ from msgspec.structs import replace
 
 from grue.mcp_transport.process_table import all_processes
 from grue.messages import ConnectFailed, McpDisabled, PrewarmLost, ServerNoted, SessionPrewarmed
-from grue.testing.fault_turns import Fault, Seen, a_runner, an_outcome, ending_in, scripted
+from grue.testing.fault_turns import Fault, RowOutcome, last_ending, run_and_summarize, runner_for, scripted
 from grue.testing.llm_server import ScriptedLlmServer
 
 _WAITS_S = 10.0
 _LOOK_EVERY_S = 0.005
 
 
-def a_struck_spare(fault: Fault) -> Seen:
-    """Run a turn, wait until its successor's session is struck by the fault, and run that turn.
+def drive_prewarmed_turn(fault: Fault) -> RowOutcome:
+    """Run a turn, wait until the fault has struck the prewarmed session of the next turn, and run that turn.
 
-    The notes are the kinds of what the servers did beside the protocol, `spare lost`, what followed a failed
-    connect, and `disabled`; of `text` the reasons are a part.
+    The notes are the kinds of the `ServerNoted` messages, `spare lost`, what followed a failed connect, and
+    `disabled`. The text includes the reasons why prewarmed sessions were lost.
     """
     trace: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -33,18 +33,18 @@ def a_struck_spare(fault: Fault) -> Seen:
         fault = replace(fault, flags=("--only-in", lives, str(Path(folder, "lives")), *flags))
         with (
             ScriptedLlmServer(lambda asked: scripted(fault, asked)) as llm,
-            a_runner(fault, llm, trace) as runner,
+            runner_for(fault, llm, trace) as runner,
         ):
-            first, *_ = an_outcome(replace(fault, tool="echo"), runner)
-            struck = _STRUCK.get(flags[-1])
+            first, *_ = run_and_summarize(replace(fault, tool="echo"), runner)
+            struck = _HAS_STRUCK.get(flags[-1])
             if struck is not None:
                 _wait_until(lambda: struck(trace))
-            outcome, settlements, text = an_outcome(fault, runner)
-    return Seen(
+            outcome, settlements, text = run_and_summarize(fault, runner)
+    return RowOutcome(
         outcome=outcome if first == "answered" else f"{first} at first",
         settlements=settlements,
         text="\n".join([text, *(body.cause for body in trace if isinstance(body, PrewarmLost))]),
-        ending=ending_in(trace),
+        ending=last_ending(trace),
         notes=frozenset(note for body in trace if (note := _note(body))),
     )
 
@@ -62,39 +62,41 @@ def _note(body: Any) -> str:
     return ""
 
 
-def _gone(trace: Sequence[Any]) -> bool:
-    """Say whether the process of the spare has ended, though nobody has reaped it yet."""
+def _has_ended(trace: Sequence[Any]) -> bool:
+    """Return whether the process of the prewarmed session has ended; it need not have been reaped yet."""
     spares = {body.pid for body in trace if isinstance(body, SessionPrewarmed)}
     return bool(spares) and not any(each.pid in spares and each.state != "Z" for each in all_processes())
 
 
-def _told(trace: Sequence[Any]) -> bool:
-    """Say whether the server has reported its deed."""
+def _has_reported(trace: Sequence[Any]) -> bool:
+    """Return whether the server has reported its action in a log message."""
     return any(isinstance(body, ServerNoted) and "done: " in body.text for body in trace)
 
 
-_STRUCK: Final[dict[str, Callable[[Sequence[Any]], bool]]] = {
-    "exit": _gone,
-    "kill": _gone,
-    "noise": _told,
-    "change-tools": _told,
+_HAS_STRUCK: Final[dict[str, Callable[[Sequence[Any]], bool]]] = {
+    "exit": _has_ended,
+    "kill": _has_ended,
+    "noise": _has_reported,
+    "change-tools": _has_reported,
 }
-"""Where the fault strikes while the spare waits, by the last flag: how it can be seen that it has."""
+"""By the last flag of rows whose fault strikes an idle prewarmed session: whether it has struck."""
 
 
 def _wait_until(struck: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _WAITS_S
     while not struck():
         if time.monotonic() > deadline:
-            raise TimeoutError("the fault did not strike the spare")
+            raise TimeoutError("the fault did not strike the prewarmed session")
         time.sleep(_LOOK_EVERY_S)
 
 
 def _spare(name: str, lives: str, *flags: str, lost: bool = True, **more: Any) -> Fault:
-    """A server that has the fault in these lives; the second turn's call returns, whatever came before."""
+    """Return a row whose server has the fault at these starts; the second turn's call must still return."""
     notes = more.pop("notes", frozenset()) | ({"spare lost"} if lost else frozenset())
     known = {"settlements": ("returned",), "within_s": 6.0, "notes": notes, **more}
-    return Fault(name=f"spare-{name}", flags=(lives, *flags), drive=a_struck_spare, modes=("ahead",), **known)
+    return Fault(
+        name=f"spare-{name}", flags=(lives, *flags), drive=drive_prewarmed_turn, modes=("ahead",), **known
+    )
 
 
 SPARE_FAULTS: Sequence[Fault] = (
@@ -142,4 +144,4 @@ SPARE_FAULTS: Sequence[Fault] = (
         notes=frozenset(["retry", "disable", "disabled"]),
     ),
 )
-"""Rows for `ahead`; after each, nothing is left of any of the server's lives."""
+"""All rows of this module, for the mode `ahead`. After each, no process of any start may be left."""

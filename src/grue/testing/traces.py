@@ -9,7 +9,7 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
-    """Replay a trace; no model, server or tool is run.
+    """Replay a trace. No model, server or tool runs.
 
     ```python
     from grue.testing import replay
@@ -20,15 +20,15 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
     Args:
         path: A trace file or a run folder.
-        changes: What is otherwise than it was; `None`: nothing.
+        changes: Changes to the recorded run, such as other limits; `None`: none.
 
     Returns:
         The number of turns.
 
     Raises:
-        AssertionError: The machine no longer says what was recorded; the text has the first divergence with
-            its causes.
-        TraceError: The file is missing, is no trace, or is damaged.
+        AssertionError: The agent no longer produces the recorded messages; the text shows the first
+            divergence with its causes.
+        TraceError: The file is missing, damaged, or not a trace.
     """
     changes = changes or Changes()
     turns = list(replay_turns(open_episode(Path(path)), changes))
