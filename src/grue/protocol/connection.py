@@ -1,10 +1,15 @@
-"""Whether and how often to connect to a tool server, over an episode (R6.1, R6.7-10).
+"""Decide whether and how often to connect to a tool server during an episode; a pure state machine.
+
+Come here to change the rules for retries, for disabling a server, or for a failed first connect. The MCP
+session carries out the one command that `connection_step` returns. This module starts no process and opens
+no connection.
 
 The rules:
 
-- The first connect of an episode has one try. If it fails, the episode ends (or, by policy, goes on without).
-- A later connect that fails has one more try in the same turn, and again in every later turn.
-- When that fails too, the server is disabled: no further attempt in this episode, ever.
+- The first connect of an episode gets one attempt. If it fails, the episode ends with the failure, or, by
+  policy, goes on without the server.
+- A later connect is retried in the same turn, `connect_retries` times (by default once), in every turn.
+- If the retries fail too, the server is disabled: the rest of the episode makes no further attempt.
 
 ```
 Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──▶ Proven ──ConnectRequested──▶ Connecting ...
@@ -12,7 +17,9 @@ Untried ──ConnectRequested──▶ Connecting ──ConnectSucceeded──�
                                   └─ConnectFailed─▶ Connecting (next attempt) | Disabled | Untried (raised)
 ```
 
-`Untried`, `Proven` and `Disabled` are what an episode remembers between turns; `Connecting` lives within one.
+`Untried`, `Proven` and `Disabled` are the states between turns. `Connecting` exists only within a turn.
+
+Source: R6.1, R6.7-10
 """
 
 from typing import TypeAlias, assert_never
@@ -23,7 +30,7 @@ from grue.messages import FailurePolicy, ServerFailure
 
 
 class Untried(Struct, frozen=True, tag=True):
-    """No connect of this episode has succeeded or been given up yet."""
+    """No connect of this episode has succeeded yet."""
 
 
 class Proven(Struct, frozen=True, tag=True):
@@ -31,7 +38,7 @@ class Proven(Struct, frozen=True, tag=True):
 
 
 class Disabled(Struct, frozen=True, tag=True):
-    """Given up for the rest of the episode."""
+    """The server is not used for the rest of the episode, for this `reason`."""
 
     reason: str
 
@@ -40,9 +47,9 @@ class Connecting(Struct, frozen=True, tag=True):
     """An attempt is under way.
 
     Attributes:
-        attempt: One-based, within the turn.
-        first: No connect of this episode has succeeded before.
-        policy: What failures lead to.
+        attempt: Number of the attempt within the turn, from 1.
+        first: Whether no connect of this episode has succeeded before.
+        policy: Decides how often to retry and what a failed first connect leads to.
     """
 
     attempt: int
@@ -55,17 +62,17 @@ ConnectionState: TypeAlias = Settled | Connecting
 
 
 class ConnectRequested(Struct, frozen=True, tag=True):
-    """A turn wants the server."""
+    """A turn needs the server."""
 
     policy: FailurePolicy
 
 
 class ConnectSucceeded(Struct, frozen=True, tag=True):
-    """The server is connected, initialised and listed."""
+    """The server is connected and initialised, and has listed its tools."""
 
 
 class AttemptFailed(Struct, frozen=True, tag=True):
-    """The attempt failed."""
+    """The connect attempt failed."""
 
     failure: ServerFailure
 
@@ -74,7 +81,7 @@ ConnectionEvent: TypeAlias = ConnectRequested | ConnectSucceeded | AttemptFailed
 
 
 class Attempt(Struct, frozen=True, tag=True):
-    """Try to connect, now."""
+    """Try to connect; `number` counts the attempts of the turn."""
 
     number: int
 
@@ -86,14 +93,14 @@ class ReportOpened(Struct, frozen=True, tag=True):
 
 
 class ReportDisabled(Struct, frozen=True, tag=True):
-    """Tell the agent that there are no tools from this server; `newly`: as of now."""
+    """Tell the agent that this server is disabled; `newly` if this turn disabled it."""
 
     reason: str
     newly: bool
 
 
 class ReportStartupFailure(Struct, frozen=True, tag=True):
-    """Tell the agent that the episode cannot start."""
+    """Tell the agent that the first connect failed and that the policy is to raise."""
 
     failure: ServerFailure
 
@@ -101,17 +108,17 @@ class ReportStartupFailure(Struct, frozen=True, tag=True):
 ConnectionCommand: TypeAlias = Attempt | ReportOpened | ReportDisabled | ReportStartupFailure
 
 
-class IllegalConnectionEvent(Exception):  # noqa: N818 - a mistake in the caller, named for what it met
-    """The event is not possible in this state."""
+class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+    """The event cannot happen in this state. This is a bug in the caller."""
 
 
 def connection_step(
     state: ConnectionState, event: ConnectionEvent
 ) -> tuple[ConnectionState, ConnectionCommand]:
-    """Return the next state and the one thing to do.
+    """Return the next state and the one command to carry out.
 
     Raises:
-        IllegalConnectionEvent: The pair is not listed; both are named.
+        IllegalConnectionEvent: The event cannot happen in this state; the text names both.
     """
     match state, event:
         case Untried(), ConnectRequested(policy):

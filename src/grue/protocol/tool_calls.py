@@ -1,4 +1,8 @@
-"""The tool calls of a reply: which go to which server, which no server gets to see, what became of each."""
+"""Sort the tool calls of a reply by server, and record how each was settled.
+
+Come here to change which calls are rejected before they reach a server, or what a record says about a call.
+`tool_loop.py` decides when calls are sent.
+"""
 
 from typing import Literal, assert_never
 
@@ -27,14 +31,14 @@ from grue.protocol.tool_media import MediaRoom
 
 
 class Rejected(Struct, frozen=True):
-    """A call that is answered without any server: `error` is for the model to read."""
+    """A call that is answered without asking a server; the model reads `error`."""
 
     call: ToolCall
     error: str
 
 
 class Run(Struct, frozen=True):
-    """Consecutive calls to one server; they go to its session as one batch."""
+    """Consecutive calls to one server, sent to its session as one batch."""
 
     server: ServerName
     calls: tuple[ServerCall, ...]
@@ -43,9 +47,10 @@ class Run(Struct, frozen=True):
 def without_doubles(
     tools: tuple[ToolDefinition, ...],
 ) -> tuple[tuple[ToolDefinition, ...], tuple[ServerNoted, ...]]:
-    """Return the tools, of each name only the first, and a note for each tool that is left out by that.
+    """Drop tools whose name is already taken; return the others, and a note for each that was dropped.
 
-    Within one server's listing that cannot happen; but a manager may list tools under the names of others.
+    The listing of one server has no duplicates. Two servers clash only if a host's own manager lists tools
+    under another server's name.
     """
     first: dict[str, ToolDefinition] = {}
     notes = [
@@ -63,7 +68,10 @@ def without_doubles(
 def sort_calls(
     calls: tuple[ToolCall, ...], tools: tuple[ToolDefinition, ...]
 ) -> tuple[tuple[Run, ...], tuple[Rejected, ...]]:
-    """Return the runs in order, and the calls that are unknown or unreadable (R5.3, R6.4, R8.3)."""
+    """Return the runs in order, and the calls that name an unknown tool or have unreadable arguments.
+
+    Source: R5.3, R6.4, R8.3
+    """
     listed = {tool.name: tool for tool in tools}
     known = ", ".join(listed)
     runs: list[tuple[ServerName, list[ServerCall]]] = []
@@ -106,7 +114,7 @@ def record(
 
 
 def record_settlement(call: ToolCall, iteration: int, event: Settlement) -> ToolCallRecord:
-    """Return the record of a call, which `event` settles."""
+    """Return the record of a call that `event` settles."""
     match event:
         case ToolReturned(result=result):
             return record(call, iteration, "returned", result, event.duration_s)
@@ -123,7 +131,7 @@ def record_settlement(call: ToolCall, iteration: int, event: Settlement) -> Tool
 def reject(
     rejected: tuple[Rejected, ...], iteration: int, batch: BatchId
 ) -> tuple[tuple[ToolRejected, ...], tuple[ToolCallRecord, ...]]:
-    """Return the notes and records of calls that are answered without a server, each for its own reason."""
+    """Return the notes and records of rejected calls; each has its own error text."""
     notes = tuple(
         ToolRejected(batch=batch, call_id=item.call.call_id, name=item.call.name, error=item.error)
         for item in rejected
@@ -136,7 +144,7 @@ def reject(
 def skip(
     calls: tuple[ToolCall, ...], iteration: int, batch: BatchId, reason: str
 ) -> tuple[tuple[ToolSkipped, ...], tuple[ToolCallRecord, ...]]:
-    """Return the notes and records of calls that no server gets to see, all for the same reason."""
+    """Return the notes and records of calls that are not sent to their server, all for the same `reason`."""
     notes = tuple(ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
     result = tool_results.failure(reason)
     return notes, tuple(record(call, iteration, "skipped", result) for call in calls)
@@ -145,12 +153,14 @@ def skip(
 def tool_messages(
     records: tuple[ToolCallRecord, ...], max_result_chars: int, room: MediaRoom | None = None
 ) -> tuple[ToolMessage, ...]:
-    """Return what the conversation is told of each call of a reply, in order (R5.4, P44).
+    """Return the tool messages of a reply's calls, in order.
 
     Args:
-        records: The calls, settled.
-        max_result_chars: Longest text of each.
-        room: For what is attached to them; `None`: nothing is.
+        records: The settled calls.
+        max_result_chars: Longest text of one message.
+        room: Collects the attachments; `None` attaches nothing.
+
+    Source: R5.4, P44
     """
     return tuple(
         ToolMessage(item.call_id, *tool_results.told(item.result, max_result_chars, room)) for item in records

@@ -1,31 +1,32 @@
-"""The turn as a state machine: `step(state, event) -> (state, commands)`.
+"""The turn as a pure state machine: `step(state, event) -> (state, commands)`.
 
-The rules it keeps:
+Come here to change what a turn does next. This module only decides: it does no I/O, reads no clock and does
+not log. The agent actor feeds it events and carries out its commands. The rules:
 
-1.  Every tool call of a reply is answered exactly once, in the order of the calls, before the model is
-    asked again: providers refuse a conversation with an unanswered call (P3, P16, P19).
-2.  Calls go to their servers in runs, consecutive calls to one server at a time, the next run when the last
-    one is settled. Calls that no server may see (unknown tool, unreadable arguments) are answered here
-    (R6.4).
-3.  A timeout ends its batch: the session skips the rest of the run, this machine the runs not yet sent
-    (R6.5). The model goes on, unless the policy forces it to finish (R6.6).
-4.  A server's death ends the tools of this turn: the rest is skipped, then one forced final request, or one
-    reconnect where the policy says so and another iteration is left to use it.
-5.  Tools are offered only by loop requests, and only those leave the form of the answer free. Forced, repair
-    and tool-less requests require the answer's shape and offer none (P14).
-6.  After `max_tool_iterations` replies with tool calls, or a reply with neither content nor calls, the final
-    answer is forced (R5.7-10). A final text that the host's check refuses, an empty one, and one that calls
-    tools again are each met by the one repair, then by the host's fallback. A turn thus makes at most
-    `max_tool_iterations` + 2 requests.
-7.  A reached budget forces the final answer, after the calls of its reply, and leaves no repair.
-8.  Whether the model can call tools is asked before anything is started for it where that is doubtful, and
-    while sessions open where it is not; it is known before the first tool is offered (R12.5).
-9.  Every session that was opened is closed before the turn ends, whatever ends it (P6). A deadline or an
-    interruption ends it in any state; what arrives after that is late, and ignored. So is a second word
-    that a session is closed: one that is cancelled says so unasked.
+1.  Each tool call of a reply gets exactly one tool message, in the order of the calls, before the next
+    request: providers reject a conversation with an unanswered call.
+2.  The calls of a reply are grouped into runs: consecutive calls to the same server. A run is sent as one
+    batch, and the next run when every call of it is settled. A call to an unknown tool or with unreadable
+    arguments is answered here and is not sent to any server.
+3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
+    not yet sent. The loop goes on, unless the policy forces the final answer.
+4.  After a server died, the other calls of the reply are skipped and the final answer is forced. Under the
+    policy `reconnect` the server is restarted instead, once in a turn, and only if an iteration is left in
+    which the model could use it.
+5.  Only loop requests offer tools, and only they leave the form of the reply free. Forced, repair and
+    tool-less requests ask for the answer's schema and offer no tools.
+6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
+    neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
+    for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all.
+7.  A reached budget forces the final answer, after the calls of its reply. A spent one leaves no repair.
+8.  If it is doubtful whether the model can call tools, the turn checks that before it opens a session.
+    Otherwise it checks while the sessions open. The result is known before the first tool is offered.
+9.  Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
+    interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
+    a second `SessionClosed`: a session that is cancelled reports its close without being asked.
 
-States (`turn_states.py`) are named for what they wait for. Commands come out in order, notes for the trace
-before the command that they explain. What is not listed is an `IllegalEvent`.
+The states (`turn_states.py`) are named for what they wait for. Commands are in order, each note for the trace
+before the command that it explains. A pair that `step` does not list raises `IllegalEvent`.
 
 ```
 Idle ─▶ AwaitingSupport ─▶ AwaitingSessions ─▶ AwaitingCompletion ◀──▶ AwaitingTools ─▶ AwaitingReconnect
@@ -123,15 +124,15 @@ Commands: TypeAlias = tuple[TurnCommand | TurnNote, ...]
 Transition: TypeAlias = tuple[TurnState, Commands]
 
 
-class IllegalEvent(Exception):  # noqa: N818 - a mistake in a shell, named for what it met
-    """The event is not possible in this state; the text names both."""
+class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+    """The event cannot happen in this state; the text names both."""
 
 
 def step(state: TurnState, event: TurnEvent) -> Transition:
-    """Return the next state and what to do, in order.
+    """Return the next state, and the commands to carry out, in order.
 
     Raises:
-        IllegalEvent: The pair is not listed.
+        IllegalEvent: The event cannot happen in this state.
     """
     match state, event:
         case Idle(), RunTurn():
@@ -315,7 +316,7 @@ def _call(turn: Turn, calls: tuple[ToolCall, ...]) -> Transition:
     runs, rejected = sort_calls(calls, turn.tools)
     batch = BatchId(turn.batches + 1)
     if not runs:
-        # The number is used up by the notes, and the next reply needs one of its own (P22).
+        # The notes below use this number, and two replies must not share one.
         turn = replace(turn, batches=batch)
     notes, settled = reject(rejected, turn.iterations, batch)
     by_id = {call.call_id: call for call in calls}
@@ -372,7 +373,7 @@ def _skip_unsent(state: AwaitingTools, reason: str) -> tuple[AwaitingTools, tupl
 
 
 def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transition:
-    """Put the results into the conversation, in the order of the calls, and decide how to go on."""
+    """Add the results to the conversation, in the order of the calls, and decide what the turn does next."""
     by_id = {record.call_id: record for record in state.settled}
     records = tuple(by_id[call_id] for call_id in state.calls)
     turn, new = state.turn.tell(records)
@@ -389,7 +390,7 @@ def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transitio
         return _force(turn, "max_iterations", new, notes)
     if turn.budget_reached:
         return _force(turn, "budget", new, notes)
-    # The server may have taken its last tool away.
+    # The server may have removed its last tool during the turn.
     return _ask(turn, "loop" if turn.tools else "only", new, notes=notes)
 
 
@@ -397,7 +398,7 @@ def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transitio
 
 
 def _refuse_calls(turn: Turn, phase: Phase, reply: CompletionReceived) -> Transition:
-    """Answer the calls of a reply that was not offered any tools, without executing them."""
+    """Answer the tool calls of a reply to a request that offered no tools, without making the calls."""
     batch = BatchId(turn.batches + 1)
     notes, records = skip(reply.tool_calls, turn.iterations, batch, tool_results.SKIPPED_TOO_LATE)
     turn, new = replace(turn, batches=batch).tell(records)
@@ -474,11 +475,11 @@ def _closed(state: AwaitingClose, server: ServerName) -> Transition:
 
 
 def _abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transition:
-    """End the turn where it stands; a call that is under way stays without a record."""
+    """End the turn from whatever state it is in; a call that is under way gets no record."""
     turn = state.turn
     match state:
         case AwaitingSessions(pending=pending):
-            # They may open yet: each takes the close when it has.
+            # Sessions that are still opening are closed as soon as they have opened.
             turn = replace(turn, open=(*turn.open, *pending))
         case AwaitingTools(settled=settled):
             turn = replace(turn, records=(*turn.records, *settled))
@@ -491,6 +492,6 @@ def _abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Trans
         failure = Interrupted(reason=event.reason)
     following, commands = _fail(turn, failure)
     if isinstance(state, AwaitingReconnect):
-        # This one was asked to close already.
+        # This session has already been told to close.
         commands = tuple(item for item in commands if item != CloseSession(server=state.server))
     return following, commands

@@ -1,26 +1,32 @@
-"""From a server's answer to `tools/call` to a `ToolCallResult`, and from there to text for the conversation.
+"""Turn a server's answer to `tools/call` into a `ToolCallResult`, and that into text for the conversation.
 
-Everything in a `ToolCallResult` is a JSON value by construction: what JSON cannot say (NaN, lone surrogates,
-bytes, foreign objects) is replaced on the way in, so that nothing later can fail to write it (P43, P44).
+Come here to change what a model reads of a tool's result, or the limits on its size. Images, audio and files
+are checked in `tool_media.py`.
 
-| the server's result         | `content`, whole, as in the trace     | what the model reads          |
+Everything in a `ToolCallResult` is a JSON value. What JSON cannot express (NaN, lone surrogates, bytes, other
+Python objects) is replaced when the result is made, so that later code can encode it without an error.
+
+| the server's result         | `content`, complete, as in the trace  | what the model reads          |
 |-----------------------------|---------------------------------------|-------------------------------|
-| structured content          | that; the blocks repeat it            | its JSON                      |
+| structured content          | the structured content                | its JSON                      |
 | one text block, JSON        | the object or array                   | its JSON                      |
-| either with too many values | its JSON text                         | the beginning of that         |
+| either with too many values | its JSON text                         | the beginning of the text     |
 | text blocks only            | the text, blocks joined by newlines   | the text                      |
-| other blocks among them     | the list of blocks as they came       | a list, each block as follows |
-| - text                      |                                       | as it came                    |
+| other blocks as well        | the list of blocks, unchanged         | a list, each block as follows |
+| - text                      |                                       | unchanged                     |
 | - image, audio              |                                       | MIME type, size; attached     |
 | - resource link             |                                       | URI, name, description        |
 | - embedded resource, text   |                                       | URI, MIME type, text          |
 | - embedded resource, binary |                                       | URI, type, size; attached     |
 | - SVG, or text in base64    |                                       | the same, and the text        |
-| - anything else             |                                       | as it came                    |
+| - anything else             |                                       | unchanged                     |
 
-Text is cut to a size, and never holds base64. What is attached (`tool_media.py`) is shown as what it is where
-the endpoint takes it; what cannot be is `omitted`, with the reason. Blocks of other kinds than text that come
-beside structured content are kept in `ToolCallResult.blocks`, and told of in the same way.
+The text is cut to a size. The base64 of these block types is never part of it. An attachment is sent as an
+image, audio or file if the endpoint accepts it; one that cannot be attached is marked `omitted`, with the
+reason. If a result has structured content, its text blocks are dropped, because they repeat it. Its other
+blocks are kept in `ToolCallResult.blocks` and described in the same way.
+
+Source: P43, P44
 """
 
 import base64
@@ -39,14 +45,14 @@ from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_media import MediaRoom, known_bytes, text_in
 
 MAX_DEPTH = 100
-"""Deepest nesting of a JSON value; deeper ones would exhaust the stack of whoever writes them."""
+"""Deepest nesting of a JSON value; encoding a deeper one would exhaust the stack."""
 
 MAX_JSON_CHARS = 2_000_000
 MAX_JSON_VALUES = 50_000
-"""A text block that is longer, or has more values, stays text: decoding it would hold up the event loop."""
+"""A text block that is longer, or has more values, is not decoded: that would block the event loop."""
 
 MAX_ERROR_CHARS = 100_000
-"""Longest text of a tool's error that stands beside its content."""
+"""Longest `error_message` of a failed tool; `content` has the complete text."""
 
 _LOOK_CHARS = 1000
 _SMALL_VALUES = 2000
@@ -58,17 +64,17 @@ SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
 
 
 class JsonText(str):
-    """The JSON text of a value that has too many values in it to be decoded."""
+    """The JSON text of a value that was not decoded because it contains too many values."""
 
     __slots__ = ()
 
 
 def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
-    """Return `value` as a JSON value; what JSON cannot say is replaced.
+    """Return `value` as a JSON value, with replacements for what JSON cannot express.
 
-    NaN and infinities become `None`, lone surrogates U+FFFD, bytes base64 text, keys text, integers with
-    more digits than Python writes their hexadecimal text, what is nested more than `depth` deep a text that
-    says so, anything else its `str`.
+    NaN and infinities become `None`, lone surrogates U+FFFD, bytes base64 text, and keys text. Integers with
+    more digits than Python writes become hexadecimal text. Values nested more than `depth` deep become a text
+    that says so. Any other object becomes its `str`.
     """
     match value:
         case None | bool():
@@ -92,7 +98,7 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
 
 
 def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> JsonObject:
-    """Return a mapping as a JSON object, in the same way."""
+    """Return a mapping as a JSON object, with the replacements of `json_value`."""
     return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
 
 
@@ -113,33 +119,45 @@ def _children(value: object) -> Iterable[object]:
 
 
 _MAX_INT_BITS = 14_000
-"""Python writes integers of up to 4,300 digits in decimal, readers of JSON read about as many."""
+"""Python writes at most 4,300 decimal digits, and JSON readers accept about as many."""
 
 _TOO_DEEP = "[nested too deeply]"
 
 
 def success(content: object) -> ToolCallResult:
-    """Wrap what a tool returned (R11.1, P41)."""
+    """Return the result of a tool that succeeded.
+
+    Source: R11.1, P41
+    """
     return ToolCallResult(json_value(content))
 
 
 def failure(message: str, content: object = None) -> ToolCallResult:
-    """Wrap what went wrong (R11.2, R11.4, P42)."""
+    """Return the result of a call that failed; `message` says why.
+
+    Source: R11.2, R11.4, P42
+    """
     return ToolCallResult(json_value(content), is_error=True, error_message=well_formed(message))
 
 
 def timed_out(timeout_s: float) -> ToolCallResult:
-    """Return the result of a call that was given `timeout_s` seconds (P25)."""
+    """Return the result of a call that did not return within `timeout_s` seconds.
+
+    Source: P25
+    """
     return failure(f"Tool call timed out after {timeout_s:g}s")
 
 
 def call_failed(cause: str) -> ToolCallResult:
-    """Return the result of a call that failed on its way (R6.2)."""
+    """Return the result of a call that failed before the tool could answer, as when the server died.
+
+    Source: R6.2
+    """
     return failure(f"Tool call failed: {cause}")
 
 
 def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
-    """Say whether a JSON value has so few values in it that walking through it takes no time to speak of."""
+    """Return whether a JSON value has at most `most` nested values, so that walking through it is quick."""
     left, stack = most, [value]
     while stack and left > 0:
         left -= 1
@@ -154,7 +172,7 @@ def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
 
 
 def is_kept_as_text(answer: JsonObject) -> bool:
-    """Say whether a part of this result object of `tools/call` has so many values that it was not decoded."""
+    """Return whether part of this `tools/call` result was left as JSON text because of its many values."""
     blocks = answer.get("content")
     texts = (
         [block.get("text") for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
@@ -165,8 +183,8 @@ def is_kept_as_text(answer: JsonObject) -> bool:
 def from_mcp(answer: JsonObject) -> ToolCallResult:
     """Read the result object of `tools/call`.
 
-    The content is the structured content where the server gives it, else the parsed JSON where one text block
-    is a JSON object or array, else the text, else the list of blocks.
+    The content is the first of these that the result has: the structured content; the parsed JSON of a single
+    text block that is an object or array; the text, if all blocks are text; the list of blocks.
     """
     blocks = answer.get("content")
     blocks = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
@@ -196,7 +214,7 @@ def _unstructured(blocks: list[JsonObject]) -> object:
 
 
 def _is_readable(text: str) -> bool:
-    """Say whether a JSON text has few enough values to be decoded."""
+    """Return whether a JSON text is short enough, and has few enough values, to be decoded."""
     return len(text) <= MAX_JSON_CHARS and sum(map(text.count, "[{,")) <= MAX_JSON_VALUES
 
 
@@ -204,16 +222,18 @@ def _error_text(blocks: list[JsonObject]) -> str:
     text = "\n".join(
         str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text")
     )
-    # The content has the whole.
+    # The content keeps the complete text.
     return text if len(text) <= MAX_ERROR_CHARS else _marked(text, MAX_ERROR_CHARS)
 
 
 def history_text(result: ToolCallResult, max_chars: int) -> str:
-    """Return the JSON text of `result` for the conversation, cut to `max_chars` (R11.5, P44).
+    """Return the JSON text of `result` for the conversation, cut to `max_chars`.
 
-    Blocks that are no text are described, by the table above. A result that is too large keeps its beginning;
-    its content becomes text with a marker that says how much was cut, so that what the model reads is JSON
-    all the same. Markers and braces come on top of `max_chars`.
+    Blocks other than text are described as in the module's table. If the result is too large, its content
+    becomes text: the beginning, and a marker that says how much was cut. The model thus always reads valid
+    JSON. Markers and braces are not counted in `max_chars`.
+
+    Source: R11.5, P44
     """
     return told(result, max_chars)[0]
 
@@ -221,12 +241,12 @@ def history_text(result: ToolCallResult, max_chars: int) -> str:
 def told(
     result: ToolCallResult, max_chars: int, room: MediaRoom | None = None
 ) -> tuple[str, tuple[Attachment, ...]]:
-    """Return the text for the conversation, as `history_text` does, and what is attached to it.
+    """Return the text for the conversation, as `history_text` does, and the attachments that go with it.
 
     Args:
-        result: What became of a call.
-        max_chars: Longest text.
-        room: Takes the attachments of all results of a reply; `None`: nothing is attached.
+        result: The result of a call.
+        max_chars: Longest text, in characters.
+        room: Collects the attachments of all results of a reply; `None` attaches nothing.
     """
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()
@@ -237,7 +257,7 @@ def told(
 
 
 def _bounded(shown: JsonObject, max_chars: int) -> str:
-    """Return an object's JSON text, its members cut from the first on to what room the others leave."""
+    """Return an object's JSON text; each member in turn is cut to the room that the ones before it left."""
     if not any(isinstance(value, str) and len(value) > max_chars for value in shown.values()):
         text = _written(shown)
         if len(text) <= max_chars:
@@ -255,7 +275,7 @@ def _bounded(shown: JsonObject, max_chars: int) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """Return content in which no block carries base64: a list of blocks is one of objects with a type."""
+    """Return content without base64 in its blocks; only a list whose items all have a `type` has blocks."""
     if not isinstance(content, list):
         return content
     if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in content):
@@ -282,7 +302,7 @@ def _readable_resource(resource: JsonObject, room: MediaRoom | None) -> JsonObje
 
 
 def _binary(kind: str, holder: JsonObject, data: str, room: MediaRoom | None) -> JsonObject:
-    """Return what the model reads of base64, and attach what it can be shown of it."""
+    """Return what the model reads in place of base64, and attach the decoded file if possible."""
     size = known_bytes(data)
     described: JsonObject = {} if size is None else {"bytes": size}
     if room is None:
@@ -298,7 +318,7 @@ def _members(block: JsonObject, *names: str) -> JsonObject:
 
 
 def _cut(text: str, room: int) -> str:
-    """Keep as much of the beginning as takes up `room` characters once it is written as JSON."""
+    """Keep as much of the beginning as fits into `room` characters when it is encoded as JSON."""
     if len(text) <= room and _written_chars(text) <= room:
         return text
     lengths = range(1, min(len(text), room) + 1)

@@ -1,6 +1,7 @@
-"""The states of a turn, each named for what it waits for, and what all of them carry along.
+"""The states of a turn, each named for what it waits for, and the `Turn` that all of them carry.
 
-`tool_loop.py` says how one follows another.
+Come here to add something that a turn has to remember, or to read what a turn is doing (`progress_of`). The
+transitions between the states are in `tool_loop.py`.
 """
 
 from collections.abc import Mapping
@@ -32,23 +33,29 @@ from grue.protocol.tool_media import MediaRoom
 T = TypeVar("T")
 
 Phase = Literal["loop", "only", "forced", "repair"]
-"""What a completion was asked for: tools on offer, none to offer, to finish, to mend the answer."""
+"""The kind of a request: `loop` offers tools, `only` has none to offer, `forced` asks for the final answer,
+`repair` asks for a corrected one."""
 
 ForceReason = Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """What every state of a turn carries along.
+    """What a turn remembers from state to state.
 
     Attributes:
-        run: The command that began it.
-        tools: The listings of the open sessions, in the order of the servers.
-        relisted: The tools have changed since they were last put before the model.
-        open: Servers whose session has to be closed.
-        media_bytes: What its tool messages have shown of images, audio and files.
+        run: The command that started the turn.
+        tools: The tools of all open sessions, in the order of the servers.
+        relisted: Whether the tools have changed since the last request that offered them.
+        open: Servers whose session has to be closed before the turn ends.
+        iterations: Replies with tool calls so far.
+        requests: Requests sent to the model so far.
+        batches: The number of the last batch of tool calls.
+        records: The settled tool calls of earlier replies.
+        usage: Tokens and cost of the finished completions.
+        media_bytes: Decoded size of the images, audio and files attached to tool messages so far.
         forced: Why the final answer was forced; empty if it was not.
-        degraded: Why the turn does without tools that were wanted; empty if it does not.
-        reconnected: The one reconnect that the policy may allow has been used.
+        degraded: Why tools that were wanted are missing; empty if none are.
+        reconnected: Whether the one reconnect of the turn has been used.
     """
 
     run: RunTurn
@@ -67,13 +74,13 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def opening(self) -> tuple[ConversationItem, ...]:
-        """What its conversation begins with."""
+        """The first items of the conversation: the system text and the user text."""
         return SystemText(self.run.system), UserText(self.run.user)
 
     def relist(self, server: ServerName, listed: tuple[ToolDefinition, ...]) -> "Turn":
-        """Put `listed` in the place of what the server listed before, the servers in their order.
+        """Replace the tools that the server listed before with `listed`, and keep the order of the servers.
 
-        The same episode then offers the same list, however fast each of them boots.
+        The order matters for repeatability: a turn offers the same list whichever server boots first.
         """
         order = {name: position for position, name in enumerate(self.run.servers)}
         others = tuple(tool for tool in self.tools if tool.server != server)
@@ -81,12 +88,12 @@ class Turn(Struct, frozen=True, kw_only=True):
         return replace(self, tools=tools, relisted=True)
 
     def server_that_died(self, records: tuple[ToolCallRecord, ...]) -> ServerName:
-        """Return whose death these records of one reply tell of."""
+        """Return the server that died, from the records of one reply; one of them must be a `died`."""
         died = next(record for record in records if record.settlement == "died")
         return next(tool.server for tool in self.tools if tool.name == died.name)
 
     def tell(self, records: tuple[ToolCallRecord, ...]) -> tuple["Turn", tuple[ToolMessage, ...]]:
-        """Keep the records of one reply, and return what the conversation is told of them."""
+        """Add the records of one reply to the turn, and return the tool messages for the conversation."""
         limits = self.run.limits
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
         told = tool_messages(records, limits.max_result_chars, room)
@@ -95,18 +102,18 @@ class Turn(Struct, frozen=True, kw_only=True):
         return turn, told
 
     def count(self, usage: Usage) -> "Turn":
-        """Add what a completion took."""
+        """Add the tokens and cost of a completion."""
         return replace(self, usage=self.usage + usage)
 
     @property
     def budget_reached(self) -> bool:
-        """No more may be spent than the one request takes that is kept back for the final answer."""
+        """Whether the loop has to stop; one request is kept back for the final answer."""
         most = self.run.limits.budget.requests
         return self.budget_spent or (most is not None and self.requests + 1 >= most)
 
     @property
     def budget_spent(self) -> bool:
-        """Nothing more may be spent, not even on a repair."""
+        """Whether no further request may be sent, not even a repair."""
         budget, usage = self.run.limits.budget, self.usage
         return (
             (budget.requests is not None and self.requests >= budget.requests)
@@ -116,20 +123,22 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 class Idle(Struct, frozen=True):
-    """Waits for `RunTurn`."""
+    """The turn has not started; it waits for `RunTurn`."""
 
 
 class AwaitingSupport(Struct, frozen=True):
-    """Waits for the word that the model can call tools, before anything is started for it."""
+    """Waits for the check that the model can call tools; no session has been opened yet."""
 
     turn: Turn
 
 
 class AwaitingSessions(Struct, frozen=True):
-    """Waits until each of `pending` has opened or is given up; `new` goes into the next request.
+    """Waits until the session of each `pending` server has opened or has been given up.
 
     Attributes:
-        asking: The word that the model can call tools is still to come, too.
+        pending: Servers that have not reported yet.
+        new: Conversation items for the next request.
+        asking: Whether the check that the model can call tools is still under way.
     """
 
     turn: Turn
@@ -139,21 +148,22 @@ class AwaitingSessions(Struct, frozen=True):
 
 
 class AwaitingCompletion(Struct, frozen=True):
-    """Waits for the model."""
+    """Waits for the model's reply to the request that was sent last."""
 
     turn: Turn
     phase: Phase
 
 
 class AwaitingTools(Struct, frozen=True):
-    """Waits for the settlements of `batch`.
+    """Waits until every call of `batch` is settled: returned, timed out, skipped or lost with its server.
 
     Attributes:
-        calls: The tool calls of the reply by their ids, in order.
-        pending: Calls of the current batch that are not settled.
-        unsent: Runs that go out after it.
-        settled: Settlements so far, of all runs.
-        broken: What a settlement of this reply leads to once all are in.
+        calls: All tool calls of the reply by id, in order.
+        batch: The number of the batch that is under way.
+        pending: Calls of the batch that are not settled yet.
+        unsent: Runs that are sent after this batch.
+        settled: Records of the settled calls of the reply, in the order in which they were settled.
+        broken: The failure that decides how the turn goes on once all calls are settled; empty if none.
     """
 
     turn: Turn
@@ -166,7 +176,7 @@ class AwaitingTools(Struct, frozen=True):
 
 
 class AwaitingReconnect(Struct, frozen=True):
-    """Waits until the dead server's session is closed, to open it anew."""
+    """Waits until the session of the server that died is closed, and then opens a new one."""
 
     turn: Turn
     server: ServerName
@@ -182,7 +192,7 @@ class AwaitingVerdict(Struct, frozen=True):
 
 
 class AwaitingClose(Struct, frozen=True):
-    """Waits until every session is closed; then says `end`."""
+    """Waits until every session is closed, and then reports `end`."""
 
     turn: Turn
     pending: tuple[ServerName, ...]
@@ -190,7 +200,7 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """The turn is over."""
+    """The turn has ended."""
 
 
 TurnState: TypeAlias = (
@@ -213,11 +223,11 @@ LiveState: TypeAlias = (
     | AwaitingReconnect
     | AwaitingVerdict
 )
-"""The states in which the turn's end is still open."""
+"""The states in which a deadline or an interruption can still change how the turn ends."""
 
 
 def waiting_for(state: LiveState) -> str:
-    """Return what a turn in this state waits for, in the words of an error text."""
+    """Return what a turn in this state waits for, worded for an error text."""
     match state:
         case AwaitingSupport() | AwaitingSessions(pending=()):
             return "asking whether the model takes tools"
@@ -234,20 +244,20 @@ def waiting_for(state: LiveState) -> str:
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:
-    """Return the items but this one."""
+    """Return all items except `item`."""
     return tuple(other for other in items if other != item)
 
 
 class TurnProgress(Struct, frozen=True, kw_only=True):
-    """Where a turn stands.
+    """A snapshot of how far a turn has come.
 
     Attributes:
-        doing: What it waits for, in words: `waiting for the model (request 2)`.
+        doing: What the turn waits for, in words: `waiting for the model (request 2)`.
         iterations: Replies with tool calls so far.
-        requests: Completions that were asked for so far.
-        tool_calls: Tool calls that are settled.
-        usage: What the finished completions took.
-        elapsed_s: Since the turn was asked for.
+        requests: Requests sent to the model so far.
+        tool_calls: Tool calls settled so far.
+        usage: Tokens and cost of the finished completions.
+        elapsed_s: Seconds since the turn was requested.
     """
 
     doing: str
@@ -259,7 +269,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True):
 
 
 def progress_of(state: TurnState) -> TurnProgress:
-    """Return where a turn stands."""
+    """Return how far a turn has come; `elapsed_s` is left at 0, because this module has no clock."""
     settled = 0
     match state:
         case Idle():
