@@ -1,9 +1,14 @@
-"""The agent: the shell around the turn's state machine.
+"""The agent actor: runs one turn by driving the turn's state machine.
 
-It receives an envelope, steps, and performs what `protocol/tool_loop.py` says, with the envelope as the
-cause. Its deadline and its own cancellation reach the machine as events, so that every way a turn can end is
-a row in the same table: a cancelled agent still sees its sessions closed, under a shield and within
-`teardown_s`.
+The actor receives an event, passes it to `step` in `protocol/tool_loop.py`, and performs the commands that
+`step` returns: it sends them to the LLM actor or to a session actor, or records them. The decisions are all
+in `protocol/tool_loop.py`; change them there. Come here for how a command is performed, or for deadlines and
+cancellation.
+
+The deadline and the actor's own cancellation reach the state machine as events too. Otherwise there would be
+a second way to end a turn, one that skips the machine's rules: sessions would stay open, and the trace would
+not say why the turn ended. So a cancelled agent first shields itself, steps once with `TurnInterrupted`,
+waits for its sessions to close (at most `teardown_s`), and only then lets the cancellation continue.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,22 +50,23 @@ from grue.runtime.trace import Envelope
 _MANY = 50
 
 Check: TypeAlias = Callable[[str], AnswerAccepted | AnswerRefused]
-"""The host's check of a final text; what it raises is a crash of the agent."""
+"""The host's check of a final text. An exception that it raises counts as a crash of the agent."""
 
 
 _CLOSING_S = 5.0
 
 
 class AgentActor(Actor[TurnEvent]):
-    """Run one turn: take one ask `RunTurn`, answer it with `TurnCompleted` or `TurnFailed`.
+    """Runs one turn: receives one `RunTurn` and replies with `TurnCompleted` or `TurnFailed`.
 
     Args:
-        mailbox: Where the turn and everything that comes of it arrives.
-        llm: Takes `RequestCompletion` and `CheckToolSupport`.
-        sessions: Take the tool messages, by server.
+        mailbox: Receives `RunTurn` and all events of the turn.
+        llm: Mailbox of the LLM actor, which takes `RequestCompletion` and `CheckToolSupport`.
+        sessions: Mailboxes of the session actors, by server.
         check: The host's check of a final text.
-        note: Records what nobody has to act upon.
-        deadline: When the work has to end, on the event loop's clock; `inf`: never.
+        note: Records a message that has no receiver in the trace.
+        deadline: When the turn's work must end, on the event loop's clock; `inf`: never. Closing the sessions
+            may take longer.
 
     Attributes:
         end: How the turn ended; `None` while it runs.
@@ -90,14 +96,14 @@ class AgentActor(Actor[TurnEvent]):
 
     @property
     def progress(self) -> TurnProgress:
-        """Where the turn stands; safe to ask from any thread, since states never change."""
+        """How far the turn has come. May be read from any thread, since states are immutable."""
         seen, before = self._state, self._before
         if not isinstance(seen, Finished):
             return progress_of(seen)
         return replace(progress_of(before), doing=progress_of(seen).doing)
 
     async def run(self) -> None:
-        """Run the turn. Cancelled, close its sessions, bounded, before the cancellation goes on."""
+        """Run the turn. If cancelled, close its sessions within a time limit, then re-raise."""
         try:
             while not isinstance(self._state, Finished):
                 await self.receive(await self._next())
@@ -109,14 +115,15 @@ class AgentActor(Actor[TurnEvent]):
             raise
 
     async def receive(self, envelope: Envelope[TurnEvent]) -> None:
-        """Step with one event and perform what comes of it."""
+        """Pass one event to the state machine and perform the commands that it returns."""
         if isinstance(envelope.body, RunTurn):
             self._asked = envelope
         following, commands = step(self._state, envelope.body)
         self._before, self._state = self._state, following
         for command in commands:
             if len(commands) > _MANY:
-                # A reply with thousands of calls that no server gets to see.
+                # A reply may hold thousands of invalid calls, which are answered without a server. Let
+                # other tasks run in between.
                 await self._pace.pause()
             await self._perform(command, envelope.seq)
 
@@ -136,7 +143,8 @@ class AgentActor(Actor[TurnEvent]):
                 interrupted = TurnInterrupted(reason="cancelled")
                 await self.receive(self._happened(interrupted, sender="supervisor"))
             else:
-                # The turn's whole limit may pass in the same instant as the deadline of its work.
+                # The scope around the whole turn may expire in the same instant as the deadline of its work.
+                # Then the turn has run out of time; nobody has cancelled it.
                 await self.receive(self._happened(self._deadline_passed(), sender="clock"))
             while not isinstance(self._state, Finished):
                 await self.receive(await self.mailbox.receive())
@@ -164,12 +172,13 @@ class AgentActor(Actor[TurnEvent]):
         try:
             await self._sessions[command.server].send(command, sender=self.name, cause=cause)
         except MailboxClosed:
-            # The session's actor is gone, and with it, by its own doing, its process.
+            # The session's actor has ended, and it ends its process before it does. Report the close in
+            # its place, or the agent would wait for `SessionClosed` until its limit.
             closed = SessionClosed(server=command.server)
             await self.mailbox.send(closed, sender=command.server, cause=cause)
 
     def _happened(self, event: TurnEvent, *, sender: str) -> Envelope[TurnEvent]:
-        """Record an event that comes out of no mailbox."""
+        """Record an event that did not arrive through the mailbox, and return its envelope."""
         return self._note(event, sender=sender)
 
     def _deadline_passed(self) -> DeadlinePassed:
@@ -180,7 +189,7 @@ class AgentActor(Actor[TurnEvent]):
 
 
 def _closing_s(limits: TurnLimits) -> float:
-    """Return how long a cancelled turn waits for its sessions, which end within their own bounds."""
+    """Return how long a cancelled turn waits for its sessions to close."""
     if limits.turn_timeout_s is None and limits.teardown_s is not None:
         return limits.teardown_s
     return _CLOSING_S

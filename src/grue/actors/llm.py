@@ -1,7 +1,8 @@
-"""The LLM actor: keeps the conversation, sends requests, reports replies.
+"""The LLM actor: keeps the conversation, sends requests to the endpoint and reports replies to the agent.
 
-It takes no decisions: what a request looks like, what a reply means and whether to try again are the
-protocol's (`chat_wire`, `retry`), what to say next is the agent's.
+It decides nothing itself. `protocol/chat_wire/` encodes requests and decodes replies, `protocol/retry.py`
+decides whether to retry, and the agent decides what to say next. `llm_transport/` does the HTTP. Come here
+for the order of attempts: retries, adapting to an endpoint's error, and asking again after a cut reply.
 """
 
 import time
@@ -41,13 +42,14 @@ __all__ = ["LlmActor", "LlmEndpoint", "LlmSettings"]
 
 
 class LlmActor(Actor[LlmCommand]):
-    """Asks one endpoint for completions, one at a time.
+    """Requests completions from one endpoint, one at a time.
 
     Args:
-        mailbox: Where requests come from.
-        agent: Where replies go.
-        endpoint: Whom to ask; open while the actor runs, and longer where someone else holds it open.
-        note: Records retries, replies that were cut, and the text of streamed ones.
+        mailbox: Receives the requests.
+        agent: Gets the replies.
+        endpoint: The endpoint to ask. It is open while the actor runs, and stays open if another user has
+            entered it too.
+        note: Records retries, cut replies and streamed text in the trace.
     """
 
     def __init__(
@@ -65,12 +67,12 @@ class LlmActor(Actor[LlmCommand]):
         self._call_ids: set[str] = set()
 
     async def run(self) -> None:
-        """Serve requests until the mailbox is closed. Cancelled, it drops the request under way."""
+        """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
         async with self._endpoint:
             await super().run()
 
     async def receive(self, envelope: Envelope[LlmCommand]) -> None:
-        """Ask the endpoint, and tell the agent what came of it."""
+        """Ask the endpoint and send the outcome to the agent, or as the reply if the sender awaits one."""
         outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
         match envelope.body:
             case CheckToolSupport():
@@ -115,7 +117,7 @@ class LlmActor(Actor[LlmCommand]):
 
 
 class _Asking:
-    """One completion: as many requests as it takes."""
+    """One completion, which may take several requests: retries, adaptations, a larger token limit."""
 
     def __init__(
         self,
@@ -133,7 +135,10 @@ class _Asking:
         self._shown = False
 
     async def whole_reply(self) -> Reply | LlmFailure:
-        """Return the reply, asked for once more where it was cut and a larger limit may help."""
+        """Return the reply. If it was cut, ask once more with a larger token limit where there is one.
+
+        If the second request fails, the cut reply is returned.
+        """
         settings = self._endpoint.settings
         reply = await self._reply(settings)
         if isinstance(reply, LlmFailure) or not reply.cut:
@@ -214,13 +219,13 @@ class _Asking:
         self._say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))
 
     def _start_over(self) -> None:
-        """Tell whoever reads along that what was shown of the reply so far is void."""
+        """Tell observers of the stream to discard the text of this reply that they have so far."""
         if self._shown:
             self._shown = False
             self._say(TextDelta(request=self._command.request, text="", restart=True))
 
     def _show_again(self, reply: Reply) -> None:
-        """Show a reply that stands after all, though another was begun in its place."""
+        """Stream a reply again, because the reply that was to replace it has failed."""
         self._start_over()
         if reply.reasoning:
             self._show(Delta(reply.reasoning, "reasoning"))

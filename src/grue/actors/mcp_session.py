@@ -1,11 +1,13 @@
-"""The session: it alone owns a tool server, from spawn to the last reaped process, and serialises its calls.
+"""The session actor: owns one tool server, opens and closes it, and makes its calls one at a time.
 
-The actor keeps the connection open between two messages, in the task that opened it, which is the task that
-closes it. What to do when a connect fails is decided by `protocol/connection.py`; what a settlement means for
-the rest of a batch is in the `CallTools` command.
+`_attempt` opens the connection, serves every message of the session and closes the connection again, all in
+one call. It has to be one task: a connection holds cancel scopes and task groups, and anyio requires the task
+that entered them to leave them.
 
-The server behind it is anything that is a `Connect`: an MCP client, a dictionary of functions, an object with
-the seeds' four coroutines. The agent cannot tell.
+`protocol/connection.py` decides what to do after a failed connect. The `CallTools` command says what happens
+to the rest of a batch after a timeout. The actor uses the server only through `ToolConnection`
+(`tool_sessions/connection.py`), so an MCP client, a dictionary of functions and a host's own object work
+alike, and the agent sees no difference.
 """
 
 import contextlib
@@ -58,18 +60,18 @@ _CLOSE_REPORT_S = 1.0
 
 
 class SessionActor(Actor[SessionCommand]):
-    """Serve one tool server's sessions, one after the other.
+    """Serves one tool server's sessions, one after the other.
 
     Args:
-        mailbox: Takes the commands; its name is the server's in the configuration.
-        agent: Takes the events.
-        connect: Makes the connection for each attempt.
-        note: Records what nobody has to act upon.
-        connection: What the episode remembers of this server.
-        deadline: When everything but closing has to end, on the event loop's clock.
+        mailbox: Receives the commands. Its name is the server's name in the configuration.
+        agent: Gets the events.
+        connect: Makes a new connection for each attempt.
+        note: Records a message that has no receiver in the trace.
+        connection: The connection state of this server from earlier turns of the episode.
+        deadline: When everything except closing must end, on the event loop's clock.
 
     Attributes:
-        connection: The same after the last command; settled between turns.
+        connection: The connection state now. Pass it to the next turn's actor.
     """
 
     def __init__(
@@ -90,15 +92,16 @@ class SessionActor(Actor[SessionCommand]):
         self._note = note
         self._deadline = deadline
         self._connected: ToolConnection | None = None
-        self._said_closed = False
+        self._closed_reported = False
 
     async def run(self) -> None:
-        """Serve until the mailbox is closed. Cancelled, end the process, and say so before it goes on."""
+        """Serve until the mailbox is closed. If cancelled, end the process and report it, then re-raise."""
         try:
             await super().run()
         except anyio.get_cancelled_exc_class():
-            # The agent waits for this word, and its own request for it may lie unread in the mailbox.
-            if not self._said_closed:
+            # The agent waits for `SessionClosed` before it ends its turn, and its `CloseSession` may still
+            # be unread in our mailbox. Without this report it would wait until its teardown limit.
+            if not self._closed_reported:
                 await self._report_closed(None)
             raise
 
@@ -113,7 +116,7 @@ class SessionActor(Actor[SessionCommand]):
                 await self._skip(envelope.body, 0, tool_results.SKIPPED_AFTER_DEATH, envelope.seq)
 
     async def _open(self, command: OpenSession, cause: int) -> None:
-        self._said_closed = False
+        self._closed_reported = False
         before = self.connection
         order: ConnectionCommand | None = self._connection_step(ConnectRequested(command.policy))
         while isinstance(order, Attempt):
@@ -124,13 +127,18 @@ class SessionActor(Actor[SessionCommand]):
             case ReportStartupFailure(failure):
                 await self._tell(StartupFailed(server=self._server, failure=failure), cause)
             case ReportOpened():
-                pass  # said already, while the session was open
+                pass  # reported when the session was opened
             case None:
-                # The turn's time was up: that says nothing about the server, and the agent knows.
+                # The turn's deadline has passed. That is no failure of the server, so its connection state
+                # stays as it was. The agent has the same deadline and needs no report.
                 self.connection = before
 
     async def _attempt(self, attempt: Attempt, command: OpenSession, cause: int) -> ConnectionCommand | None:
-        """Connect, and if that succeeds, serve the whole session; return what follows."""
+        """Connect and, if that succeeds, serve the session to its end.
+
+        Returns:
+            The next command of the connection's state machine; `None` if the turn's deadline has passed.
+        """
         started = anyio.current_time()
         self._connected = connection = self._connect(self._note)
         closing: float | None = None
@@ -171,7 +179,7 @@ class SessionActor(Actor[SessionCommand]):
         return order
 
     async def _report_closed(self, cause: int | None, *, elapsed_s: float = 0.0) -> None:
-        """Say that the session is closed, also while being cancelled."""
+        """Send `SessionClosed`, even while this task is being cancelled."""
         connection, self._connected = self._connected, None
         closed = SessionClosed(
             server=self._server,
@@ -180,13 +188,13 @@ class SessionActor(Actor[SessionCommand]):
             stderr_tail=connection.stderr_tail if connection else "",
             elapsed_s=elapsed_s,
         )
-        self._said_closed = True
+        self._closed_reported = True
         bound = anyio.current_time() + _CLOSE_REPORT_S
         with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
             await self._tell(closed, cause)
 
     async def _serve(self, connection: ToolConnection) -> int | None:
-        """Serve batches until the session is to be closed; return the number of the word that said so."""
+        """Serve batches until `CloseSession` arrives; return the sequence number of that message."""
         async for envelope in self.mailbox:
             match envelope.body:
                 case CallTools():
@@ -198,7 +206,7 @@ class SessionActor(Actor[SessionCommand]):
         return None
 
     async def _call_all(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
-        await self._tell_of_new_tools(connection, batch, cause)
+        await self._report_changed_tools(connection, batch, cause)
         for position, call in enumerate(batch.calls):
             called = ToolCalled(
                 server=self._server,
@@ -210,7 +218,7 @@ class SessionActor(Actor[SessionCommand]):
             self._note(called, sender=self.name, cause=cause)
             settlement = await self._call(connection, batch, call)
             if call is batch.calls[-1]:
-                await self._tell_of_new_tools(connection, batch, cause)
+                await self._report_changed_tools(connection, batch, cause)
             await self._tell(settlement, cause)
             if isinstance(settlement, ServerDied):
                 return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_DEATH, cause)
@@ -218,10 +226,12 @@ class SessionActor(Actor[SessionCommand]):
                 return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_TIMEOUT, cause)
         return None
 
-    async def _tell_of_new_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
-        """Say so before the last settlement, with which the agent goes on and asks the model.
+    async def _report_changed_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
+        """Send `ToolsChanged` if the server has changed its tools.
 
-        What a server says after its answer is learned when the next batch begins.
+        This is checked at the start of a batch and again before its last settlement is sent. The order
+        matters: with the last settlement the agent asks the model again, and that request should list the
+        new tools. A change that the server announces later is seen at the start of the next batch.
         """
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:

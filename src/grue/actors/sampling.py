@@ -1,7 +1,8 @@
-"""Sampling: a server asks the host's model, in a conversation and through an LLM actor of its own.
+"""Sampling: answers the requests of MCP servers for a completion of the host's model.
 
-The turn's conversation is never touched, and a sampled reply that takes long holds nobody up but the server
-that asked for it. Off unless the turn's limits allow some.
+Each request has its own conversation and goes to a separate LLM actor. So it never changes the turn's
+conversation, and a slow completion delays only the server that asked for it. Sampling is off unless the
+turn's limits allow a number of requests.
 """
 
 from grue.mcp_transport.server_requests import Declined, Sample, Sampled, SamplingRequest
@@ -21,17 +22,20 @@ from grue.runtime.channel import Mailbox
 
 
 class CurrentSampler:
-    """Answers for whichever turn is running: a session may have been opened before it, and outlive it.
+    """Forwards sampling requests to the turn that is running.
+
+    A pooled session may be opened before the turn that uses it and may outlive it, so it cannot hold the
+    `Sampler` of one turn.
 
     Attributes:
-        sampler: The running turn's; `None`: it allows none, or there is no turn.
+        sampler: The running turn's sampler; `None` if no turn runs, or the turn allows no sampling.
     """
 
     def __init__(self) -> None:
         self.sampler: Sampler | None = None
 
     def on_behalf_of(self, server: ServerName) -> Sample:
-        """Return what answers the requests of one server."""
+        """Return the function that answers the requests of one server."""
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
             if self.sampler is None:
@@ -42,11 +46,11 @@ class CurrentSampler:
 
 
 class Sampler:
-    """Puts the servers' requests of one turn before a model.
+    """Answers the sampling requests of one turn.
 
     Args:
-        llm: The LLM actor that answers them, by asks.
-        most: Requests that are answered in this turn; further ones are declined.
+        llm: Mailbox of the LLM actor that completes them.
+        most: How many requests are answered in this turn; further ones are declined.
     """
 
     def __init__(self, llm: Mailbox[LlmCommand], most: int) -> None:
@@ -55,7 +59,7 @@ class Sampler:
         self._asked = 0
 
     def on_behalf_of(self, server: ServerName) -> Sample:
-        """Return what answers the requests of one server."""
+        """Return the function that answers the requests of one server."""
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
             if self._asked >= self._most:

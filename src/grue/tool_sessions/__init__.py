@@ -1,1 +1,4 @@
-"""What a session needs of a tool server, and the servers that need no transport."""
+"""The interface between session actors and tool servers, function tools, and the pool of open sessions.
+
+It must not import `mcp_transport`: function tools work without the MCP client.
+"""

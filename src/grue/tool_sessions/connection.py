@@ -14,7 +14,14 @@ from grue.messages import JsonObject, ToolCallResult, ToolDefinition
 from grue.runtime.actor import Note
 
 Ending = Literal["polite", "terminated", "killed", "died", "handed_over"]
-"""By itself at the end of its input, on SIGTERM, on SIGKILL; before it was asked to; or behind its turn."""
+"""How a server was ended.
+
+- `polite`: it exited by itself at the end of its input.
+- `terminated`: it exited on SIGTERM.
+- `killed`: it was killed with SIGKILL.
+- `died`: it exited before it was asked to.
+- `handed_over`: the session pool ends or keeps it after the turn; the trace's `ServerEnded` says how.
+"""
 
 
 class ServerExit(Struct, frozen=True):
@@ -28,7 +35,7 @@ class ServerExit(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """What a server said of itself when it was opened."""
+    """What a server reports when it is opened: its tools, versions and instructions."""
 
     tools: tuple[ToolDefinition, ...]
     protocol_version: str
@@ -37,10 +44,10 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class ToolConnection(Protocol):
-    """What a session needs of a tool server; entered, used and left by one task.
+    """One connection to a tool server. The same task enters, uses and leaves it.
 
-    Entering starts it, leaving ends it, bounded in time and cancelled or not. `pid`, `exit` and `ending` are
-    `None` where there is no process.
+    Entering starts the server. Leaving ends it within a bounded time, also when cancelled. `pid`, `exit` and
+    `ending` are `None` where there is no process.
     """
 
     async def __aenter__(self) -> Self:
@@ -50,13 +57,15 @@ class ToolConnection(Protocol):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """End it; afterwards no process of it is alive."""
+        """End the server; afterwards none of its processes is alive."""
         ...
 
     async def open(self, timeout_s: float) -> Listing:
-        """Agree on a protocol and list the tools; raises `ServerFailed`.
+        """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        The limit counts from when entering began (R13.3).
+        `timeout_s` counts from when entering began.
+
+        Source: R13.3
         """
         ...
 
@@ -65,45 +74,45 @@ class ToolConnection(Protocol):
         ...
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools if the server says that they have changed since they were last listed.
+        """Return the new list of tools if the server has said that it changed since it was last listed.
 
-        `None`: they have not, or a new listing is not to be had; raises nothing.
+        Returns `None` if it has not changed, or if listing it again failed. Raises nothing.
         """
         ...
 
     @property
     def alive(self) -> bool:
-        """Its process has not ended, as far as can be seen without asking it."""
+        """Whether its process still runs. Looks at the process only; the server itself is not asked."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """The server's process."""
+        """Process id of the server."""
         ...
 
     @property
     def exit(self) -> ServerExit | None:
-        """How the process ended."""
+        """How the process exited; `None` while it runs."""
         ...
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end it."""
+        """How the server was ended; `None` while it runs."""
         ...
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what it wrote to standard error, without secrets."""
+        """The end of the server's standard error, with secrets redacted."""
         ...
 
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]
-"""Makes a fresh connection, not yet entered; the note is for what a server does beside the protocol."""
+"""Makes a new connection that is not entered yet. It records the server's notices with the given `Note`."""
 
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A connection that can find out whether its server still knows the session."""
+    """A connection that can ask its server whether the session still exists (MCP over HTTP)."""
 
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether the session can still be used; asks the server for at most `timeout_s`."""

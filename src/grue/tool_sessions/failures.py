@@ -1,4 +1,8 @@
-"""What goes wrong with a server, as errors whose text says which server, where, why, and what to do."""
+"""The errors that a tool server can cause.
+
+`ServerFailed` ends the session; `ToolTimedOutError` and `ToolRefusedError` fail one call only. Their texts
+name the server, the phase, the cause and a remedy. Come here to change such a text.
+"""
 
 from pathlib import PurePath
 from typing import Literal
@@ -19,7 +23,10 @@ _INSTALL = {
 
 
 class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """A server could not be started or used any further; `failure` holds the facts (R6.1)."""
+    """A server could not be started, or cannot be used any further; `failure` holds the details.
+
+    Source: R6.1
+    """
 
     def __init__(self, failure: ServerFailure) -> None:
         super().__init__(failure_text(failure))
@@ -27,12 +34,12 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class WireFault(Struct, frozen=True):
-    """What went wrong with one exchange below the protocol; travels as the `data` of the SDK's error.
+    """A failed exchange at the transport level. It is passed on in the `data` field of the SDK's error.
 
     Attributes:
-        cause: One clause, with neither secrets nor control characters.
-        ends_session: No further exchange can succeed.
-        remedy: What to do; `None`: what the wire advises in that phase.
+        cause: One clause, without secrets or control characters.
+        ends_session: Whether every later exchange would fail too.
+        remedy: What the user can do; `None`: the transport's own advice for the phase.
     """
 
     cause: str
@@ -41,9 +48,11 @@ class WireFault(Struct, frozen=True):
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
-    """A tool call was not answered in time; the server was told that it is cancelled (R6.5).
+    """A tool call was not answered in time, and the server was sent a cancellation for it.
 
-    The session stays usable, and a late answer is dropped.
+    The session stays usable. A late answer is dropped.
+
+    Source: R6.5
     """
 
     def __init__(self, tool: str, timeout_s: float) -> None:
@@ -67,7 +76,10 @@ class ToolRefusedError(MCPError):
 
 
 def failure_text(failure: ServerFailure) -> str:
-    """Return a failure as lines for a person: server, cause, command, last words, remedy (R6.1, R14.5)."""
+    """Return a failure as text for the user: server, cause, command, end of its standard error, remedy.
+
+    Source: R6.1, R14.5
+    """
     by_url = failure.command.startswith(("http://", "https://"))
     if failure.phase in ("call", "close"):
         headline = f"MCP server '{failure.server}' failed in {failure.phase}: {failure.cause}"
@@ -84,13 +96,15 @@ def failure_text(failure: ServerFailure) -> str:
 
 
 def remedy_for(command: str, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
-    """Return what to do about a failure, as one sentence or two (R14.1, R14.5).
+    """Return what the user can do about a failure, in one or two sentences.
 
     Args:
         command: The program without its arguments.
-        phase: Where it failed.
-        missing: The program was not found.
-        timed_out: The server runs but did not answer in time.
+        phase: The phase in which it failed.
+        missing: Whether the program was not found.
+        timed_out: Whether the server runs but did not answer in time.
+
+    Source: R14.1, R14.5
     """
     program = PurePath(command).name
     if phase in ("call", "close"):
@@ -115,9 +129,9 @@ def remedy_for(command: str, phase: Phase, *, missing: bool = False, timed_out: 
 
 
 def first_fault(error: Exception) -> str:
-    """Return what a validator or a library complains of, as one line."""
+    """Return the first fault that a validation error or other exception names, as one line."""
     errors = getattr(error, "errors", None)
-    if callable(errors):  # pydantic's: the whole text has a line and a link for each
+    if callable(errors):  # a pydantic error; its full text has several lines and a link for each fault
         fault: JsonObject = errors()[0]
         where = ".".join(str(part) for part in fault.get("loc") or ())  # type: ignore[attr-defined]  # a tuple
         return f"{where}: {fault.get('msg')}" if where else str(fault.get("msg"))

@@ -1,9 +1,11 @@
-"""A dictionary of Python functions as a tool server: no process, the same messages.
+"""A tool server made of Python functions. It needs no process and produces the same messages as any other.
 
-Arguments are checked against the functions' annotations, by msgspec; the schemas that the model sees come
-from the same annotations. A plain function runs in a worker thread, so that a slow one neither blocks the
-loop nor outlasts its time limit; a coroutine function runs in the session's task and is cancelled at the
-limit.
+msgspec checks the arguments against the functions' annotations; the schemas that the model sees are made from
+the same annotations.
+
+A plain function runs in a worker thread, so that a slow one does not block the event loop. At its time limit
+the call fails and the thread is abandoned, because Python cannot stop a thread. A coroutine function runs in
+the session's task and is cancelled at its limit.
 """
 
 import asyncio
@@ -30,14 +32,17 @@ _RESULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class FunctionTools:
-    """A tool server made of functions; give it to a `Runner` where an MCP server would go (L).
+    """A tool server made of functions. Pass it to a `Runner` in place of an MCP server.
 
     Args:
-        functions: By tool name. Parameters must be annotated with types that msgspec can read and be
-            acceptable by keyword; the docstring's first paragraph becomes the description.
+        functions: The functions by tool name. Each parameter must be usable as a keyword argument and be
+            annotated with a type that msgspec supports. The docstring's first paragraph becomes the tool's
+            description.
 
     Raises:
-        MCPConfigError: A function has parameters that cannot be offered to a model.
+        MCPConfigError: A function has a parameter that JSON cannot express.
+
+    Source: L
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
@@ -51,8 +56,8 @@ class FunctionTools:
         """Make the connection for one session.
 
         Args:
-            server: The name that its tools are listed under.
-            before_calls: Awaited before the calls of each batch; `None`: nothing is waited for.
+            server: The server name of its tools.
+            before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
         """
         tools = tuple(
             ToolDefinition(
@@ -101,20 +106,23 @@ class FunctionConnection:
         return Listing(tools=self._tools, protocol_version="")
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Functions stay as they are; a batch begins with this question, and what it has to wait for."""
+        """Await `before_calls`. Returns `None`, since functions never change.
+
+        The session calls this at the start of each batch, before its first call is recorded.
+        """
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a function; what it raises is an error result, a `SystemExit` included.
+        """Call a function. An exception that it raises, `SystemExit` included, becomes an error result.
 
-        A `KeyboardInterrupt`, or a BaseException of the user's own, ends the turn, which raises it.
+        A `KeyboardInterrupt`, or a BaseException class of the user's own, ends the turn, which raises it.
 
         Raises:
-            ToolTimedOutError: It took longer than `timeout_s`; a plain function goes on in its thread, and
-                what it returns is dropped.
-            ToolRefusedError: There is no such function, or the arguments do not fit its annotations.
+            ToolTimedOutError: The function took longer than `timeout_s`. A plain function continues in its
+                thread, and its result is dropped.
+            ToolRefusedError: The function does not exist, or the arguments do not match its annotations.
         """
         if tool not in self._arguments:
             raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
@@ -143,7 +151,7 @@ async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
         return tool_results.success(msgspec.to_builtins(value, enc_hook=str))
     except BaseException as raised:
         error = single(raised)
-        # Whatever the user's function raises is its result, but for what says that the program is to end.
+        # An exception of the user's function is its result, unless it asks for the program to end.
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
         return tool_results.call_failed(f"{type(error).__name__}: {error}")
@@ -153,7 +161,8 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # On its way into the event loop a StopIteration or a GeneratorExit would become something else.
+        # A future cannot carry a StopIteration, and a GeneratorExit would end the awaiting coroutine. Wrap
+        # every exception so that it reaches the event loop unchanged.
         raise HostCodeFailed(error) from error
 
 
@@ -181,7 +190,8 @@ def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _default(value: object) -> object:
-    # Python evaluates a default once; a function that changes its own must not meet it in the next turn.
+    # Python evaluates a default once. Copy a mutable one for each call: a function may modify it, and the
+    # next turn must not see that.
     mutable = isinstance(value, list | dict | set | bytearray)
     return msgspec.field(default_factory=functools.partial(copy.deepcopy, value)) if mutable else value
 

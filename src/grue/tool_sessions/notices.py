@@ -1,4 +1,4 @@
-"""What a server does beside the protocol, told to whoever wants to know."""
+"""Notices: what a server does outside requests and replies, such as logging or writing invalid lines."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -11,13 +11,14 @@ Notify: TypeAlias = Callable[[NoticeKind, str], None]
 
 
 class ServerNotice(Struct, frozen=True):
-    """Something a server did beside the protocol.
+    """One event of a server outside requests and replies.
 
     Attributes:
-        kind: `noise`: a line that is no message; `bad_tool`: a tool or page of the listing that was left out;
-            `bad_schema`: a tool's results are not held to its output schema; `too_large`: a message was not
-            read, or kept as text, or notices were left out; `log`, `progress`: the server's notifications.
-        text: Untrusted, made printable, at most 500 characters.
+        kind: `noise`: a line that is not a JSON-RPC message. `bad_tool`: a tool, or a page of the listing,
+            was left out. `bad_schema`: a tool's results are not checked against its output schema.
+            `too_large`: a message was not read, or was kept as text only, or notices were left out. `log`,
+            `progress`: the server's notifications.
+        text: At most 500 characters, made printable. It comes from the server and is untrusted.
     """
 
     kind: NoticeKind

@@ -1,4 +1,4 @@
-"""What a server's configuration says beyond how it is reached: time limits, and which tools it may offer."""
+"""Options of a tool server that hold for any transport: time limits, and which of its tools are offered."""
 
 from fnmatch import fnmatchcase
 
@@ -9,16 +9,16 @@ from grue.tool_sessions.notices import Notify
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):
-    """Limits and choices for one server.
+    """Time limits and tool choices of one server.
 
-    A turn has limits of its own, and where both have one, the smaller holds: neither can make the other wait.
+    A turn has time limits too; the smaller of the two applies.
 
     Attributes:
-        call_timeout_s: Most that one call of a tool may take; `None`: what the turn allows.
-        startup_timeout_s: Most that handshake and listing may take together; `None`: what the turn allows.
-        include: Bare names of the tools that are offered, or patterns with `*`, `?` and `[...]`; `None`: all.
-        roots: `file://` URIs of the folders that the server may work in; `None`: it is not told of any.
-        exclude: Names or patterns of those that are not, even where `include` has them.
+        call_timeout_s: Time limit of one tool call; `None`: the turn's.
+        startup_timeout_s: Time limit of handshake and listing together; `None`: the turn's.
+        include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
+        exclude: Names or patterns of the tools not to offer. It wins over `include`.
+        roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
     """
 
     call_timeout_s: float | None = None
@@ -28,18 +28,18 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     roots: tuple[str, ...] | None = None
 
     def call_limit(self, timeout_s: float) -> float:
-        """Return the limit of a call that its caller gives `timeout_s`."""
+        """Return the smaller of the caller's `timeout_s` and the server's limit for a call."""
         return _smaller(timeout_s, self.call_timeout_s)
 
     def startup_limit(self, timeout_s: float) -> float:
-        """Return the limit of a start that its caller gives `timeout_s`."""
+        """Return the smaller of the caller's `timeout_s` and the server's limit for starting."""
         return _smaller(timeout_s, self.startup_timeout_s)
 
     def select(self, tools: tuple[ToolDefinition, ...], notify: Notify) -> tuple[ToolDefinition, ...]:
-        """Return the tools that are offered, in the listing's order.
+        """Return the tools to offer, in the order of the listing.
 
-        An entry of `include` that fits no tool is reported as `bad_tool`: it is a misspelling, or the server
-        has changed.
+        An entry of `include` that matches no tool is reported as a `bad_tool` notice, because it is
+        misspelt or the server has changed.
         """
         names = [tool.tool for tool in tools]
         for pattern in self.include or ():
@@ -48,7 +48,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
         return tuple(tool for tool in tools if self.offers(tool.tool))
 
     def offers(self, tool: str) -> bool:
-        """Say whether a tool of this bare name is offered."""
+        """Return whether to offer the tool with this bare name."""
         wanted = self.include is None or any(fnmatchcase(tool, pattern) for pattern in self.include)
         return wanted and not any(fnmatchcase(tool, pattern) for pattern in self.exclude)
 

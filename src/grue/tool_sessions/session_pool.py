@@ -1,15 +1,17 @@
-"""Sessions that outlive the turns that use them: prepared ahead, ended behind, or kept for the episode.
+"""The session pool of an episode: sessions that are prewarmed, ended after their turn, or kept open.
 
-A connection is entered and left by one task, its owner. Here the owner is a task of the episode, so that
+A connection must be entered and left by the same task, its owner. In the pool the owner is a task of the
+episode, not of a turn. That allows three things:
 
-- a connection can be opened while the host plays its move, used by the next turn, and by that one only
-  (`ahead`): what a turn sees is a fresh process, without the wait for it;
-- it can go on dying after its turn: the turn ends with its answer, and the next turn's first tool call waits
-  until every older process is gone, or its end, if it calls none;
-- or it can serve turn after turn (`kept`), for servers with a memory.
+- A session is opened while the host does its own work, and only the next turn uses it (`ahead`). The turn
+  gets a fresh process and does not wait for its start.
+- A session closes after its turn has returned. The next turn waits until all older processes are gone: before
+  its first tool call, or at its end if it makes no call. So at most one process of each server is open and
+  one is closing.
+- A session serves turn after turn (`kept`), for servers that keep a memory.
 
-To the session's actor a lent connection is one like any other (`ToolConnection`). What the owners do by
-themselves is noted in the trace, outside turns: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
+A session actor uses a leased connection like any other `ToolConnection`. The owners record what happens
+outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
 """
 
 import contextlib
@@ -36,24 +38,27 @@ from grue.tool_sessions.connection import Checkable, Connect, Ending, Listing, S
 from grue.tool_sessions.failures import ServerFailed
 
 _HOST_FIRST_S = 0.005
-"""Before a spare is spawned: that takes the interpreter for a millisecond, and the host is being told."""
+"""How long a prewarm is delayed. Spawning holds the interpreter for a millisecond, and at that moment the
+host's thread is about to receive its result."""
 
 _STILL_THERE_S = 2.0
-"""For the answer of a server by URL, whether it still knows of a session that has waited."""
+"""How long an HTTP server may take to say whether it still knows a session that was idle."""
 
 Sessions: TypeAlias = Literal["fresh", "ahead", "kept"]
-"""Whether a turn's session is opened in it, opened before it, or the one of the turns before."""
+"""Where a turn's session comes from: opened in the turn, opened before it, or kept from earlier turns."""
 
 
 class PooledConnection:
-    """A connection with a task of its own. `run` is the task; everything else is for those who use it.
+    """A connection and its owner task. `run` is the task; other tasks use the rest.
 
     Attributes:
-        connection: Open once `opened` is set, unless `failed` says why it is not.
-        listing: What the server listed last.
-        failed: Why it could not be opened, or, of another kind than `ServerFailed`, what crashed its owner.
-        wanted: To be set by whoever waits for it; without, it lets the host have its decision first.
-        gone: Set when it is left and no process of it is alive.
+        connection: Open once `opened` is set, unless `failed` is set too.
+        listing: The latest listing of the server; `None` until it is open.
+        failed: Why it could not be opened (`ServerFailed`), or the exception that crashed its owner.
+        opened: Set when opening has succeeded or failed.
+        wanted: Set by a turn that is waiting for this connection. Until then spawning is delayed by 5 ms, so
+            that the host gets its result first.
+        gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses it; 0: none.
     """
 
@@ -74,26 +79,27 @@ class PooledConnection:
 
     @property
     def usable(self) -> bool:
-        """It is open, or may still become so, and its process has not ended by itself."""
+        """Whether it is open or still opening, and its process has not ended."""
         return self.failed is None and not self.gone.is_set() and self.connection.alive
 
     def release(self) -> None:
-        """Have it left; what is not open yet need not become so first."""
+        """Let the owner close the connection. If it is still opening, opening is cancelled."""
         self._released.set()
         if not self.opened.is_set():
             self._opening.cancel()
 
     async def run(self) -> None:
-        """Open it, wait for its release, leave it. Cancelled, it is left all the same, bounded."""
+        """Open the connection, wait for `release`, close it. If cancelled, close it within a time limit."""
         try:
-            # Around all of it: what the connection begins in this scope ends in it.
+            # The scope covers the connection's whole life, not just its opening. The connection enters task
+            # groups when it opens and leaves them when it closes, and anyio requires scopes to nest.
             with self._opening:
                 await self._live()
         except ServerFailed as failed:
             self.failed = failed
-        except Exception as crash:  # noqa: BLE001 - it ends the turn that needs it, and no other one
+        except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
-            # A trace that cannot be written may be what it crashed of.
+            # If the trace cannot be written, that may be the crash itself, and recording it fails again.
             with contextlib.suppress(Exception):
                 self._say(describe_crash(self.server, crash))
         finally:
@@ -141,16 +147,16 @@ class PooledConnection:
 
 def _ending(left: ToolConnection) -> Literal["polite", "terminated", "killed", "died", "none"]:
     ending = left.ending
-    assert ending != "handed_over", "a connection of the pool's is made by a server, not lent"
+    assert ending != "handed_over", "the pool holds a server's own connections, not leased ones"
     return ending or "none"
 
 
 class SessionPool:
-    """The sessions of an episode that no turn owns. Make it, and use it, in the episode's loop.
+    """Holds the open sessions of an episode. Use it only in the episode's event loop.
 
     Args:
-        group: Where the owners run; cancelling it ends all of them.
-        recorder: Where they note what they do.
+        group: Runs the owner tasks; cancelling it closes all connections.
+        recorder: Records what the owners do, in the trace.
         sessions: `ahead` or `kept`.
     """
 
@@ -162,12 +168,12 @@ class SessionPool:
         self._leaving: list[PooledConnection] = []
 
     def prepare(self, server: ServerName, connect: Connect, timeout_s: float) -> None:
-        """Have a connection opened for whichever turn comes next; return at once.
+        """Start to open a connection for the next turn, unless one is there; return at once.
 
         Args:
-            server: Its name.
-            connect: Makes it.
-            timeout_s: For opening it.
+            server: The server's name.
+            connect: Makes the connection.
+            timeout_s: Time limit for opening it.
         """
         if server not in self._waiting:
             self._waiting[server] = self.begin(server, connect, timeout_s)
@@ -175,7 +181,7 @@ class SessionPool:
     def begin(
         self, server: ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
     ) -> PooledConnection:
-        """Have a connection opened, for the turn that asks for it now; 0: for none yet."""
+        """Start to open a connection. `turn` is the turn that waits for it; 0: none, it is a prewarm."""
         owned = PooledConnection(server, connect, self._recorder, timeout_s)
         owned.turn = turn
         self._group.start_soon(owned.run, name=f"owner of {server}")
@@ -184,20 +190,20 @@ class SessionPool:
     def lend(
         self, server: ServerName, connect: Connect, turn: int, deadline: float = float("inf")
     ) -> "LeasedConnection":
-        """Return a connection for one turn: the one that waits, or a new one.
+        """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
         Args:
-            server: Its name.
-            connect: Makes a new one.
+            server: The server's name.
+            connect: Makes a new connection.
             turn: Number of the turn.
-            deadline: When everything but closing has to end, on the event loop's clock.
+            deadline: When everything except closing must end, on the event loop's clock.
         """
         return LeasedConnection(
             self, self._waiting.pop(server, None), LeaseRequest(server, connect, turn, deadline)
         )
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """Take a connection back from its turn: to keep it, or to have it left behind."""
+        """Take back a connection. Keep it if sessions are kept and it is usable, else close it."""
         owned.turn = 0
         if self.sessions == "kept" and usable and owned.usable:
             self._waiting[owned.server] = owned
@@ -205,18 +211,18 @@ class SessionPool:
             self.leave(owned)
 
     async def wait_closed(self) -> None:
-        """Wait until every connection that was to be left is, and no process of it is alive."""
+        """Wait until every connection passed to `leave` is closed and none of its processes is alive."""
         while self._leaving:
             await self._leaving[-1].gone.wait()
             self._forget_gone()
 
     def lose(self, owned: PooledConnection, cause: str) -> None:
-        """Say that a connection cannot be used, and have it left."""
+        """Record that a prewarmed connection cannot be used, and close it."""
         self._recorder.record(PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
         self.leave(owned)
 
     def leave(self, owned: PooledConnection) -> None:
-        """Have a connection left; its end is waited for by `wait_closed`."""
+        """Start to close a connection; `wait_closed` waits for the end."""
         owned.release()
         self._leaving.append(owned)
         self._forget_gone()
@@ -226,7 +232,7 @@ class SessionPool:
 
 
 class LeaseRequest(Struct, frozen=True):
-    """What it takes to make a connection."""
+    """What a turn asks the pool for, and all that is needed to make a new connection."""
 
     server: ServerName
     connect: Connect
@@ -234,17 +240,17 @@ class LeaseRequest(Struct, frozen=True):
     deadline: float
 
     def within(self, timeout_s: float) -> float:
-        """Return the limit, or what is left until the deadline."""
+        """Return the smaller of `timeout_s` and the time left until the deadline."""
         return max(0.0, min(timeout_s, self.deadline - anyio.current_time()))
 
 
 class LeasedConnection:
-    """A connection of the pool's in the hands of one turn."""
+    """A `ToolConnection` that one turn has leased from the pool. Leaving it gives it back to the pool."""
 
-    def __init__(self, pool: SessionPool, spare: PooledConnection | None, making: LeaseRequest) -> None:
+    def __init__(self, pool: SessionPool, prewarmed: PooledConnection | None, request: LeaseRequest) -> None:
         self._pool = pool
-        self._owned = spare
-        self._making = making
+        self._owned = prewarmed
+        self._request = request
         self._broken = False
 
     async def __aenter__(self) -> Self:
@@ -257,78 +263,79 @@ class LeasedConnection:
         if owned is None:
             return
         try:
-            # A turn without a call has not waited for them yet: so never more than one of each is on its way.
+            # A turn that made no call has not waited for older processes yet. Without this wait, turns
+            # without calls could leave any number of closing processes behind.
             await self._pool.wait_closed()
         finally:
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Wait until it is open; where one that was prepared is lost, open another one, as any turn does.
+        """Wait until the connection is open. If a prewarmed one is lost, open a new one.
 
-        Each of the two has the whole limit, but no time beyond the turn's.
+        Each of the two attempts has the whole `timeout_s`, but neither passes the turn's deadline.
         """
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
             return listing
-        making = self._making
-        limit_s = making.within(timeout_s)
-        self._owned = owned = self._pool.begin(making.server, making.connect, limit_s, turn=making.turn)
+        request = self._request
+        limit_s = request.within(timeout_s)
+        self._owned = owned = self._pool.begin(request.server, request.connect, limit_s, turn=request.turn)
         await owned.opened.wait()
         if owned.failed is not None:
             self._owned = None
             raise owned.failed
-        assert owned.listing is not None, "what is open and did not fail has listed its tools"
+        assert owned.listing is not None, "a connection that opened without failing has listed its tools"
         return owned.listing
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a tool, once no process of an earlier turn is alive."""
+        """Wait until no process of an earlier turn is alive, then call the tool."""
         await self._pool.wait_closed()
         try:
-            limit_s = self._making.within(timeout_s)
+            limit_s = self._request.within(timeout_s)
             return await self._open.connection.call(tool, arguments, limit_s)
         except ServerFailed:
             self._broken = True
             raise
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools if they have changed, once no process of an earlier turn is alive.
+        """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
-        A batch begins with this question, and what it calls is recorded after it: so the trace, too, has the
-        end of the older process before the first call.
+        The session actor calls this at the start of a batch, before it records the batch's first call. So
+        the trace has the end of the older process before the first call of the newer one.
         """
         await self._pool.wait_closed()
-        return await self._changed(self._open, self._making.within(timeout_s))
+        return await self._changed(self._open, self._request.within(timeout_s))
 
     async def _changed(self, owned: PooledConnection, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         tools = await owned.connection.refresh_tools(timeout_s)
         if tools is not None and owned.listing is not None:
-            # The server says it once; a later turn that uses this connection begins with what it said.
+            # The server announces a change once. Keep it, since a later turn may use this connection.
             owned.listing = replace(owned.listing, tools=tools)
         return tools
 
     @property
     def alive(self) -> bool:
-        """Its process has not ended."""
+        """Whether its process still runs."""
         return self._owned is not None and self._owned.connection.alive
 
     @property
     def pid(self) -> int | None:
-        """The server's process."""
+        """Process id of the server."""
         return None if self._owned is None else self._owned.connection.pid
 
     @property
     def exit(self) -> ServerExit | None:
-        """How it ended, if it has."""
+        """How its process exited; `None` while it runs."""
         return None if self._owned is None else self._owned.connection.exit
 
     @property
     def ending(self) -> Ending | None:
-        """It ends behind the turn; `ServerEnded` says how."""
+        """Always `handed_over`: the pool ends or keeps it after the turn, and `ServerEnded` says how."""
         return "handed_over"
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what it has written to standard error so far."""
+        """The end of the server's standard error so far."""
         return "" if self._owned is None else self._owned.connection.stderr_tail
 
     @property
@@ -337,17 +344,18 @@ class LeasedConnection:
         return self._owned
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
-        """Return the listing of the connection that was prepared; `None`: it was lost."""
-        # It has a limit of its own, which began before the turn's, and says more when it has passed.
+        """Return the listing of the prewarmed or kept connection; `None` if it cannot be used."""
+        # No `timeout_s` here: opening has its own limit, which started earlier and gives a better error when
+        # it expires. Only the turn's deadline is added.
         owned.wanted.set()
-        with anyio.move_on_after(self._making.within(float("inf"))):
+        with anyio.move_on_after(self._request.within(float("inf"))):
             await owned.opened.wait()
         if owned.listing is None or not owned.usable or not await _still_there(owned.connection):
             self._owned = None
             self._pool.lose(owned, _why_lost(owned))
             return None
-        owned.turn = self._making.turn
-        await self._changed(owned, self._making.within(timeout_s))
+        owned.turn = self._request.turn
+        await self._changed(owned, self._request.within(timeout_s))
         return owned.listing
 
 
