@@ -1,17 +1,23 @@
-"""One event loop for a whole episode, in a thread of its own, used from plain code.
+"""One event loop for a whole episode, in a background thread, used from synchronous code.
 
-`run_blocking` begins and ends a loop with each call; this one stays: connections live on in it, and what one
-call leaves to be done is done while the caller does something else. The thread is a daemon. The loop ends
-with `close`, which the owner calls, or the interpreter when it exits, or with `end`, which waits for nothing,
-where the garbage collector finds the owner lost; whatever still runs in it then is cancelled and cleans up,
-bounded in time.
+`run_blocking` starts and ends a loop with each call. The loop here stays alive between calls: connections
+stay open in it, and background work goes on while the host does something else. The thread is a daemon. Come
+here for what happens at close, at exit, after a fork, or when several threads submit calls. The module must
+not know what it runs.
 
-Nothing that other threads ask of the loop waits for its answer: it may be busy, or about to end, or the
-asker may be its own thread.
+The loop ends in one of three ways. The owner calls `close`, which waits. The interpreter exits, and the
+`atexit` hook calls `close`. Or the owner is garbage collected, and its finalizer calls `end`, which does not
+wait. In each case the running calls are cancelled and get a limited time to clean up.
 
-Ctrl-C strikes the thread that waits for a call: the call is cancelled, its clean-up waited for, at most
-`INTERRUPT_GRACE_S`, and the interrupt raised; the loop goes on. A forked child has no loop: the episode is
-its parent's.
+`submit`, `interrupt` and `end` never wait for an answer of the loop's thread. The loop may be busy or about
+to end, or the caller may be the loop's own thread. Waiting could then be a deadlock.
+
+Ctrl-C reaches the main thread while it waits for a call. `Call.wait` then cancels the call, waits for its
+clean-up for at most `INTERRUPT_GRACE_S`, and raises `KeyboardInterrupt`. The loop and the other calls go on.
+The module docstring of `sync_edge` has a table of what each press does.
+
+After a fork the loop's thread exists in the parent only. In the child `submit` and every wait raise
+`MCPError`, because they would never end; `end` and `close` do not wait there.
 """
 
 import asyncio
@@ -49,23 +55,23 @@ from grue.runtime.sync_edge import (
 T = TypeVar("T")
 
 Held: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
-"""Makes what is open for as long as the loop runs, given the group that its tasks live in."""
+"""Makes the context manager that is open while the loop runs, given the loop's task group."""
 
 CLOSE_GRACE_S = 1.5
-"""What the end of the loop leaves to its clean-up; a cancelled session takes at most one second of it."""
+"""How long the clean-up may take when the loop ends. A cancelled session needs at most one second."""
 
 CLOSE_WITHIN_S = 10.0
-"""How long it waits after that, when all processes are killed."""
+"""How long `close` waits after that, when all processes are killed."""
 
 
 class Wording(Struct, frozen=True):
-    """How a loop that is in the way, or gone, is told to those who use it.
+    """Error texts for a loop that cannot be used.
 
     Attributes:
-        forked: In a process that was forked off.
-        waiting: Where a call would wait for its own loop.
-        closed: What is asked of a loop that is closed.
-        cut: A call that the loop's end cut short.
+        forked: The loop belongs to the parent process.
+        waiting: A call would wait for its own loop.
+        closed: The loop is closed.
+        cut: The loop ended before the call was done.
     """
 
     forked: str = "The episode is its parent process's: make a new runner after a fork."
@@ -75,12 +81,12 @@ class Wording(Struct, frozen=True):
 
 
 class LoopThread(Struct, frozen=True):
-    """Where a loop runs, and who may wait for what runs in it.
+    """The thread that a loop runs in, and the check of who may wait for it.
 
     Attributes:
-        thread: Its thread.
-        process: The number of its process.
-        wording: What those are told who may not.
+        thread: The thread.
+        process: Id of the process that started it.
+        wording: Error texts for a caller that may not wait.
     """
 
     thread: threading.Thread
@@ -89,30 +95,30 @@ class LoopThread(Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller is in the loop's own thread."""
+        """Whether the caller runs in the loop's own thread."""
         return threading.current_thread() is self.thread
 
     @property
     def is_forked_off(self) -> bool:
-        """Whether the caller is in another process, where the loop does not run."""
+        """Whether this process was forked from the one that runs the loop."""
         return self.process != os.getpid()
 
     def refuse_strangers(self) -> None:
-        """Refuse to be used by a process that was forked off.
+        """Raise if this process was forked from the one that runs the loop.
 
         Raises:
-            MCPError: It was.
+            MCPError: This is a forked process.
         """
         if self.is_forked_off:
             raise MCPError(self.wording.forked)
 
     def refuse_waiting(self) -> None:
-        """Refuse to wait where it would never end, or only by a time limit.
+        """Raise if a wait for this loop would be a deadlock.
 
         Raises:
-            MCPError: The caller is a call of this loop, or a function that one runs in a thread; or this
-                process was forked off, and has no such loop; or a signal handler calls that has interrupted
-                grue or an import.
+            MCPError: The caller is part of a call of this loop, or of a function that such a call runs in a
+                worker thread. Or this is a forked process, which does not have the loop. Or the caller is a
+                signal handler that has interrupted grue or an import.
         """
         self.refuse_strangers()
         refuse_reentry()
@@ -123,15 +129,17 @@ class LoopThread(Struct, frozen=True):
 _calling_in: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
     "calling_in", default=None
 )
-"""The thread of the loop whose call this code is part of; a worker thread inherits it."""
+"""The loop thread whose call this code is part of. A worker thread inherits it."""
 
 
 class Call(Future[T]):
-    """A call that is under way in the loop. `interrupt` cancels it; its result then is an interrupt.
+    """The future of a coroutine function that runs in the loop.
+
+    After `interrupt` its result is a `WorkInterrupted`.
 
     Attributes:
-        home: The loop.
-        ended: When it was over, on the monotonic clock; `None` until it is done.
+        home: The thread of its loop.
+        ended: When it ended, on the monotonic clock; `None` until it is done.
     """
 
     def __init__(self, home: LoopThread) -> None:
@@ -143,25 +151,25 @@ class Call(Future[T]):
         self._watch = InterruptWatch()
 
     def set_result(self, result: T) -> None:
-        """Settle it; known to be over as soon as anybody can see that it is."""
+        """Set the result. `ended` is set first, because waiting threads read it as soon as this is done."""
         self.ended = time.monotonic()
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Settle it, likewise."""
+        """Set the exception, `ended` first."""
         self.ended = time.monotonic()
         super().set_exception(exception)
 
     def interrupt(self) -> None:
-        """Cancel the call, from any thread, and return at once; it ends when it has cleaned up."""
+        """Cancel the call and return at once. Callable from any thread. The call ends after its clean-up."""
         self._work.interrupt()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is over, or the time has passed, and say whether it is. Nothing else ends it.
+        """Wait until the call is done or the time has passed. Return whether it is done. Cancels nothing.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the call goes on.
-            MCPError: It would be waited for in vain; see `LoopThread.refuse_waiting`.
+            KeyboardInterrupt: Ctrl-C was pressed. The call goes on.
+            MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
         """
         if not self.done() and timeout_s != 0:
             self.home.refuse_waiting()
@@ -170,17 +178,18 @@ class Call(Future[T]):
         return self.done()
 
     def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
-        """Return the result when it is there. Whatever cuts the waiting short cancels the call.
+        """Wait for the result and return it.
 
-        Its clean-up is waited for then.
+        If anything interrupts the wait, the call is cancelled, and its clean-up gets `INTERRUPT_GRACE_S`.
+        Without that wait the caller would go on, or exit, while server processes are still alive.
 
         Args:
-            force_kill: Called at the second Ctrl-C; makes the clean-up under way end at once.
+            force_kill: Called at the second Ctrl-C. Makes the running clean-up end at once.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C. The third one is not waited for.
-            MCPError: It would be waited for in vain; see `LoopThread.refuse_waiting`.
-            BaseException: What a signal handler raised meanwhile.
+            KeyboardInterrupt: Ctrl-C was pressed. The third press raises immediately.
+            MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
+            BaseException: A signal handler of the host raised it.
         """
         if not self.done():
             self.home.refuse_waiting()
@@ -200,37 +209,40 @@ class Call(Future[T]):
             give_up([self])
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> None:
-        """Run `function` in the loop, and keep what comes of it."""
-        _calling_in.set(self.home.thread)  # for this call's task alone
+        """Run `function` in the loop and keep its result or exception."""
+        _calling_in.set(self.home.thread)  # for this call's task only
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
-            self.fail(None)  # and nothing else is left to do here, so that it may be kept
-        except BaseException as error:  # noqa: BLE001 - it is for whoever waits for the call
+            # The loop is ending. Not raising again is safe, because the task has nothing else to do.
+            self.fail(None)
+        except BaseException as error:  # noqa: BLE001 - the thread that waits for the call raises it
             self.set_exception(error)
         else:
             self.set_result(result)
 
     def fail(self, cause: BaseException | None) -> None:
-        """Say that the loop ended before the call did."""
+        """Settle the call with `TurnCancelled`, because the loop ended first."""
         error = TurnCancelled(self.home.wording.cut)
         error.__cause__ = cause
         self.set_exception(error)
 
 
 class EpisodeLoop:
-    """An event loop in a thread of its own. Safe to use from several threads.
+    """An event loop in a background thread. Thread-safe.
 
     Args:
-        hold: Entered when the loop begins, left when it ends.
-        on_exit: Called in the loop's thread when the loop is gone, however it went; plain and quick.
-        force_kill: Called where the loop takes long to end; kills what it waits for. Waits for nothing.
-        wording: What is said where it cannot be used; by default, of an episode.
+        hold: Entered when the loop starts, left when it ends.
+        on_exit: Called in the loop's thread after the loop has ended, for whatever reason. Must be
+            synchronous and quick.
+        force_kill: Called if the loop takes too long to end. Kills the processes that it waits for. Must not
+            wait.
+        wording: Error texts for a loop that cannot be used; `None`: those of an episode.
 
     Raises:
-        Exception: What `hold` raised: the loop could not be begun.
-        MCPError: A signal handler calls that has interrupted grue or an import.
-        KeyboardInterrupt: Ctrl-C; the loop then ends by itself.
+        Exception: `hold` raised it, and the loop could not start.
+        MCPError: The caller is a signal handler that has interrupted grue or an import.
+        KeyboardInterrupt: Ctrl-C was pressed. The loop then ends by itself.
     """
 
     def __init__(
@@ -245,7 +257,9 @@ class EpisodeLoop:
         self._hold = hold
         self._last_word = on_exit
         self._hurry = force_kill
-        self._lock = threading.RLock()  # the garbage collector may come in while this thread holds it
+        # Reentrant, because a finalizer that the garbage collector runs may call `end` in a thread that
+        # already holds the lock.
+        self._lock = threading.RLock()
         self._calls: set[Call[Any]] = set()
         self._asks: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
         self._work = Interruptible()
@@ -255,7 +269,8 @@ class EpisodeLoop:
         self._gone: Future[None] = Future()
         thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
         self.home = LoopThread(thread, os.getpid(), wording or Wording())
-        # Moved to the end: what was registered last is called first, before all processes are killed.
+        # Register again, as the last hook. `atexit` runs the last one first, so the loops close in an orderly
+        # way before the hook of the process registry kills all processes.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         watch = InterruptWatch()
@@ -270,11 +285,11 @@ class EpisodeLoop:
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes no further call: it is closed, or has failed."""
+        """Whether the loop is closed or has failed. It then accepts no further call."""
         return self._ending
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Have `function` run in the loop, in a copy of the caller's context, and return at once.
+        """Start `function` in the loop, in a copy of the caller's context, and return at once.
 
         Raises:
             MCPError: The loop is closed, or belongs to another process.
@@ -282,7 +297,7 @@ class EpisodeLoop:
         self.home.refuse_strangers()
         call: Call[T] = Call(self.home)
         context = contextvars.copy_context()
-        context.run(current_async_library_cvar.set, "asyncio")  # whatever the caller's is
+        context.run(current_async_library_cvar.set, "asyncio")  # the caller's may be trio
         with self._lock:
             if self._ending:
                 raise MCPError(self.home.wording.closed) from self._failure
@@ -293,16 +308,17 @@ class EpisodeLoop:
         return call
 
     def end(self) -> None:
-        """Cancel what still runs, and return at once; its clean-up goes on, and then the loop is gone."""
+        """Cancel all calls and return at once. The loop ends after their clean-up."""
         if not self.home.is_forked_off:
             with self._lock:
                 self._ending = True
             self._work.interrupt()
 
     def close(self) -> None:
-        """Cancel what still runs, wait for its clean-up, and end. A second call does nothing.
+        """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
-        Called in the loop's own thread, it does not wait. A Ctrl-C makes the clean-up end at once.
+        In the loop's own thread it does not wait. A Ctrl-C kills the processes, so that the clean-up ends at
+        once.
         """
         if self.home.is_forked_off or self.home.is_here:
             self.end()
@@ -315,7 +331,8 @@ class EpisodeLoop:
                 if not self._gone.done():
                     self._hurry()
                     wait_for(self._gone, CLOSE_WITHIN_S)
-        # Only now: interrupted, it would take the thread for dead (seen in CPython 3.11).
+        # Join only now, when the thread is about to end. If a Ctrl-C interrupts `Thread.join`, CPython 3.11
+        # marks the thread as finished although it still runs.
         if self._gone.done():
             self.home.thread.join()
 
@@ -323,8 +340,8 @@ class EpisodeLoop:
         try:
             run_loop(lambda: self._work.run(self._serve))
         except WorkInterrupted:
-            pass  # it was asked to end
-        except BaseException as error:  # noqa: BLE001 - told to whoever began it, or wants something of it
+            pass  # `end` was called
+        except BaseException as error:  # noqa: BLE001 - raised by the constructor, or by later calls
             self._failure = single(error)
         finally:
             try:
@@ -333,7 +350,7 @@ class EpisodeLoop:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Tell everybody who waits for this loop, or would, that it is gone."""
+        """Settle every open call, and wake the threads that wait for the loop to start or to end."""
         with self._lock:
             self._ending = True
             calls = list(self._calls)
@@ -356,24 +373,24 @@ class EpisodeLoop:
                     self._asked.clear()
                     self._start_asked(group)
             finally:
-                self._ending = True  # what is asked by now is failed by `_run`
-                # What was being left in its own time, before the end, has no more of it now.
+                self._ending = True  # `_run` fails the calls that were submitted but not started
+                # A server that was given its normal time to exit gets no more than this from now on.
                 self._loop.call_later(CLOSE_GRACE_S, self._hurry)
 
     def _start_asked(self, group: TaskGroup) -> None:
-        # By itself, so that the loop holds nothing of the last call while it waits for the next one.
+        # A method, so that its local variables do not keep the last call alive while the loop waits.
         while self._asks:
             context, call, function = self._asks.popleft()
             context.run(group.start_soon, call.run, function)
 
 
 _alive: set[EpisodeLoop] = set()
-"""The loops of this process and, in a forked child, of its parent."""
+"""The running loops of this process. In a forked child these are its parent's."""
 
 
 def _close_all() -> None:
     loops = list(_alive)
-    # The interpreter is exiting: a Ctrl-C hurries that, and there is nothing else left to interrupt.
+    # The interpreter is exiting. A Ctrl-C makes that faster; there is nothing else left to interrupt.
     with contextlib.suppress(KeyboardInterrupt), counted_interrupts():
         for loop in loops:
             loop.end()
@@ -385,10 +402,10 @@ def _close_all() -> None:
 def give_up(calls: Sequence[Call[Any]]) -> None:
     """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`.
 
-    Those of the caller's own loop are only cancelled; those of another process are left alone.
+    Calls of the caller's own loop are cancelled but not waited for. Calls of another process are skipped.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C once more.
+        KeyboardInterrupt: Ctrl-C was pressed again.
     """
     ours = [call for call in calls if not call.home.is_forked_off]
     for call in ours:

@@ -1,12 +1,38 @@
-"""From plain code into the event loop and back: exactly one `anyio.run`, wherever the caller stands.
+"""Run a coroutine from synchronous code with exactly one `anyio.run`, and handle Ctrl-C meanwhile.
 
-Where no event loop runs in the calling thread, the loop runs right there. Where one does (a notebook, an
-async web view), the one `anyio.run` happens in a thread of its own while the caller waits, and a warning,
-once, names the async twin. Either way a plain `finally` outside the loop has the last word.
+Come here when Ctrl-C does not do what it should, or when a blocking call is made inside an event loop. The
+module must not know what it runs: it has no notion of turns, sessions or models.
 
-Ctrl-C: asyncio's own handler raises `KeyboardInterrupt` at an arbitrary point from the second one on, in the
-middle of whatever cleans up, and the loop may never end. So while a loop runs here, the first Ctrl-C cancels
-the work, the second kills what still resists (`force_kill`), and only a third one raises on the spot.
+If no event loop runs in the calling thread, the new loop runs in that thread. If one does (a notebook, an
+async web view), the new loop runs in a separate thread while the caller waits, and a warning, given once,
+names the async method to use instead. In both cases `on_exit` runs in a `finally` outside the loop.
+
+What a Ctrl-C does depends on where the main thread is:
+
+```
+the main thread is in                   1st press               2nd press                 3rd press
+--------------------------------------  ----------------------  ------------------------  ---------
+`run_blocking`, loop in this thread     cancel the work         `force_kill()`            raise now
+`run_blocking`, loop in another thread  cancel, wait max. 3 s   raise now; `on_exit`      -
+  (a loop runs in the caller's)                                 kills the processes
+`Call.wait` (loop_thread.py)            cancel, wait max. 3 s   `force_kill()`, wait      raise now
+                                                                max. 3 s
+`Call.join` (loop_thread.py)            raise; the call goes on -                         -
+`EpisodeLoop.close` (loop_thread.py)    `force_kill()`, wait    stop waiting, raise       raise now
+                                        max. 10 s
+any of them, but the host has its own   the host's handler decides; an exception that it raises ends the
+  SIGINT handler                        wait (or the loop in this thread), with the same clean-up
+```
+
+"Raise now" means: raise `KeyboardInterrupt` at whatever line is running. Every other press ends in a
+`KeyboardInterrupt` too, but only after the clean-up.
+
+Why not leave SIGINT to asyncio? Its handler cancels the main task at the first press and raises
+`KeyboardInterrupt` at an arbitrary line from the second press on. That line is usually in the middle of the
+clean-up: a server process stays alive, a lock stays held, or the loop never ends. An impatient user presses
+Ctrl-C twice within a second, so this would be the common case. Here the second press kills the processes
+that the clean-up waits for, so the clean-up ends by itself. Only the third press can strike an arbitrary
+line; it is the way out if the clean-up itself hangs.
 """
 
 import asyncio
@@ -34,15 +60,15 @@ INTERRUPT_GRACE_S = 3.0
 
 
 _NOTICE_S = 0.05
-"""How long a Ctrl-C can go unnoticed where an event loop has taken it."""
+"""How often a waiting thread looks for a Ctrl-C that was deferred or that an event loop has taken."""
 
 
 class WorkInterrupted(KeyboardInterrupt):
-    """What was running was interrupted from outside, as opposed to a KeyboardInterrupt that it raised."""
+    """The work was interrupted from outside. A `KeyboardInterrupt` that the work raises is not this one."""
 
 
 class BlockingInsideEventLoopWarning(UserWarning):
-    """A blocking call was made where an event loop runs; everything else in that loop waits for it."""
+    """A blocking call was made inside a running event loop. Everything else in that loop waits for it."""
 
 
 def run_blocking(
@@ -56,13 +82,13 @@ def run_blocking(
 
     Args:
         function: The coroutine function.
-        force_kill: Called in a signal handler at the second Ctrl-C; makes the clean-up under way end at once.
-        on_exit: Called when the loop is gone, however it went; must be plain and quick.
+        force_kill: Called in a signal handler at the second Ctrl-C. Makes the running clean-up end at once.
+        on_exit: Called after the loop has ended, for whatever reason. Must be synchronous and quick.
         twin: The call that async code should use instead, for the warning.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; by then the loop has been given the time to clean up.
-        MCPError: A signal handler calls that has interrupted grue or an import.
+        KeyboardInterrupt: Ctrl-C was pressed. The loop has had time to clean up.
+        MCPError: The caller is a signal handler that has interrupted grue or an import.
     """
     refuse_reentry()
     try:
@@ -77,10 +103,10 @@ def run_blocking(
 
 @contextlib.contextmanager
 def unmasked_interrupt() -> Iterator[None]:
-    """Let a Ctrl-C leave as what it is, also where it struck inside a lock's own code.
+    """Raise a Ctrl-C as `KeyboardInterrupt`, even if it struck inside a lock's own code.
 
-    A `threading.Condition` that is interrupted as it releases its lock complains of the lock instead, with a
-    RuntimeError (seen in CPython 3.11).
+    A `threading.Condition` that is interrupted while it releases its lock raises a `RuntimeError` about the
+    lock instead (seen in CPython 3.11). The interrupt is then only that error's context.
     """
     try:
         yield
@@ -94,7 +120,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine function in an event loop, by `anyio.run`.
 
     Raises:
-        MCPError: The system had no descriptors or no memory left for a loop; its own error is the cause.
+        MCPError: The system has no descriptors or no memory left for a loop. Its error is the cause.
     """
     begun = False
 
@@ -118,7 +144,7 @@ def begin_thread(thread: threading.Thread) -> None:
     """Start a thread.
 
     Raises:
-        MCPError: The system has no more of them, or no memory; its own error is the cause.
+        MCPError: The system has no threads or no memory left. Its error is the cause.
     """
     try:
         thread.start()
@@ -133,7 +159,7 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Say whether an event loop runs in this thread; if so, warn once, in the name of the caller's caller."""
+    """Return whether an event loop runs in this thread. If so, warn once, at the line of the public call."""
     if not loop_is_running():
         return False
     if twin not in _warned:
@@ -147,7 +173,7 @@ def warn_if_blocking(twin: str) -> bool:
 
 
 def loop_is_running() -> bool:
-    """Say whether an event loop runs in this thread."""
+    """Return whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -157,13 +183,17 @@ def loop_is_running() -> bool:
 
 
 def _may_handle_sigint() -> bool:
-    """Whether this is the thread that signals reach, and nobody else has a handler for SIGINT."""
+    """Return whether this is the main thread and SIGINT still has Python's default handler."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     return in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class _Presses:
-    """A handler of SIGINT that counts, and raises at the third one only."""
+    """A SIGINT handler that counts. Only from the third press on it raises.
+
+    Attributes:
+        unseen: Presses that nothing has raised as `KeyboardInterrupt` yet.
+    """
 
     def __init__(self) -> None:
         self.unseen = 0
@@ -178,13 +208,18 @@ class _Presses:
 
 @contextlib.contextmanager
 def counted_interrupts() -> Iterator[None]:
-    """Have a Ctrl-C counted, so that `wait_for` raises it, not any line that happens to run; can be nested.
+    """Defer Ctrl-C: count it, and let `wait_for` raise it at a safe point.
 
-    Struck anywhere else, it could leave a lock taken for good that the other thread needs. Where somebody
-    else takes SIGINT, nothing changes.
+    Python's default handler raises at an arbitrary line of the main thread. That line may be between taking a
+    lock and the `try` that releases it. The loop's thread needs the same locks, so it would hang, and with it
+    the clean-up that the interrupt asks for. Inside this block the handler therefore only counts, and
+    `wait_for`, which holds no lock, raises.
+
+    Nestable: the outermost block counts. No-op off the main thread, or if the host has its own SIGINT
+    handler.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, which nothing has raised by the end of the block.
+        KeyboardInterrupt: At the end of the block, if a press was counted and nothing has raised it.
     """
     if not _may_handle_sigint():
         yield
@@ -204,7 +239,7 @@ def counted_interrupts() -> Iterator[None]:
 
 
 def _counted_interrupt() -> bool:
-    """Take one Ctrl-C that was counted in this thread, if there is any."""
+    """Take one deferred Ctrl-C off the count. Return whether there was one."""
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not (in_main_thread and isinstance(handler, _Presses) and handler.unseen):
@@ -218,11 +253,13 @@ def _run_here(function: Callable[[], Awaitable[T]], force_kill: Callable[[], obj
     result: T | None = None
 
     async def interruptible() -> None:
-        # It returns nothing: asyncio writes out its main task, result and all, when it gives SIGINT back.
+        # It returns nothing. asyncio formats the repr of its main task, with the result, when it restores
+        # its SIGINT handler; for a large result that is slow.
         nonlocal result
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
-
+            # A signal handler runs between any two lines, so it must not take locks that the interrupted
+            # line may hold. It only schedules the cancellation, and the loop carries it out.
             def press(signum: int, frame: FrameType | None) -> None:
                 nonlocal pressed
                 pressed += 1
@@ -251,15 +288,21 @@ def _run_here(function: Callable[[], Awaitable[T]], force_kill: Callable[[], obj
 
 
 class Interruptible:
-    """A cancel scope around the coroutine that another thread can cancel, before or after it is entered."""
+    """A cancel scope around a coroutine. Any thread can cancel it, also before the coroutine starts."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the garbage collector may interrupt while this thread holds it
+        # Reentrant, because a finalizer that the garbage collector runs may call `interrupt` in a thread that
+        # already holds the lock.
+        self._lock = threading.RLock()
         self._cancel: Callable[[], object] | None = None
         self._interrupted = False
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function`; raises `WorkInterrupted` where it was interrupted."""
+        """Run `function`.
+
+        Raises:
+            WorkInterrupted: `interrupt` was called.
+        """
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
             with self._lock:
@@ -274,12 +317,12 @@ class Interruptible:
         raise WorkInterrupted
 
     def interrupt(self) -> None:
-        """Cancel it, from any thread, its own included, now or when it begins; wait for nothing."""
+        """Cancel the work now, or as soon as it starts. Callable from any thread; returns at once."""
         with self._lock:
             self._interrupted = True
             cancel = self._cancel
         if cancel is not None:
-            # The loop may end by itself between the two lines: then there is nothing left to cancel.
+            # The loop may have ended since the lock was released. Then there is nothing left to cancel.
             with contextlib.suppress(RuntimeError):
                 cancel()
 
@@ -292,7 +335,7 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
     def target() -> None:
         try:
             finished.set_result(run_loop(lambda: work.run(function)))
-        except BaseException as error:  # noqa: BLE001 - handed over to the waiting caller, whatever it is
+        except BaseException as error:  # noqa: BLE001 - the waiting caller raises it again
             finished.set_exception(error)
 
     thread = threading.Thread(target=target, name="grue-turn", daemon=True)
@@ -309,11 +352,12 @@ def _run_in_thread(function: Callable[[], Awaitable[T]]) -> T:
 
 
 class InterruptWatch:
-    """Notices, from when it is made, a Ctrl-C that this thread's event loop has taken for itself.
+    """Detects a Ctrl-C that the asyncio loop of this thread has swallowed.
 
-    A loop that `asyncio.run` started takes the first Ctrl-C and only marks its main task as cancelled, which
-    nobody would see while a call blocks the loop. Made before what is waited for begins, it misses none that
-    strikes between the two.
+    A loop that `asyncio.run` started handles the first Ctrl-C by cancelling its main task. A blocking call
+    inside that loop never sees it: no exception is raised, and the task cannot run while the call blocks. The
+    watch compares the task's count of cancellation requests with the count at its own creation. Create it
+    before the work starts, so that a press between the two is not missed.
     """
 
     def __init__(self) -> None:
@@ -322,7 +366,7 @@ class InterruptWatch:
         self._cancelled_before = task.cancelling() if task else 0
 
     def struck(self) -> bool:
-        """Say whether there was one, once, and for the task that made it: others have not missed anything."""
+        """Return whether a Ctrl-C came since the last call. Always false outside the task that made this."""
         task = _current_task()
         if task is None or self._task is None or task is not self._task():
             return False
@@ -333,15 +377,20 @@ class InterruptWatch:
 def wait_for(
     finished: Future[Any], within_s: float | None = None, *, watch: InterruptWatch | None = None
 ) -> None:
-    """Wait until it is done, or `within_s` has passed, and notice a Ctrl-C, from `watch` or from now on.
+    """Wait until `finished` is done or `within_s` has passed. This is where a deferred Ctrl-C is raised.
+
+    Args:
+        finished: The future.
+        within_s: Seconds; `None`: no limit.
+        watch: Also raise a Ctrl-C that was pressed since this watch was created.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:
-        # Each of them is asked, so that none tells the next time what was told now.
+        # Ask every watch, without a short circuit: each press must be reported once only.
         struck = [each.struck() for each in watches]
         if any(struck) or _counted_interrupt():
             raise KeyboardInterrupt

@@ -1,9 +1,19 @@
-"""Write a trace file, and go on with one.
+"""Write a trace file, new or continued.
 
-Lines are written in a background thread (`line_queue`), so that a slow disk delays no turn. For every
-envelope that comes from or goes to the outside the writer waits until it is written: what the outside has
-told or was told is in the file before it acts upon it, a decision before its command is played, whatever
-kills the process in between.
+A background thread (`line_queue`) writes the lines, so that a slow disk does not delay a turn. Envelopes to
+or from the host are flushed synchronously: `record()` blocks, in the event loop, for at most
+`flush_within_s`, so that a decision is on file before the host acts on it.
+
+Why block the event loop? Suppose that the host plays a command and the process is killed before the line is
+written. A resumed episode would then ask the model again and play a second command, and the game would no
+longer match the trace. The flush prevents this, and it costs little: there are a few such envelopes per turn,
+and a write to the page cache takes microseconds. The messages inside a turn are not flushed, because nothing
+outside the process depends on them. If the disk does not answer within `flush_within_s`, the turn goes on:
+an incomplete trace is better than a program that hangs. From then on `record()` waits only 50 ms per
+envelope, until a flush succeeds in time again.
+
+A file belongs to one episode and one process. The format itself is in `trace_format`; reading is in
+`trace_reader`. Secrets are removed before an envelope gets here (`redaction`).
 """
 
 import hashlib
@@ -40,15 +50,15 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
     """How a trace file is written.
 
     Attributes:
-        fsync: Have the disk take what is flushed; otherwise it is safe from the death of the process, but
-            not from that of the machine.
-        max_payload_bytes: Longest JSON text of a message that stays in its line; a longer one goes into a
-            file of its own, named by its hash, in `payloads` beside the trace.
-        outside: Name under which the outside world sends and receives; an envelope from or to it is in the
-            operating system's hands before `record` returns.
-        flush_within_s: How long `record` waits for that at most; a disk that does not answer is not waited
-            for as long again before it does. The line is written later all the same.
-        version: Of the program that writes, for the header.
+        fsync: Call `fsync` at each flush. Without it a flushed line survives the death of the process, but
+            not a crash of the machine.
+        max_payload_bytes: Longest JSON text of a message that stays in its line. A longer one goes into a
+            separate file, named by its hash, in `payloads` next to the trace.
+        outside: The host's name as sender and receiver. An envelope from or to it is flushed before `record`
+            returns.
+        flush_within_s: How long `record` waits for that flush at most. After a flush that was late it waits
+            50 ms only, until one is in time again. A late line is still written.
+        version: Version of the program that writes, for the header.
     """
 
     fsync: bool = False
@@ -59,22 +69,23 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 
 
 class TraceWriter:
-    """Write a trace file, readable by its owner only; an observer. Safe to call from several threads.
+    """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
-    Two processes cannot write the same file. In a forked child the writer is closed.
+    Thread-safe. A file lock keeps two processes from writing the same file. In a forked child the writer is
+    closed.
 
     Args:
         path: The file.
-        episode: Names the episode in the file's first line.
+        episode: Id of the episode, for the file's first line.
         started_at: Seconds since the epoch; `None`: now.
         options: How it is written.
-        resume: Go on with a file that is there. Of a last line that was cut short nothing is kept.
+        resume: Continue an existing file. An incomplete last line is removed.
 
     Raises:
-        TraceError: The file cannot be made, or holds something already: a file is one episode's. With
-            `resume`: it is not that episode's trace in this format. Either way: another process writes it.
-            When an envelope is recorded, on `flush` and on `close`: the disk took no more; what it had taken
-            before stays readable.
+        TraceError: The file cannot be created, or it is not empty. With `resume`: it is not this episode's
+            trace, or has another format. In both cases: another process is writing it.
+            When an envelope is recorded, on `flush` and on `close`: writing failed. The lines before it stay
+            readable.
 
     Attributes:
         last_seq: Number of the last envelope that a resumed file holds; 0 in a new one.
@@ -109,11 +120,11 @@ class TraceWriter:
         self._lines = LineQueue(self._file, self._write, fsync=self._options.fsync)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Append one envelope; return when it is queued, or flushed if it is from or to the outside.
+        """Append one envelope. Return when it is queued, or flushed if the host sends or receives it.
 
         Raises:
-            TraceError: Its number does not come after the last one, so that no reader would take the file; or
-                the disk took no more.
+            TraceError: Its number is not greater than the last one, and readers would reject the file. Or
+                writing failed.
         """
         if envelope.seq <= self._written_seq:
             raise TraceError(
@@ -127,18 +138,18 @@ class TraceWriter:
             self._in_time = self._lines.flush(self._options.flush_within_s if self._in_time else _LATE_S)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
-        """Wait until everything recorded so far is in the operating system's hands; say whether it is.
+        """Flush everything recorded so far. Return whether that was done within the time limit.
 
         Raises:
-            TraceError: The disk took no more, or the writer is closed.
+            TraceError: Writing failed, or the writer is closed.
         """
         return self._lines.flush(within_s)
 
     def close(self) -> None:
-        """Write what is queued, however long the disk takes, and close the file. A second call does nothing.
+        """Write all queued lines, without a time limit, and close the file. A second call does nothing.
 
         Raises:
-            TraceError: The disk took no more, and nobody has been told yet.
+            TraceError: Writing failed, and no earlier call has raised that.
         """
         self._lines.close()
 
@@ -159,12 +170,13 @@ class TraceWriter:
             self.last_seq, self.last_t = last.seq, last.t
 
     def _last_whole_line(self, after: int) -> TraceLine | None:
-        """Return the last line after the header, once what the file ends with is a whole line."""
+        """Repair the end of the file and return the last line after the header; `None` if there is none."""
         written = self._file.last_line()
         if not written.endswith(b"\n"):
             line = _line(written)
             if line is not None or self._file.size == after:
-                # Only the newline is missing: readers take it for whole, and so does who resumed from it.
+                # Only the newline is missing. Readers accept such a line, and the host may already have
+                # resumed its state from it, so it must be kept.
                 self._file.write(b"")
                 return line
             self._file.cut(self._file.size - len(written))
@@ -187,7 +199,7 @@ class TraceWriter:
         self._file.write(*lines[start:])
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
-        """Put long strings, and then a body that is too long still, into files; return what is left."""
+        """Move long strings into files, and the body too if it is still too long. Return the short line."""
         pieces: list[bytes] = []
         extracts: list[Extract] = []
         end = length = 0
@@ -203,7 +215,7 @@ class TraceWriter:
         return self._with_reference(kept, extracts)
 
     def _with_reference(self, written: bytes, extracts: list[Extract]) -> bytes:
-        """Put the line's body, if it is too long, into a file of its own; return the line for the trace."""
+        """Move the line's body into a separate file if it is too long. Return the line for the trace."""
         line = _LINES.decode(written)
         body = bytes(line.body)
         # The body is the last member of a line.
