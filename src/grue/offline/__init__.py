@@ -1,13 +1,14 @@
-"""The scripted model that stands in for an LLM: no network, no key, no intelligence.
+"""The offline model: a script that replaces the LLM, without network or API key.
 
-It is a script, and says so wherever it shows: its model is `grue-offline-script`, the ids of its completions
-begin with `offline-`, and what it gives as its thinking ends in "(scripted)". It knows two games, the house
-and Zork I, by their commands (`repertoire.py`), and explores others plainly (`exploring.py`). Where a puzzle
-asks for it, it calls a thinking tool, if the request offers one whose schema it can satisfy (`thinking.py`).
+It is marked as a script wherever it shows: the model is called `grue-offline-script`, the ids of its
+completions begin with `offline-`, and the thinking in its answers ends with "(scripted)". It has a list of
+commands for two games, the house and Zork I (`repertoire.py`), and explores other games by simple rules
+(`exploring.py`). At some turns it calls a thinking tool, if the request offers one whose schema it can
+satisfy (`thinking.py`).
 
-It takes the place of the network (`transport.py`), so that everything else is real: the request is encoded,
-sent by httpx, checked as strictly as a provider would (`chat_request.py`), answered from nothing but what it
-says (`script.py`), and decoded; the tools that it calls are called.
+It replaces only the network (`transport.py`). Everything else is real: the request is encoded, sent with
+httpx, and checked as strictly as a provider checks it (`chat_request.py`). The reply depends on the request
+alone (`script.py`), it is decoded, and the tools that it calls are called.
 """
 
 from grue.offline.playbook import Playbook

@@ -1,7 +1,7 @@
-"""Plain exploring, for games without a script: try what is named in a new place, then go where a way leads.
+"""Simple exploring, for games without a script: try the things that a new place names, then take an exit.
 
-The next command follows from the turn alone. It is not clever, but it is no fool: it repeats nothing in vain,
-does nothing that is remembered to have killed, keeps away from edges, and leaves the dark.
+The next command depends on the current turn alone. The rules avoid commands that were just tried, commands
+that are remembered to have killed the player, exits named next to a danger, and dark places.
 """
 
 import re
@@ -42,7 +42,7 @@ _TRY_EVERY: Final = 3
 
 
 def explore(situation: Situation) -> Step:
-    """Return the next command of one who knows no script; the same for the same turn."""
+    """Return the next step of exploring. The same situation always gives the same step."""
     command, why = _choose(situation)
     place = situation.location or "wherever this is"
     thought = Thought(f"I am in {place}, without a script. {why} So I try this: {command}.")
@@ -61,7 +61,7 @@ def _choose(situation: Situation) -> tuple[str, str]:
 
 
 def _arrival(situation: Situation) -> int:
-    """Return which of the recent moves led here; -1 if it was none of them, or that cannot be told."""
+    """Return the index of the recent move that led here; -1 if none did, or if it is unknown."""
     if situation.location is not None:
         for index, played in reversed(list(enumerate(situation.recent))):
             if played.command in _OPPOSITE and played.reply.startswith(situation.location):
@@ -77,7 +77,7 @@ def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
         yield from _things(situation)
     named = list(_named_ways(situation))
     if not named:
-        # A game describes a place at length only once, so this comes before going back.
+        # Games describe a place in full only once, so look again before going back.
         yield "look", "Nothing that I was told last names a way out of here."
     if situation.known.issuperset(named) and (not named or situation.turn % _TRY_EVERY == 0):
         yield from _unnamed_ways(situation)
@@ -86,7 +86,7 @@ def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _out_of_the_dark(situation: Situation) -> Iterator[tuple[str, str]]:
-    # Where the host does not tell what is carried, a lamp may be among it.
+    # If the host does not say what the player carries, assume a lamp.
     lamp = _LAMP.search("lamp" if situation.inventory is None else situation.inventory)
     if lamp:
         yield f"turn on {lamp[1].lower()}", "It is dark, and things live in the dark."
@@ -105,7 +105,7 @@ def _things(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _ways(situation: Situation, named: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the ways that are named or remembered: new ones first, the one straight back last."""
+    """Yield the exits that are named or remembered: new ones first, the one back last."""
     back = _way_back(situation)
     ways = _shuffled({*named, *(situation.known & _OPPOSITE.keys())}, situation.turn)
     for way in sorted(ways, key=lambda way: (way == back, way in situation.known)):
@@ -123,12 +123,12 @@ def _way_back(situation: Situation) -> str | None:
 
 
 def _shuffled(ways: Iterable[str], turn: int) -> list[str]:
-    """Return the ways in an order that follows from the turn, without the rhythm that would go in circles."""
+    """Return the exits in an order that depends on the turn, so that the player does not go in circles."""
     return sorted(ways, key=lambda way: zlib.crc32(f"{turn} {way}".encode()))
 
 
 def _named_ways(situation: Situation) -> Iterator[str]:
-    """Yield the ways in all that was said since coming here."""
+    """Yield the exits that the game has named since the player came here."""
     arrival = _arrival(situation)
     heard = [played.reply for played in situation.recent[arrival:]] if arrival >= 0 else []
     for sentence in re.split(r"[.;\n]", "\n".join([situation.text, *heard])):

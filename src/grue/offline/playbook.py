@@ -1,4 +1,4 @@
-"""What the scripted model plays by: a game's commands, with what it says and thinks at each of them."""
+"""A playbook: the commands for one game, with the reasons and thoughts for each of them."""
 
 import re
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from msgspec import Struct
 from grue.offline.situation import Situation
 
 IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "help"])
-"""Commands that leave a game where it is: a host's fallback, mostly. They are no part of any script."""
+"""Commands that do not advance a game; mostly a host's fallback. No script contains them."""
 
 _MOST_LOST: Final = 10
-"""How many turns may have gone by without the script; with more of them, what matches is a coincidence."""
+"""Most turns that may have been played outside the script. With more, a match would be a coincidence."""
 
 
 class Thought(Struct, frozen=True):
     """One step of thinking.
 
     Attributes:
-        text: In full sentences.
-        revises: Number of the earlier step of the same turn that it corrects, from 1.
-        branches_from: Number of the earlier step that a new branch leaves from.
+        text: The thought, in full sentences.
+        revises: Number, from 1, of the earlier step of the same turn that it corrects.
+        branches_from: Number of the earlier step at which a new branch starts.
     """
 
     text: str
@@ -30,14 +30,14 @@ class Thought(Struct, frozen=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One turn's worth of a script.
+    """One turn of a script.
 
     Attributes:
-        command: What is played.
-        why: What the answer gives as its thinking.
-        objective: A new goal of several turns; `None`: none.
-        rounds: What is thought before, if there is a tool for it: a reply each, with one call for each of its
-            thoughts.
+        command: The command to play.
+        why: The thinking in the answer.
+        objective: A new goal for several turns; `None`: none.
+        rounds: Thoughts before the answer, if there is a tool for them. Each round is one reply, with one
+            tool call for each of its thoughts.
     """
 
     command: str
@@ -50,19 +50,19 @@ class Playbook(Struct, frozen=True):
     """A script for one game.
 
     Attributes:
-        title: Regular expression; it is found in the titles of the games that this is for, in any case.
-        steps: From the first turn on.
+        title: Regular expression that matches the titles of the games, in upper or lower case.
+        steps: The steps from the first turn on.
     """
 
     title: str
     steps: tuple[Step, ...]
 
     def is_for(self, game: str) -> bool:
-        """Return whether this is the script of a game with that title."""
+        """Return whether this is the script for a game with this title."""
         return re.search(self.title, game, re.IGNORECASE) is not None
 
     def step_for(self, situation: Situation) -> Step | None:
-        """Return what comes next; `None` if the script is at its end, or play has left it."""
+        """Return the next step; `None` if the script has ended, or the game has left the script."""
         if not self.is_for(situation.game):
             return None
         commands = [step.command for step in self.steps]
@@ -71,14 +71,15 @@ class Playbook(Struct, frozen=True):
 
 
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
-    """Return how many of a script's commands have been played, `None` if play has left the script.
+    """Return how many of a script's commands have been played, `None` if the game has left the script.
 
-    The turn's number says it, if the last commands agree. Otherwise some turns went by without the script (a
-    host fell back to `look`), and it is where the last commands, those turns left out, are the script's.
+    If the last commands agree with the script at the turn's number, it is that number. Otherwise some turns
+    were played outside the script (a host fell back to `look`). Then it is the latest place in the script
+    that matches the last commands, without those turns.
 
     Args:
-        commands: The script's.
-        turn: One-based number of the turn to be played.
+        commands: The script's commands.
+        turn: One-based number of the turn to play.
         recent: The last commands played, oldest first, as many as are known.
     """
     due = turn - 1

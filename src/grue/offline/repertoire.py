@@ -1,4 +1,4 @@
-"""The games that the scripted model knows: the house, whatever its seed, and Zork I."""
+"""The playbooks of the offline model: for the house with any seed, and for Zork I."""
 
 from typing import Final
 
@@ -71,7 +71,7 @@ _PICTURES: Final = {
     "Marget": ("baker", "loaves"),
     "Tamsin": ("widow", "candles"),
 }
-"""Who is who in the Bible, and what is counted in their pictures."""
+"""The people in the house's Bible, and the things to count in their pictures."""
 
 _ZORK_REASONS: Final = {
     "take egg": "Jewelled eggs seldom grow on trees, so this one will be missed by nobody but a bird.",
@@ -141,7 +141,7 @@ _ZORK_COMMANDS: Final = (
 
 
 def playbook_for(game_title: str, seed: int) -> Playbook | None:
-    """Return the script for a game; `None` if there is none, and the model explores.
+    """Return the playbook for a game; `None` if there is none, so that the model explores.
 
     Args:
         game_title: As `Game.name` has it: "The House", "zork1".
@@ -152,7 +152,7 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
 
 
 def house_playbook(seed: int) -> Playbook:
-    """Return the script that wins the seed's house with all of its points."""
+    """Return the playbook that wins the house of this seed with all points."""
     steps = tuple(
         Step(
             command=command,
@@ -170,7 +170,7 @@ def house_playbook(seed: int) -> Playbook:
 
 
 def zork1_playbook() -> Playbook:
-    """Return the script that scores 55 of the 350 points of Zork I with any seed."""
+    """Return the playbook that scores 55 of the 350 points of Zork I, with any seed."""
     steps = tuple(
         Step(
             command=command,
@@ -188,7 +188,7 @@ def _onward(command: str) -> str:
 
 
 def _with_sum(step: Step, case: Case) -> Step:
-    """Return the step at the vault with the reasoning that leads to its figures: three iterations."""
+    """Return the step at the vault, with the reasoning that leads to its figures in three rounds."""
     words = case.words
     names = [words[who].split(",")[0] for who in ("eldest", "middle", "youngest")]
     counted = names if words["order"] == "eldest first" else names[::-1]

@@ -1,7 +1,7 @@
-"""The smallest value that a JSON Schema accepts, with some of its properties as one would like them.
+"""Construct a small value that a JSON Schema accepts, with preferred values for some properties.
 
-Only what can be made by construction is tried: a keyword that would need a search (`not`, `if`, `allOf`,
-`pattern`, `contains`, ...) makes a schema unsatisfiable here, even where a value exists.
+Values are constructed, not searched for. A schema with a keyword that would need a search (`not`, `if`,
+`allOf`, `pattern`, `contains`, ...) counts as unsatisfiable here, even if a value exists.
 """
 
 import math
@@ -13,7 +13,7 @@ from grue.messages import JsonObject
 _MAX_DEPTH: Final = 16
 _MOST_ATTEMPTS: Final = 5000
 _MAX_SIZE: Final = 1000
-"""Longest text and longest array that a schema may ask for."""
+"""Largest `minLength` and `minItems` that are supported."""
 
 _BEYOND: Final = frozenset(
     [
@@ -34,20 +34,20 @@ _FORMATS: Final = {
 
 
 class UnsatisfiableError(ValueError):
-    """No value can be made for a schema."""
+    """This module cannot construct a value for a schema."""
 
 
 def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text: str = "scripted") -> object:
     """Return a small value that `schema` accepts.
 
     Args:
-        schema: A JSON Schema; it may be anything.
-        wishes: Scalars for properties by name, wherever they occur: used where they fit, even if the property
-            is optional; those that do not fit are passed over.
-        text: What strings say where nothing else is wished for; not empty.
+        schema: A JSON Schema; malformed ones are refused.
+        wishes: Preferred scalars for properties, by name, at any depth. They are used where the schema
+            accepts them, even for optional properties, and ignored elsewhere.
+        text: The value of other strings; not empty.
 
     Raises:
-        UnsatisfiableError: The schema is malformed, contradictory, or beyond what is tried here.
+        UnsatisfiableError: The schema is malformed, contradictory, or not supported.
     """
     return _Maker(schema, wishes or {}, text).make(schema, 0)
 
@@ -71,19 +71,19 @@ class _Maker:
         raise UnsatisfiableError("no alternative can be satisfied")
 
     def _fits(self, value: object, schema: object, depth: int) -> bool:
-        """Return whether a scalar is known to fit."""
+        """Return whether a schema is known to accept a scalar."""
         try:
             return any(_is_accepted(value, plain) for plain in self._alternatives(schema, depth))
         except UnsatisfiableError:
             return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[JsonObject]:
-        """Yield schemas of one type, without references and unions: a value of any of them will do."""
+        """Yield schemas of one type without references and unions; `schema` accepts all of their values."""
         plain = {} if schema is True else schema
         if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
             return
         for union in ("anyOf", "oneOf"):
-            # The alternatives of a oneOf exclude each other in practice: they differ in a type or a tag.
+            # In practice the alternatives of a oneOf exclude each other: they differ in a type or a tag.
             if union in plain:
                 rest = _without(plain, union)
                 for choice in _array(plain[union]):
@@ -99,7 +99,7 @@ class _Maker:
             yield plain
 
     def _resolve(self, reference: object) -> object:
-        """Return the schema that a reference within this one means, `None` if there is none."""
+        """Return the schema that a local `$ref` refers to, `None` if there is none."""
         start, *steps = reference.split("/") if isinstance(reference, str) else [""]
         found = self._root if start == "#" else None
         for step in steps:
@@ -160,7 +160,7 @@ class _Maker:
 
 
 def _numbers(schema: JsonObject, *, whole: bool) -> Iterator[float]:
-    """Yield numbers that might do, one and zero first, then what lies next to the bounds."""
+    """Yield candidate numbers: one and zero first, then numbers next to the bounds."""
     limits = _limits(schema)
     step = limits.pop("multipleOf", 1)
     yield from (1, 0)
@@ -228,7 +228,7 @@ def _first_accepted(values: Iterable[object], schema: JsonObject) -> object:
 
 
 def _kind_of(schema: JsonObject) -> str:
-    """Return the type that a schema without one is about."""
+    """Return the type that the keywords of a schema without `type` suggest."""
     if schema.keys() & {"properties", "required", "minProperties"}:
         return "object"
     if schema.keys() & {"items", "prefixItems", "minItems"}:
@@ -249,7 +249,7 @@ def _size(schema: JsonObject, name: str, default: int) -> int:
 
 
 def _joined(schema: JsonObject, other: object) -> JsonObject | None:
-    """Return what both demand; `None` for no schema, and where they speak of the same thing differently."""
+    """Return a schema that demands what both do; `None` if they conflict, or `other` is not a schema."""
     added = {} if other is True else other
     if not isinstance(added, dict):
         return None

@@ -1,11 +1,11 @@
-"""The scripted model itself: a request in, a reply out, nothing remembered in between.
+"""The scripted model: a function from request to reply, without state.
 
-1. Where the conversation tells of a game, the script for that game says what to play, or exploring does.
-2. Before that it thinks, if the script has thoughts for this turn, the request offers a tool to think with,
-   nobody has asked for the answer yet, and no call has failed.
-3. An answer keeps to the shape that the request demands, whatever it is.
+1. If the conversation describes a game, the game's playbook chooses the command; without one, `explore` does.
+2. Before the answer it calls a thinking tool, if the playbook has thoughts for this turn, the request offers
+   such a tool, the host has not asked for the answer yet, and no call has failed.
+3. An answer has the shape that the request demands.
 
-The same request gets the same reply, to the letter.
+The same request always gets the same reply.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from grue.offline.situation import Situation, read_standing
 from grue.offline.thinking import ThinkingTool, thinking_tool
 
 MODEL: Final = "grue-offline-script"
-"""What the model is called, whatever it was asked for as."""
+"""The model's name in every reply, whatever name the request has."""
 
 _SCRIPTED: Final = "(scripted)"
 _NO_GAME: Final = (
@@ -38,7 +38,7 @@ _NO_GAME: Final = (
 
 
 class FunctionCall(Struct, frozen=True):
-    """A tool call; `name` is as the request has it, `arguments` is JSON text."""
+    """A tool call. `name` is spelled as in the request; `arguments` is JSON text."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ class FunctionCall(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """What the model says: a text, or tool calls."""
+    """The model's reply: a text, or tool calls."""
 
     content: str | None = None
     calls: tuple[FunctionCall, ...] = ()
@@ -56,11 +56,11 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     """Answer a request.
 
     Args:
-        request: All that is known.
-        playbook: The script for one game; others are explored.
+        request: The request.
+        playbook: The playbook for one game; other games are explored.
 
     Raises:
-        BadRequestError: It demands a shape that no answer can be given.
+        BadRequestError: No answer can have the shape that the request demands.
     """
     standing = read_standing(request)
     situation = standing.situation
@@ -74,7 +74,7 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
 
 def _think(tool: ThinkingTool, step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    """Return the calls of the next round; the thoughts are numbered through the turn."""
+    """Return the calls of the next round. Thoughts are numbered from 1 through the whole turn."""
     total = sum(map(len, step.rounds))
     first = sum(map(len, step.rounds[:done])) + 1
     return tuple(
@@ -112,10 +112,10 @@ def _in_shape(request: ChatRequest, decision: JsonObject) -> str:
 
 
 def completion(body: bytes, said: Reply) -> JsonObject:
-    """Return the body that answers a request: its id is a digest of it, and there is no clock.
+    """Return the completion for a request. It is reproducible: the id is a digest of the request, the time 0.
 
     Args:
-        body: The request as it came; its length stands for the prompt's tokens.
+        body: The request's bytes; the number of prompt tokens is estimated from its length.
         said: The reply.
     """
     message: JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
@@ -149,5 +149,5 @@ def completion(body: bytes, said: Reply) -> JsonObject:
 
 
 def _tokens(characters: int) -> int:
-    # Four characters a token, as English has it.
+    # About four characters a token, as in English.
     return max(1, characters // 4)

@@ -1,4 +1,4 @@
-"""What a request says of the game: all that a model can know of it."""
+"""Read the state of the game from a request, which is all that a model knows about it."""
 
 import json
 import re
@@ -20,23 +20,24 @@ _REMEMBERED: Final = "\n\nWhat you remember of this place:\n"
 
 
 class Played(Struct, frozen=True):
-    """A command that was played, and the beginning of what the game said to it."""
+    """A command that was played, and the beginning of the game's reply."""
 
     command: str
     reply: str = ""
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """A turn of a game, as the host tells it.
+    """A turn of a game, as the host's message describes it.
 
     Attributes:
-        turn: One-based.
-        location: `None` if it is not told.
-        inventory: What is carried, in the host's words; `None` if it is not told.
-        recent: What was played last, oldest first.
-        known: Commands that are remembered to lead away from this place.
-        deadly: Commands that are remembered to have killed in this place.
-        text: The game's own words.
+        game: The game's title.
+        turn: Number of the turn, from 1.
+        location: Name of the place; `None` if the message does not say.
+        inventory: What the player carries, in the host's words; `None` if the message does not say.
+        recent: The last commands played, oldest first.
+        known: Commands that are remembered to lead to another place.
+        deadly: Commands that are remembered to have killed the player in this place.
+        text: The game's own text.
     """
 
     game: str
@@ -50,12 +51,12 @@ class Situation(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """Where the conversation stands.
+    """The state of the conversation.
 
     Attributes:
         situation: The game; `None` if the conversation is about something else.
-        rounds: Replies with tool calls since it was told.
-        settled: More thinking would be no use: the host has asked for the answer, or a call failed.
+        rounds: Number of replies with tool calls since the message that describes the game.
+        settled: No more thinking: the host has asked for the answer, or a call has failed.
     """
 
     situation: Situation | None
@@ -64,7 +65,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 def read_standing(request: ChatRequest) -> Standing:
-    """Find the last message that tells of a game, and see what has happened since."""
+    """Find the last message that describes a game, and what has happened since."""
     for index, message in reversed(list(enumerate(request.messages))):
         situation = read_situation(text_of(message.content)) if message.role == "user" else None
         if situation is not None:
@@ -80,7 +81,7 @@ def read_standing(request: ChatRequest) -> Standing:
 
 
 def read_situation(text: str) -> Situation | None:
-    """Read the text of a turn; `None` if it is none."""
+    """Parse the host's message for a turn; `None` if the text is not such a message."""
     head = _HEAD.search(text)
     if head is None:
         return None
@@ -105,7 +106,10 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _failed(message: ChatMessage) -> bool:
-    """Return whether a call failed, timed out or was skipped: its result then has an error (R11.3)."""
+    """Return whether a call failed, timed out or was skipped: its result then has an error.
+
+    Source: R11.3
+    """
     try:
         result = json.loads(text_of(message.content))
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Thinking with tools: which of those on offer is for thinking, and how to call it.
+"""Find a tool for thinking among the tools on offer, and make the arguments to call it.
 
-Nothing is known of any tool but what the request says of it: its name and the schema of its arguments. That
-is enough to tell a tool that takes a thought from one that writes a file.
+The choice uses only the tool's name and the schema of its arguments. They are enough to distinguish a tool
+that takes a thought from one that writes a file.
 """
 
 import re
@@ -23,9 +23,9 @@ class ThinkingTool(Struct, frozen=True):
     """A tool that takes a thought.
 
     Attributes:
-        name: As the request has it, encoded or not.
-        parameters: The schema of its arguments.
-        carrier: The argument that takes the text.
+        name: The tool's name as in the request.
+        parameters: The JSON Schema of its arguments.
+        carrier: The name of the argument for the text.
     """
 
     name: str
@@ -36,12 +36,12 @@ class ThinkingTool(Struct, frozen=True):
         """Return arguments that the schema accepts.
 
         Args:
-            thought: What to say; revisions and branches are left out where the tool has no words for them.
-            number: Which of the turn's thoughts it is, from 1.
+            thought: The thought. Its revision or branch is left out if the tool has no arguments for it.
+            number: Number of the thought in the turn, from 1.
             total: How many there will be.
 
         Raises:
-            UnsatisfiableError: The schema asks for what cannot be made.
+            UnsatisfiableError: No arguments can be constructed for the schema.
         """
         names = {_plain(name): name for name in self._properties()}
         wished: JsonObject = {
@@ -64,7 +64,7 @@ class ThinkingTool(Struct, frozen=True):
 
 
 def thinking_tool(functions: Iterable[Function]) -> ThinkingTool | None:
-    """Return the tool to think with: one that takes a thought; failing that, one that only repeats a text."""
+    """Return the tool to think with: one that takes a thought, or else an echo tool; `None`: none of them."""
     found = [tool for function in functions if (tool := _as_thinking_tool(function))]
     return min(found, key=lambda tool: _HARMLESS.search(tool.name) is not None, default=None)
 

@@ -1,4 +1,4 @@
-"""The scripted model as an httpx transport: it stands where the network does, and is as strict."""
+"""The offline model as an httpx transport, which replaces the network."""
 
 import hashlib
 from typing import Final
@@ -28,15 +28,16 @@ _MODELS: Final[JsonObject] = {
 
 
 class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """Answers completions and `GET .../models` at any address, without a network or a key.
+    """An httpx transport that answers requests for completions and models at any URL, without network or key.
 
-    Completions are asked for by `POST` to `.../chat/completions`, `.../responses` or `.../messages`, each in
-    its own format; none is streamed.
+    It serves `POST` to `.../chat/completions`, `.../responses` and `.../messages`, each in its own format and
+    never streamed, and `GET` of `.../models`.
 
-    It keeps nothing between requests: one instance serves any number of clients, closed or not, at once.
+    It has no state: one instance can serve any number of clients at once, and closing a client does not close
+    it.
 
     Args:
-        playbook: The script for the game that is played (`playbook_for`); `None`: explore.
+        playbook: The playbook for the game (`playbook_for`); `None`: explore.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
     """
 
@@ -45,11 +46,11 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self._strict_names = strict_names
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of an `httpx.AsyncClient`, at once."""
+        """Answer a request of an `httpx.AsyncClient`, without waiting."""
         return self._answer(request.method, request.url.path, await request.aread())
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of an `httpx.Client`, at once."""
+        """Answer a request of an `httpx.Client`, without waiting."""
         return self._answer(request.method, request.url.path, request.read())
 
     def _answer(self, method: str, path: str, body: bytes) -> httpx.Response:

@@ -1,6 +1,6 @@
-"""What strict providers refuse in a chat completions request, each rule in words like theirs.
+"""The rules of strict providers for a chat completions request, with error messages like theirs.
 
-No provider has all the rules; a request that passes every one of them is safe with each.
+No provider has all of these rules. A request that passes all of them is accepted by every provider.
 """
 
 import json
@@ -34,15 +34,15 @@ _INTEGERS = frozenset({"top_k", "max_tokens", "max_completion_tokens", "n"})
 
 
 class ProviderRules(Struct, frozen=True, kw_only=True):
-    """Which of the rules hold that not every provider has.
+    """Switches for rules that only some providers have.
 
     Attributes:
-        strict_names: Tool names match `^[a-zA-Z0-9_-]{1,64}$`.
-        cache_markers: How many texts may carry `cache_control`; 0: the field is unknown.
-        tools_with_history: History with tool calls needs `tools` in the request.
-        max_description_chars: Longest description of a tool.
-        echo_reasoning: What the model thought has to come back with its tool calls, in chat completions; the
-            other formats want that always.
+        strict_names: Tool names must match `^[a-zA-Z0-9_-]{1,64}$`.
+        cache_markers: How many texts may have `cache_control`; 0: the field is unknown.
+        tools_with_history: A request whose history has tool calls must have `tools`.
+        max_description_chars: Longest description of a tool; `None`: no limit.
+        echo_reasoning: Chat completions must repeat the model's reasoning with its tool calls. The other
+            formats always require that.
         developer_role: A message may have the role `developer`.
         known_fields_only: A field of the request that neither OpenAI nor OpenRouter documents is refused.
         images: The model takes images.

@@ -1,8 +1,7 @@
-"""The formats that the scripted endpoint speaks, and their way to chat completions and back.
+"""The request formats of providers (`Dialect`), and their translation to chat completions and back.
 
-Scripts, rules and the offline model know chat completions alone: a request in another format is translated
-before they see it, a reply after they made it. The translations are made from the providers' documents, and
-know nothing of the client's own, so that each keeps the other honest.
+Scripts, rules and the offline model work on chat completions only. A request in another format is translated
+before they see it, and their reply afterwards.
 """
 
 import json
@@ -22,23 +21,24 @@ _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """Why a request is refused; `status` is for HTTP."""
+    """Why a request is refused: the HTTP status and the error message."""
 
     status: int = 400
     words: str
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """One format, as data to and from chat completions.
+    """One request format, as functions that translate to and from chat completions.
 
     Attributes:
-        path: How the path of its requests ends.
-        to_chat: From a request to the same request in chat completions.
-        from_chat: From a chat completion and the request to the reply.
-        error: From a status and OpenAI's error object to the body of an error.
-        refusals: Why a request is refused, beside what all formats refuse; takes what it has to repeat, too.
-        owed: The reasoning that a reply wants back.
-        admission: Status and words for headers that it refuses; `None`: it takes any.
+        name: Its name.
+        path: The end of its URL path.
+        to_chat: Translates a request to chat completions.
+        from_chat: Translates a chat completion, given the request, to this format.
+        error: Makes the body of an error from an HTTP status and OpenAI's error object.
+        refusals: Yields why this format refuses a request; takes the request and the reasoning to repeat.
+        owed: Returns the reasoning of a reply that later requests must repeat.
+        admission: Returns status and message for headers that are refused; `None`: any headers are accepted.
     """
 
     name: DialectName
@@ -51,12 +51,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
     admission: Callable[[Mapping[str, str]], tuple[int, str] | None] | None = None
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
-        """Return a request in terms of chat completions (empty: it cannot be read), and why it is refused.
+        """Translate a request to chat completions (empty: impossible); return it and the refusal, if any.
 
         Args:
             body: The request.
-            rules: For the request in terms of chat completions.
-            owed: The reasoning that it has to repeat.
+            rules: Rules for the translated request.
+            owed: The reasoning that it must repeat.
         """
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
@@ -75,12 +75,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return {}
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
-        """Return the reply in this format; `None`: it is neither a completion nor an error, or malformed.
+        """Translate a reply to this format; `None`: it is neither a completion nor an error, or malformed.
 
         Args:
             body: A chat completion, an error in OpenAI's shape, or anything else.
             status: HTTP status.
-            request: As it came.
+            request: The request, in this format.
         """
         try:
             said: Any = json.loads(body)
@@ -98,7 +98,7 @@ def _chat_owed(completion: Json) -> dict[str, list[Json]]:
 
 
 def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield what a provider says that wants its reasoning back (DeepSeek, OpenRouter)."""
+    """Yield the refusals of providers that require their reasoning back (DeepSeek, OpenRouter)."""
     for message in body["messages"] if owed else ():
         wanted: Json = {}
         for call in message.get("tool_calls") or ():
@@ -146,6 +146,6 @@ MESSAGES = Dialect(
 
 
 def dialect_of(path: str) -> Dialect | None:
-    """Return the format of requests to a path, such as `/v1/messages?beta=true`; `None`: there is none."""
+    """Return the format of requests to a path, such as `/v1/messages?beta=true`; `None` if it is unknown."""
     plain = path.partition("?")[0].rstrip("/")
     return next((each for each in (CHAT, RESPONSES, MESSAGES) if plain.endswith(each.path)), None)

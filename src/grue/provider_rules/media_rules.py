@@ -1,6 +1,6 @@
-"""What strict providers refuse of images, audio and files in a request, in words like theirs.
+"""The rules of strict providers for images, audio and files in a chat completions request.
 
-The other formats are checked as chat completions, once they are translated.
+Requests in the other formats are translated to chat completions first.
 """
 
 import base64
@@ -27,8 +27,8 @@ def part_refusals(
     """Yield why a part of a user's message is refused.
 
     Args:
-        where: Its place in the request.
-        part: One that is not text.
+        where: The part's place in the request, for messages.
+        part: A part that is not text.
         images: The model takes images.
         audio: It takes audio.
         files: It takes PDF files.

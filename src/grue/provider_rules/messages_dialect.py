@@ -1,7 +1,8 @@
-"""Anthropic's `/v1/messages`, to and from chat completions.
+"""Translate Anthropic's `/v1/messages` to chat completions and back.
 
-Chat completions keep results in messages of their own and arguments as text; here results stand in the user's
-message, arguments are objects, and the system text stands apart. What it refuses is in `messages_rules.py`.
+In chat completions, tool results are messages of their own and arguments are JSON text. In this format,
+results are blocks in the user's message, arguments are objects, and the system text is a field of the
+request. The rules of this format are in `messages_rules.py`.
 """
 
 import json
@@ -99,7 +100,7 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
-    """Yield a message for each result, then one for the rest, images and documents in results included."""
+    """Yield a message for each result, then one for the rest, images and documents of results included."""
     parts: list[Json] = []
     for block in blocks:
         if block["type"] != "tool_result":
@@ -148,7 +149,8 @@ def _call(block: Json) -> Json:
 def from_chat(completion: Json, request: Json) -> Json:
     """Return a chat completion as a Message.
 
-    Arguments that are no JSON stand in `input` as text: a malformed reply, as the script wants it.
+    Arguments that are not valid JSON are put into `input` as text, because a script may send a malformed
+    reply on purpose.
     """
     message, finish = first_choice(completion)
     content = [*_blocks(message)]
@@ -190,7 +192,7 @@ def _blocks(message: Json) -> Iterator[Json]:
 def _usage(usage: Json) -> Json:
     sent, written = details(usage, "prompt"), details(usage, "completion")
     read, created = sent.get("cached_tokens") or 0, sent.get("cache_write_tokens") or 0
-    # What came from or went to the cache is not part of the input here, unlike in chat completions.
+    # Unlike in chat completions, tokens read from or written to the cache are not part of the input tokens.
     counted = {
         "input_tokens": max(0, usage.get("prompt_tokens", 0) - read - created),
         "output_tokens": usage.get("completion_tokens", 0),
@@ -203,7 +205,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape; one inside a 200 has its status as `code`."""
+    """Return an error in Anthropic's shape. In a reply with status 200, the error's `code` is its status."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(
@@ -218,7 +220,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking that a Message wants back, by the id of each call; without any, by its own."""
+    """Return the thinking that later requests must repeat, by the id of each call, or else of the Message."""
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
     ids = [block["id"] for block in blocks if block["type"] == "tool_use"] or [message["id"]]

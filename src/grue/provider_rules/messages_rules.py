@@ -1,4 +1,4 @@
-"""What Anthropic's `/v1/messages` refuses beside what every format refuses, in words like Anthropic's."""
+"""The rules of Anthropic's `/v1/messages` beyond those of every format, with messages like Anthropic's."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ _ALLOWED = {
 
 
 def admission(headers: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return status and words for a request without a key or a version, `None` for one with both."""
+    """Return status and message for headers without a key or a version; `None` if both are there."""
     if not headers.get("x-api-key") and not headers.get("authorization"):
         return 401, "x-api-key header is required"
     if not headers.get("anthropic-version"):
@@ -53,7 +53,7 @@ def refusals(body: Json, owed: Owed) -> Iterator[str]:
 
     Args:
         body: The request.
-        owed: The thinking that it has to repeat.
+        owed: The thinking that it must repeat.
     """
     for field in ("model", "messages", "max_tokens"):
         if field not in body:
@@ -125,7 +125,7 @@ def _message(where: str, message: Json) -> Iterator[str]:
 
 
 def _inside(where: str, block: Json) -> Iterator[str]:
-    """What is in a result, where it is a list."""
+    """Check the blocks inside a tool result."""
     content = block.get("content")
     for number, each in enumerate(content if isinstance(content, list) else ()):
         kind = each.get("type")
@@ -155,7 +155,7 @@ def _block(where: str, block: Json) -> Iterator[str]:
 
 
 def _order(messages: list[Json]) -> Iterator[str]:
-    """Every call answered at the beginning of the next message, and nothing answered that was not called."""
+    """Check that each call is answered at the beginning of the next message, and each result has a call."""
     if messages[0].get("role") != "user":
         yield 'messages: first message must use the "user" role'
     if messages[-1].get("role") == "assistant":
@@ -219,7 +219,7 @@ def _markers(body: Json) -> int:
 
 
 def _thinking(messages: list[Json], owed: Owed) -> Iterator[str]:
-    """What the model thought comes back as it was: before its calls always, elsewhere if at all."""
+    """Check that thinking is repeated unchanged. It is required before its calls, and optional elsewhere."""
     sent = [block for blocks in owed.values() for block in blocks]
     for index, message in enumerate(messages):
         blocks = _blocks(message)

@@ -1,7 +1,8 @@
-"""OpenAI's `/v1/responses`, to and from chat completions.
+"""Translate OpenAI's `/v1/responses` to chat completions and back.
 
-Here a conversation is a list of items: messages, calls, results and reasoning each stand alone, and in chat
-completions what the model said in one go is one message. What it refuses is in `responses_rules.py`.
+In this format a conversation is a list of items: each message, call, result and piece of reasoning is one. In
+chat completions, a reply of the model with all its calls is one message. The rules of this format are in
+`responses_rules.py`.
 """
 
 from collections.abc import Container, Iterator
@@ -58,7 +59,7 @@ def _tool(tool: Json) -> Json:
 
 
 def _messages(items: list[Json]) -> Iterator[Json]:
-    """Yield chat messages: one for what the model said in one go, one for each other item."""
+    """Yield chat messages: one for each run of the model's items, and one for each other item."""
     for by_model, run in groupby(items, _is_by_model):
         if by_model:
             yield _assistant([*run])
@@ -87,7 +88,7 @@ def _call(item: Json) -> Json:
 
 
 def _others(items: list[Json]) -> Iterator[Json]:
-    """Yield a message for each item, and behind results that have images or files in them one with those."""
+    """Yield a message for each item. The images and files of results follow in a message of the user."""
     waiting: list[Json] = []
     for item in items:
         if item.get("type") == "function_call_output":
@@ -130,7 +131,7 @@ def _part(part: Json) -> Json:
 
 
 def from_chat(completion: Json, request: Json) -> Json:
-    """Return a chat completion as a Response; its reasoning is sealed where the request asks for that."""
+    """Return a chat completion as a Response; its reasoning is encrypted if the request asks for that."""
     message, finish = first_choice(completion)
     why = _INCOMPLETE.get(finish)
     status = "incomplete" if why else "completed"
@@ -149,7 +150,7 @@ def from_chat(completion: Json, request: Json) -> Json:
 
 
 def _repeated(request: Json) -> Json:
-    """Return what a Response repeats of its request."""
+    """Return the fields of a request that the Response repeats."""
     defaults: Json = {
         "instructions": None,
         "max_output_tokens": None,
@@ -214,13 +215,13 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in OpenAI's shape, which the script's are in."""
+    """Return the error unchanged: the script's errors are in OpenAI's shape."""
     del status
     return {"error": said}
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that a Response wants back, by the id of each call; without any, by its own."""
+    """Return the reasoning that later requests must repeat, by the id of each call, or of the Response."""
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]

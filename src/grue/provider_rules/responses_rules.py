@@ -1,4 +1,4 @@
-"""What OpenAI's `/v1/responses` refuses beside what every format refuses, in words like OpenAI's."""
+"""The rules of OpenAI's `/v1/responses` beyond those of every format, with messages like OpenAI's."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def refusals(body: Json, owed: Owed) -> Iterator[str]:
 
     Args:
         body: The request.
-        owed: The reasoning that it has to repeat.
+        owed: The reasoning that it must repeat.
     """
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
@@ -132,7 +132,7 @@ def _parts(where: str, said: str | list[Json], known: Mapping[str, set[str]]) ->
 
 
 def _pairs(items: list[Json]) -> Iterator[str]:
-    """Every call with an output after it, and no output without its call."""
+    """Check that every call has an output after it, and every output a call before it."""
     waiting: list[str] = []
     for item in items:
         if item.get("type") == "function_call":
@@ -147,11 +147,11 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """What the model thought comes back as it was: before its calls always, elsewhere if at all.
+    """Check that reasoning is repeated unchanged. It is required before its calls, and optional elsewhere.
 
-    `kept`: the endpoint stores what it said, so that an id will do.
+    With `kept`, the endpoint stores its replies, so that an item's id is enough.
     """
-    # What other formats were sent has no ids.
+    # Reasoning that was sent in another format has no ids.
     sent = {item["id"]: item for group in owed.values() for item in group if "id" in item}
     run: list[str] = []
     for item, following in zip(items, [*items[1:], {}], strict=False):
