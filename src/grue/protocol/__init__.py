@@ -1,1 +1,5 @@
-"""Pure: no I/O, no clock, no randomness, no logging."""
+"""The decisions of grue as pure code: state machines, wire formats, limits and text.
+
+Modules here do no I/O, read no clock, use no randomness and do not log. The actors call them and act on the
+result.
+"""

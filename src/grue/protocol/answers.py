@@ -1,4 +1,4 @@
-"""Find the JSON in a final answer: alone, fenced, or within prose."""
+"""Find the JSON object in a model's final answer, which may be bare, fenced or inside prose."""
 
 import json
 import re
@@ -13,16 +13,17 @@ _MOST_CANDIDATES = 50
 _UNKNOWN_COST = 10_000
 
 MAX_CHARS = 2 * 2**20
-"""Longest text that is looked through for an answer."""
+"""Longest text that is searched for an answer; of a longer one, the end is searched."""
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield the JSON objects that `text` may mean, the likeliest first (R15.1).
+    """Yield the JSON objects that could be the answer in `text`, the likeliest first.
 
-    The whole text, then each fenced block, then each object that begins at a brace in the prose, the last one
-    first: a model that thinks aloud answers at the end. Objects within objects are not candidates, nor
-    are those that are nested deeper than other JSON values may be. The time it takes is linear in the length
-    of the text, of which the last `MAX_CHARS` characters are read.
+    The order is: the whole text; each fenced block; each object in the prose, the last one first, because a
+    model that thinks aloud answers at the end. Objects inside other objects and objects nested too deeply are
+    left out. Only the last `MAX_CHARS` characters are read, in time linear in their number.
+
+    Source: R15.1
     """
     text = text[-MAX_CHARS:]
     seen: list[dict[str, object]] = []
@@ -55,7 +56,7 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # What the decoder read before it gave up, and the lines that it counted for its message.
+            # The cost of this attempt: what the decoder read, and the lines that it counted for its message.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What an episode has spent on its model, and what that leaves for the next turn."""
+"""Count what an episode has spent on its model, and compute what the next turn may spend."""
 
 from typing import TypeVar
 
@@ -9,22 +9,22 @@ from grue.messages import Budget, Usage
 
 
 class Spent(Struct, frozen=True, kw_only=True):
-    """What the finished turns of an episode took."""
+    """The requests, tokens and cost of the finished turns of an episode."""
 
     requests: int = 0
     usage: Usage = Usage()
 
     @property
     def tokens(self) -> int:
-        """Of what was sent and what came back, together."""
+        """Input and output tokens together."""
         return self.usage.input_tokens + self.usage.output_tokens
 
     def plus(self, requests: int, usage: Usage) -> "Spent":
-        """Return the same with one more turn."""
+        """Return the total with one more turn added."""
         return Spent(requests=self.requests + requests, usage=self.usage + usage)
 
     def reached(self, episode: Budget) -> str:
-        """Return which limit of the episode's budget is reached, in words; empty: none."""
+        """Return a sentence that names the limit that is reached, or an empty text if none is."""
         for limit, spent, what in (
             (episode.requests, self.requests, "requests"),
             (episode.tokens, self.tokens, "tokens"),
@@ -35,10 +35,10 @@ class Spent(Struct, frozen=True, kw_only=True):
         return ""
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return what a turn may spend: its own budget, or what is left of the episode's if that is less.
+        """Return what a turn may spend: its own budget or the rest of the episode's, whichever is less.
 
         Raises:
-            BudgetSpent: Nothing is left of the episode's.
+            BudgetSpent: The episode's budget is spent.
         """
         reached = self.reached(episode)
         if reached:

@@ -1,42 +1,42 @@
-"""Undo the compression of an HTTP body, in bounded steps and up to a bounded size.
+"""Decompress an HTTP body in small steps and up to a size limit.
 
-A few hundred bytes can stand for gigabytes, and more so where a body is compressed several times over. HTTP
-libraries decompress each chunk as a whole and each stage as a whole; here every step gives at most
-`STEP_BYTES`, and every stage has the limit of the body.
+This protects against decompression bombs: a few hundred bytes can expand to gigabytes, above all if a body is
+compressed several times. HTTP libraries decompress a whole chunk at once, at every stage. Here a step returns
+at most `STEP_BYTES`, and the output of every stage is limited to the size limit of the body.
 """
 
 import zlib
 from collections.abc import Iterator
 
 STEP_BYTES = 64 * 2**10
-"""Most that one step gives."""
+"""Largest output of one step."""
 
 MAX_STAGES = 2
-"""Most compressions of one body; a server that compresses behind a proxy that does too makes two."""
+"""Most times that a body may be compressed: once by the server and once by a proxy before it."""
 
 ACCEPTED = "gzip, deflate"
-"""For the `Accept-Encoding` header."""
+"""The value of the `Accept-Encoding` header."""
 
 _GZIP = 16 + zlib.MAX_WBITS
 _WINDOWS = {"gzip": (_GZIP,), "x-gzip": (_GZIP,), "deflate": (zlib.MAX_WBITS, -zlib.MAX_WBITS)}
-"""How each coding may look; `deflate` comes with the header that it should have, or without."""
+"""The zlib window settings to try for each coding. Some servers send `deflate` without its zlib header."""
 
 
 class EncodingError(ValueError):
-    """The body cannot be decompressed, or not within its limit; the text says why."""
+    """The body cannot be decompressed, or exceeds its limit; the text says why."""
 
 
 class BodyTooLongError(EncodingError):
-    """The body, or what one of its stages gives, is longer than it may be."""
+    """The decompressed body, or the output of one stage, is larger than its limit."""
 
 
 class ContentDecoder:
     """Decompresses one body.
 
     Args:
-        codings: The value of `Content-Encoding`. Names that are not known are passed over, as HTTP libraries
-            do: some servers name a character set there.
-        max_bytes: Most that any stage may give; `None`: no limit.
+        codings: The value of `Content-Encoding`. Unknown names are ignored, as HTTP libraries do, because
+            some servers put a character set there.
+        max_bytes: Largest output of any stage; `None` sets no limit.
 
     Raises:
         EncodingError: The body was compressed more than `MAX_STAGES` times.
@@ -47,15 +47,15 @@ class ContentDecoder:
         known = [name for name in names if name in _WINDOWS]
         if len(known) > MAX_STAGES:
             raise EncodingError(f"it was compressed {len(known)} times; at most {MAX_STAGES} are undone")
-        # The last coding was applied last, and is undone first.
+        # Codings are listed in the order in which they were applied, so the last one is undone first.
         self._stages = [_Stage(_WINDOWS[name], max_bytes) for name in reversed(known)]
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield what `chunk` stands for, in steps of at most `STEP_BYTES`.
+        """Decompress `chunk` and yield the output in pieces of at most `STEP_BYTES`.
 
         Raises:
-            EncodingError: It cannot be decompressed.
-            BodyTooLongError: A stage gives more than `max_bytes`.
+            EncodingError: The chunk cannot be decompressed.
+            BodyTooLongError: The output of a stage is larger than `max_bytes`.
         """
         return self._through(chunk, 0)
 
@@ -68,7 +68,7 @@ class ContentDecoder:
 
 
 class _Stage:
-    """One compression, undone."""
+    """Decompresses one coding."""
 
     def __init__(self, windows: tuple[int, ...], max_bytes: int | None) -> None:
         self._windows = windows
@@ -78,7 +78,7 @@ class _Stage:
         self._head = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        # Slices, because what zlib has not used up it copies with every step.
+        # In slices, because zlib copies the input that it has not consumed at every step.
         for start in range(0, len(data), STEP_BYTES):
             yield from self._slice(data[start : start + STEP_BYTES])
 
@@ -87,7 +87,7 @@ class _Stage:
         while more and not self._unzip.eof:
             piece = self._step(data)
             data = self._unzip.unconsumed_tail
-            # A full step may have left something inside zlib, though all of the input is used up.
+            # After a step with full output, zlib may hold more output although all input is consumed.
             more = bool(data) or len(piece) == STEP_BYTES
             self._given += len(piece)
             if self._max_bytes is not None and self._given > self._max_bytes:
@@ -98,7 +98,7 @@ class _Stage:
     def _step(self, data: bytes) -> bytes:
         before = len(self._head)
         if len(self._windows) > 1:
-            # The first two bytes tell whether there is a header; they may come one by one.
+            # The first two bytes show whether there is a header; they may arrive in separate chunks.
             self._head = (self._head + data)[:2]
         try:
             return self._unzip.decompress(data, STEP_BYTES)

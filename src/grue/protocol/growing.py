@@ -1,7 +1,7 @@
-"""Sequences for states that never change: adding to one, or taking from it, does not copy the whole.
+"""Immutable sequences that can be added to or taken from without copying all of their items.
 
-A reply with ten thousand calls is settled in ten thousand steps; with plain tuples each of them would copy
-what the others have left.
+The states of a turn are immutable. A reply with ten thousand calls is settled in ten thousand steps, and with
+plain tuples each step would copy all remaining calls, which takes quadratic time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Growing(Struct, Generic[T], frozen=True):
-    """A sequence that is added to at its end, at the cost of a few copies of each item in all.
+    """A sequence that grows at its end; each item is copied only a few times in all.
 
     Attributes:
-        parts: The items in order, each part at least twice as long as the next one.
+        parts: The items in order. Each part is at least twice as long as the next one.
     """
 
     parts: tuple[tuple[T, ...], ...] = ()
@@ -29,7 +29,7 @@ class Growing(Struct, Generic[T], frozen=True):
         return sum(map(len, self.parts))
 
     def add(self, items: Iterable[T]) -> "Growing[T]":
-        """Return the same with `items` behind it."""
+        """Return a sequence with `items` added at the end."""
         last = tuple(items)
         parts = self.parts
         while parts and len(parts[-1]) < 2 * len(last):
@@ -38,11 +38,11 @@ class Growing(Struct, Generic[T], frozen=True):
 
 
 class Remaining(Struct, Generic[T], frozen=True):
-    """What is left of a sequence of different items that are taken from it, mostly from its beginning.
+    """A sequence of distinct items that shrinks, mostly from its beginning.
 
     Attributes:
-        items: All of them.
-        taken: How many of them are taken, from the beginning on.
+        items: All items, including those that have been taken.
+        taken: How many items at the beginning have been taken.
     """
 
     items: tuple[T, ...] = ()
@@ -56,15 +56,15 @@ class Remaining(Struct, Generic[T], frozen=True):
         return len(self.items) - self.taken
 
     def __contains__(self, item: object) -> bool:
-        return any(other == item for other in self)  # the first one, nearly always
+        return any(other == item for other in self)  # nearly always the first one
 
     @property
     def first(self) -> T:
-        """The next item; there has to be one."""
+        """The next item; the sequence must not be empty."""
         return self.items[self.taken]
 
     def without(self, item: T) -> "Remaining[T]":
-        """Return the others."""
+        """Return the sequence without `item`."""
         if self and (self.first is item or self.first == item):
             return Remaining(self.items, self.taken + 1)
         return Remaining(tuple(other for other in self if other != item))

@@ -1,13 +1,18 @@
-"""Whether a model can call tools, judged by its name (R4.5, R12, P13).
+"""Decide whether a model can call tools.
 
-A name is a heuristic: the configuration's word comes first, the endpoint's own word second, this table third.
-The last segment of the model's path is matched, in lower case, so that a vendor's name never decides.
-Rows are tried from top to bottom: every denial stands before every family that is known to call tools.
+Come here to add a model family. There are three sources, in this order: the setting `mcp_force_tool_support`,
+the model list of the endpoint, and the table of names below, which is only a heuristic.
 
-The denials are the models that R12.2's own list names, whole families where it names a prefix. No vendor is
-excepted. Some models of those families do take tools, such as Grok's and Ministral's reasoning variants: an
-endpoint whose model list says so outranks the name, and `mcp_force_tool_support` outranks both.
-A name that no row knows passes: a wrong guess then fails at the first request, with the provider's reason.
+The table is matched against the last segment of the model's path in lower case, so that the vendor's name
+does not matter. Rows are tried from top to bottom; the rows for models without tools come before those for
+models with tools.
+
+The rows for models without tools cover the models of the required list, and whole families where the list has
+a prefix, whatever the vendor. Some models of those families do call tools, such as the reasoning variants of
+Grok and Ministral. For these the endpoint's model list or the setting overrides the table. A model that no
+row matches is taken to call tools: if it does not, the first request fails with the provider's reason.
+
+Source: R4.5, R12, P13
 """
 
 import re
@@ -19,13 +24,13 @@ from grue.messages import ToolSupportChecked
 
 
 class ToolSupportPolicy(Protocol):
-    """The one setting that matters here; `GameConfiguration` has it."""
+    """The setting that is read here; `GameConfiguration` has it."""
 
     mcp_force_tool_support: bool
 
 
 class NameRule(Struct, frozen=True):
-    """One row: the models whose name matches `pattern` do, or do not, call tools, for this `reason`."""
+    """A row of the table: models whose name matches `pattern` can or cannot call tools, for this `reason`."""
 
     pattern: re.Pattern[str]
     supported: bool
@@ -40,7 +45,7 @@ def _known(pattern: str, reason: str) -> NameRule:
     return NameRule(re.compile(pattern), supported=True, reason=reason)
 
 
-# A part of a name stands alone: "o1" is in "o1-mini" and "marco-o1", and not in "gpt-4o1".
+# Match only whole parts of a name: "o1" matches "o1-mini" and "marco-o1", but not "gpt-4o1".
 _START, _END = r"(?<![a-z0-9])", r"(?![a-z0-9])"
 
 NAME_RULES: tuple[NameRule, ...] = (
@@ -54,7 +59,7 @@ NAME_RULES: tuple[NameRule, ...] = (
     _denied(r"deepseek-reasoner", "deepseek-reasoner is DeepSeek's reasoning endpoint"),
     _denied(rf"{_START}r1{_END}", "R1 and what was distilled from it are reasoning models"),
     _denied(
-        # "non-reasoning" says the opposite.
+        # "non-reasoning" means the opposite.
         r"(?<!\bnon)-reasoning",
         "a name with '-reasoning' is that of a reasoning model",
     ),
@@ -73,7 +78,10 @@ NAME_RULES: tuple[NameRule, ...] = (
 
 
 def rule_for(model: str) -> NameRule | None:
-    """Return the row that decides for `model` (R12.1-3), or `None` where no row knows the name."""
+    """Return the first row that matches `model`, or `None` if none does.
+
+    Source: R12.1-3
+    """
     name = model.strip().lower().rstrip("/").rpartition("/")[2]
     return next((rule for rule in NAME_RULES if rule.pattern.search(name)), None)
 
@@ -81,12 +89,15 @@ def rule_for(model: str) -> NameRule | None:
 def supports_tool_calling(
     model: str, config: ToolSupportPolicy | None = None, endpoint_says: bool | None = None
 ) -> bool:
-    """Say whether `model` may be offered tools: forced, then the endpoint's word, then its name (R12, P13).
+    """Return whether `model` may be offered tools.
 
     Args:
-        model: Name as the endpoint takes it, with or without a vendor's path ("openai/gpt-4o").
-        config: Whose `mcp_force_tool_support` bypasses every check (R12.4); default: not forced.
-        endpoint_says: What the endpoint's own model list says; `None` (the default) where it says nothing.
+        model: The name as the endpoint takes it, with or without a vendor's path ("openai/gpt-4o").
+        config: If its `mcp_force_tool_support` is set, the answer is yes without a check; default: not set.
+        endpoint_says: What the endpoint's model list says; `None` (the default) if it says nothing. It takes
+            precedence over the name.
+
+    Source: R12, P13
     """
     if config is not None and config.mcp_force_tool_support:
         return True
@@ -99,13 +110,15 @@ def supports_tool_calling(
 def checked_support(
     model: str, endpoint: str, *, forced: bool = False, endpoint_says: bool | None = None
 ) -> ToolSupportChecked:
-    """Return whether `model` may be offered tools, and by whose word (R12, D8).
+    """Return whether `model` may be offered tools, and which source decided that.
 
     Args:
-        model: Name as the endpoint takes it.
-        endpoint: Its base URL without credentials.
-        forced: The configuration bypasses every check (R12.4).
-        endpoint_says: What the endpoint's own model list says; `None` where it says nothing.
+        model: The name as the endpoint takes it.
+        endpoint: The base URL without credentials.
+        forced: Whether the configuration skips every check.
+        endpoint_says: What the endpoint's model list says; `None` if it says nothing.
+
+    Source: R12, D8
     """
     if forced:
         return ToolSupportChecked(model=model, endpoint=endpoint, supported=True, by="forced")

@@ -1,4 +1,4 @@
-"""The environment variables whose values grue itself uses to reach models and observers."""
+"""The environment variables with grue's own keys, for model endpoints and observers."""
 
 from grue.protocol.chat_wire.profiles import PROFILES
 
@@ -11,4 +11,4 @@ _OBSERVERS = (
 _PROVIDERS = (profile.key_variable for profiles in PROFILES.values() for profile in profiles)
 
 OWN_KEYS = frozenset(("GRUE_API_KEY", *_PROVIDERS, *_OBSERVERS))
-"""Every provider's key counts, whichever endpoint is configured: grue would use it for that one."""
+"""Has the key of every known provider, because grue uses whichever fits the configured endpoint."""

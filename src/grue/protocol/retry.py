@@ -1,7 +1,7 @@
-"""When to ask an endpoint again, and how long to wait before.
+"""Decide whether to send a request to an endpoint again, and how long to wait before that.
 
-Pure: time and chance come in as arguments. Whether another try can help is settled where a failure gets its
-kind (`kind_of_status`); `next_delay` only reads the kind.
+Come here to change which failures are retried, or the backoff. `kind_of_status` decides whether a retry can
+help, and `next_delay` computes the wait from that. The time and the random jitter are arguments.
 """
 
 import re
@@ -16,7 +16,7 @@ from grue.messages import LlmFailure
 FailureKind = Literal["refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"]
 
 RETRYABLE = frozenset({408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-"""HTTP statuses after which another try can help; from 520 on, proxies speak of the server behind them."""
+"""HTTP statuses after which a retry can help. Those from 520 on are a proxy's, about the server behind it."""
 
 _SPENT = re.compile(
     r"insufficient[_ ](quota|credit|fund|balance)|exceeded your current quota|spend(ing)?[ _-]?limit"
@@ -26,20 +26,20 @@ _SPENT = re.compile(
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """How often and how patiently to try; the defaults are those of `[tool.zorkgpt.retry]`.
+    """How often to retry a request, and the time limits of each one; the settings of `[tool.zorkgpt.retry]`.
 
     Attributes:
-        max_retries: Further requests after the first.
-        initial_delay_s: Wait before the first of them.
-        max_delay_s: Longest wait.
+        max_retries: Most requests after the first one.
+        initial_delay_s: Wait before the first retry, in seconds.
+        max_delay_s: Longest wait before a retry, without the jitter.
         exponential_base: Factor from one wait to the next.
-        jitter_factor: Largest share that chance adds to a wait.
-        timeout_s: For one request, from the connect to the last byte of the reply.
-        connect_timeout_s: For the connect.
-        first_byte_timeout_s: From the connect to the first byte of the reply; `None`: no limit of its own.
-        idle_timeout_s: Between two pieces of a streamed reply.
-        length_retry_factor: How much larger the limit on a reply's length becomes where a reply was cut by
-            it, which is tried once; 1: such a reply is taken as it is.
+        jitter_factor: Largest random addition to a wait, as a fraction of it.
+        timeout_s: Limit of one request, from the connect to the last byte of the reply.
+        connect_timeout_s: Limit of the connect.
+        first_byte_timeout_s: Limit from the connect to the first byte of the reply; `None` sets none.
+        idle_timeout_s: Limit between two pieces of a streamed reply.
+        length_retry_factor: A reply that was cut at its length limit is requested once more, with the limit
+            multiplied by this. 1 accepts the cut reply instead.
     """
 
     max_retries: int = 5
@@ -55,11 +55,12 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 def kind_of_status(status: int, words: str = "") -> FailureKind:
-    """Return what an HTTP status other than 2xx means.
+    """Return the kind of failure that an HTTP status other than 2xx stands for.
 
     Args:
-        status: The status, of the reply or of the error within it.
-        words: The provider's message and code: a 429 can mean a limit that no waiting lifts.
+        status: The status of the reply, or of the error object inside it.
+        words: The provider's message and code. They matter for a 429, which can also mean that the credit is
+            used up, and then a retry does not help.
     """
     if status not in RETRYABLE or (status == 429 and _SPENT.search(words)):
         return "refused"
@@ -76,22 +77,22 @@ def next_delay(
 ) -> float | None:
     """Return the seconds to wait before the next request, or `None` to give up.
 
-    A reply that is none is asked for once more: it may have been cut on its way, whereas a web page in its
-    place will be there the next time too.
+    An invalid reply is requested only once more. It may have been cut on its way; but if the endpoint sent a
+    web page instead of a completion, it will do so every time.
 
     Args:
-        policy: How often, how long.
+        policy: The limits and the backoff.
         attempt: Requests sent so far.
-        failure: What became of the last one.
-        retry_after_s: What the endpoint asks for; it replaces the backoff, up to `max_delay_s`.
-        jitter: Chance, from 0 to 1.
+        failure: How the last request failed.
+        retry_after_s: The wait that the endpoint asks for; replaces the backoff, up to `max_delay_s`.
+        jitter: A random number from 0 to 1.
     """
     if failure.kind == "refused" or attempt > policy.max_retries:
         return None
     if failure.kind == "invalid_reply" and attempt > 1:
         return None
     delay = _backoff(policy, attempt) if retry_after_s is None else retry_after_s
-    # Chance only adds: less than what the endpoint asks for would be refused again.
+    # The jitter only adds: a request before the time that the endpoint asks for would be refused again.
     return min(delay, policy.max_delay_s) * (1 + policy.jitter_factor * jitter)
 
 
@@ -103,11 +104,11 @@ def _backoff(policy: RetryPolicy, attempt: int) -> float:
 
 
 def retry_after(header: str | None, now: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for, or `None` where it says nothing readable.
+    """Return the seconds that a `Retry-After` header asks for, or `None` if it cannot be read.
 
     Args:
-        header: Seconds, or an HTTP date.
-        now: Seconds since the epoch.
+        header: A number of seconds, or an HTTP date.
+        now: The current time, in seconds since the epoch.
     """
     if header is None:
         return None
@@ -118,6 +119,6 @@ def retry_after(header: str | None, now: float) -> float | None:
         date = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    # A date without a zone is read as the UTC that HTTP dates are in.
+    # HTTP dates are in UTC, also those that do not name a zone.
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, date.timestamp() - now)

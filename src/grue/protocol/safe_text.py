@@ -1,11 +1,11 @@
-r"""Untrusted text, made fit for one line of a terminal or a log.
+r"""Make untrusted text safe to print in a terminal or a log.
 
-What a model, a tool or a game writes may hold newlines that fake a log line, escape sequences that move the
-cursor, and marks that turn the direction of writing. Here such characters are written out (`\n`, `\u001b`);
-nothing is dropped, so that a reader sees what was sent.
+Text from a model, a tool or a game can contain newlines that fake a log line, escape sequences that move the
+cursor, and marks that reverse the writing direction. `printable` and `written_out` replace such characters by
+their escapes (`\n`, `\u001b`). They drop nothing, so that a reader sees what was sent.
 
-Backslashes stay as they are. The functions can therefore be applied twice without harm, and the JSON text of
-a value stays that JSON text.
+Backslashes are not escaped. The functions can therefore be applied twice, and JSON text stays valid JSON
+text.
 """
 
 import re
@@ -26,11 +26,11 @@ def printable(text: str, limit: int | None = None) -> str:
     """Return `text` as one line of printable characters.
 
     Args:
-        text: Anything, lone surrogates included.
-        limit: Most characters to return, at least 1; what is longer ends in an ellipsis.
+        text: Any text, lone surrogates included.
+        limit: Most characters to return, at least 1; a longer text is cut and ends in an ellipsis.
     """
     if limit is not None:
-        # No character becomes shorter, so what lies beyond the limit cannot matter; it may be megabytes.
+        # No character becomes shorter, so the text beyond the limit, which may be megabytes, is not needed.
         text = text[: limit + 1]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else _visible(char) for char in text)
@@ -40,37 +40,37 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def beginning(text: str, limit: int) -> str:
-    """Return the first `limit` characters of a text; an ellipsis behind them marks a cut.
+    """Return the first `limit` characters of a text, with an ellipsis if it was cut.
 
-    By that mark a secret that was cut is recognised by its beginning: what is cut before secrets are taken
-    out of it has to be cut like this.
+    Use this to cut a text that is redacted afterwards. A secret may be cut in the middle; the redaction
+    recognises the beginning of a secret only before this ellipsis.
     """
     return text if len(text) <= limit else text[:limit] + ELLIPSIS
 
 
 def plain_text(text: str) -> str:
-    r"""Return `text` in its lines, without terminal escape sequences, control characters written out.
+    r"""Return `text` without terminal escape sequences and with its other control characters escaped.
 
-    Newlines and tabs stay; `\r\n` becomes `\n`. For what a program wrote to a terminal: its colours mean
-    nothing here, and are dropped rather than shown.
+    Newlines and tabs stay; `\r\n` becomes `\n`. Use this for the output of a program that was written for a
+    terminal: its colours mean nothing here, so their escape sequences are dropped.
     """
     return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
 
 
 def written_out(text: str) -> str:
-    """Return `text` in its lines, with what is not printable written out. Nothing is dropped."""
+    """Return `text` with unprintable characters escaped; newlines and tabs stay, and nothing is dropped."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else _visible(char) for char in text)
 
 
 def well_formed(text: str) -> str:
-    """Return `text` with U+FFFD for lone surrogates, which are no characters and cannot be encoded.
+    """Return `text` with U+FFFD in place of lone surrogates, which cannot be encoded.
 
-    They come from bytes that were no text: a file's name, a program's output.
+    Lone surrogates come from bytes that are not valid text, as in a file's name or a program's output.
     """
     try:
-        text.encode()  # says the same as the next line, and costs a tenth of it
+        text.encode()  # finds the same errors as the line below at a tenth of the cost
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
@@ -86,7 +86,7 @@ def _visible(char: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return how many columns of a terminal printable `text` takes."""
+    """Return how many terminal columns printable `text` takes."""
     return len(text) if text.isascii() else sum(map(_char_cells, text))
 
 
@@ -101,12 +101,12 @@ def cut(text: str, width: int) -> str:
     if cells(text) <= width:
         return text
     end, room = 0, width - 1
-    # It is too long, so there is a character at which the room runs out.
+    # The text is too long, so the room runs out before its end.
     while (room := room - _char_cells(text[end])) >= 0:
         end += 1
     return text[:end] + ELLIPSIS if width > 0 else ""
 
 
 def pad(text: str, width: int) -> str:
-    """Return printable `text` with spaces behind it, up to `width` columns."""
+    """Return printable `text`, padded with spaces at the end to `width` columns."""
     return text + " " * (width - cells(text))

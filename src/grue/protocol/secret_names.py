@@ -1,4 +1,7 @@
-"""Which values must never be shown: those of variables whose names say so, and passwords in URLs."""
+"""Find the values to redact: those of variables with a secret's name, and passwords in URLs.
+
+Come here to change which variable names count as secret.
+"""
 
 import re
 from base64 import b64decode
@@ -8,7 +11,7 @@ from urllib.parse import unquote
 
 MIN_CHARS = 12
 MIN_PASSWORD_CHARS = 8
-"""Of a value that is certain to be a password; a shorter one would be found in other words."""
+"""Shortest password to redact. A shorter one would also match parts of ordinary words."""
 
 _URL_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s@]+)@")
 _BASIC = re.compile(r"(?i)basic +([A-Za-z0-9+/_-]+=*)")
@@ -19,17 +22,21 @@ _SECRET_PARTS = re.compile(
 _SECRET_WORDS = frozenset(
     ("AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD")
 )
-# The last word of a name that says where a thing is, not what it is. PWD and OLDPWD are the shell's folders.
+# A name that ends in one of these words holds the place of a secret, not the secret. PWD and OLDPWD are
+# folders of the shell.
 _PLACES = frozenset(("DIR", "DIRECTORY", "FD", "FILE", "FOLDER", "PATH", "PID", "SOCK", "SOCKET"))
 _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "OLDPWD", "PWD"))
 
 
 def secrets_in(*environments: Mapping[str, str]) -> dict[str, str]:
-    """Return the values to be redacted by the names that stand for them.
+    """Return the values to redact, each with the name that its placeholder shows.
 
-    A value counts if it has at least 12 characters and its name looks like a secret's, in the host's
-    environment or in what is configured for a server (`env`, `headers`). Of a URL with a password the
-    password counts whatever the name, and of `Basic` credentials theirs, from 8 characters on.
+    A value is a secret if it has at least 12 characters and its name looks like a secret's. Passwords in URLs
+    and in `Basic` credentials are secrets whatever the variable is called, if they have at least 8
+    characters.
+
+    Args:
+        environments: The host's environment, and what is configured for a server (`env`, `headers`).
     """
     found: dict[str, str] = {}
     for environment in environments:
@@ -55,7 +62,7 @@ def _basic_password(credentials: str) -> str:
 
 
 def looks_secret(name: str) -> bool:
-    """Say whether a variable of this name is likely to hold a secret, and not merely the place of one."""
+    """Return whether a variable of this name probably holds a secret, and not just the path of one."""
     words = [word.upper() for word in _WORDS.findall(name)]
     if not words or words[-1] in _PLACES or name.upper() in _NOT_SECRET:
         return False

@@ -1,7 +1,8 @@
-"""Read the arguments of a tool call, which a model wrote: they may be anything, of any size.
+"""Parse the arguments of a tool call. A model wrote them, so they may be any text of any size.
 
-Nothing in here raises, and nothing takes long: arguments that are too large or hold too many values are
-refused before they are parsed, because parsing cannot be interrupted and the event loop waits for it.
+`read_arguments` does not raise; it returns an error text for the model. Arguments that are too large, or that
+contain too many values, are rejected before they are parsed, because parsing cannot be interrupted and blocks
+the event loop.
 """
 
 import json
@@ -16,16 +17,16 @@ from grue.protocol import tool_results
 from grue.protocol.safe_text import plain_text
 
 MAX_CHARS = 8 * 2**20
-"""Longest arguments of one reply, of all its calls together."""
+"""Most characters in the arguments of all calls of one reply together."""
 
 MAX_VALUES = 100_000
-"""Most lists, objects, texts and separators in the arguments of one call."""
+"""Most lists, objects, strings and commas in the arguments of one call."""
 
 CUT_MARK = " [cut at the length limit]"
-"""Ends arguments of which nobody can tell whether they are whole."""
+"""Marks the end of arguments that may be incomplete, because the reply was cut."""
 
 _MAX_ODD_VALUES = 10_000
-"""Of arguments that are not strictly JSON, which take longer to read."""
+"""The limit for arguments that are not strict JSON, which take longer to parse."""
 
 _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
 _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
@@ -36,27 +37,27 @@ _DIGITS = 40
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
-    """Say whether JSON text holds more than `most` values, in time that is linear and bounded by them."""
+    """Return whether JSON text contains more than `most` values; stops counting when it does."""
     if len(text) <= most or _marks(text) <= most:
         return False
     found = _IN_TEXT.finditer(text) if isinstance(text, str) else _IN_BYTES.finditer(text)
-    # Counted by Python itself, and not by its library: other threads get their turns meanwhile.
+    # Counted in Python code and not in one call into C, so that other threads can run meanwhile.
     return sum(1 for _ in islice(found, most + 1)) > most
 
 
 def _marks(text: str | bytes) -> int:
-    """Return at least as many as there are values: what begins one or parts two, in its texts, too."""
+    """Return an upper bound of the number of values: quotes, brackets and commas, also inside strings."""
     if isinstance(text, str):
         return sum(map(text.count, '"[{,'))
     return sum(map(text.count, (b'"', b"[", b"{", b",")))
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> JsonObject | str:
-    """Return the arguments, or what is wrong with them, for the model to read.
+    """Return the arguments, or an error text for the model.
 
     Args:
-        text: What the model wrote.
-        room: Most characters that are read.
+        text: The arguments as the model wrote them.
+        room: Most characters to read; longer arguments are an error.
     """
     if text.endswith(CUT_MARK):
         return "the reply was cut at its length limit before its arguments were whole: make the call again"
@@ -69,7 +70,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> JsonObject | str:
     try:
         value = _strict(text)
     except RecursionError:
-        # Not the error's own words: they depend on how full the stack was, and a replay has another one.
+        # Not the error's own text: it depends on the stack, which differs in a replay.
         return _DEEP
     except ValueError as error:
         if str(error).startswith("Extra data") and text.lstrip().startswith("{"):
@@ -77,7 +78,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> JsonObject | str:
         return f"the arguments are not valid JSON: {plain_text(str(error))[:_WORDS]}"
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
-    # What is not nested deeper than its brackets are many need not be looked through.
+    # A value cannot be nested deeper than its number of brackets, so most need no walk.
     deep = text.count("{") + text.count("[") > tool_results.MAX_DEPTH and tool_results.is_deep(value)
     return _DEEP if deep else value
 

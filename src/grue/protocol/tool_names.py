@@ -1,8 +1,11 @@
-"""Tool names: canonical inside, and what each endpoint takes on the wire.
+"""Translate between canonical tool names and the names that an LLM endpoint accepts.
 
-Canonical is `{server}.{tool}` (R8.2). MCP allows dots and up to 128 characters in a tool's name; most LLM
-endpoints allow letters, digits, `_` and `-`, and 64 characters. Where they do, a name is encoded, and a table
-brings it back. The same table serves the tools on offer, the calls in the history and the choice of a tool.
+The canonical name, used everywhere inside grue, is `{server}.{tool}`. MCP allows dots and up to 128
+characters in a tool's name. Most LLM endpoints allow only letters, digits, `_` and `-`, and at most 64
+characters. For them a name is encoded, and `WireNames` remembers how to decode it. One table is used for the
+offered tools, the calls in the history and the choice of a tool.
+
+Source: R8.2
 """
 
 import hashlib
@@ -18,10 +21,12 @@ _REFUSED = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a canonical name at its first dot into server and tool (R8.3, P35).
+    """Split a canonical name at its first dot into server and tool.
 
     Raises:
-        ValueError: There is no dot.
+        ValueError: The name has no dot.
+
+    Source: R8.3, P35
     """
     server, dot, tool = name.partition(".")
     if not dot:
@@ -30,19 +35,20 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def is_wire_name(name: str) -> bool:
-    """Return whether every endpoint takes `name` as it is."""
+    """Return whether every endpoint accepts `name` unchanged."""
     return _WIRE_NAME.fullmatch(name) is not None
 
 
 class WireNames:
-    """The table between canonical and wire names; it grows, and never changes an entry.
+    """A two-way table of canonical names and wire names; entries are added, and never changed.
 
-    Names given together get the same wire names in whatever order they come. Names that need no encoding keep
-    their own; the others become readable where that is free, and carry a hash where it is not.
+    A name that needs no encoding is its own wire name. Other names get a readable wire name, with a hash at
+    its end if the readable one is taken or too long. The order of the names in one call of `add` does not
+    matter.
 
     Args:
-        style: `canonical` names go out as they are; `encoded` ones match `[A-Za-z][A-Za-z0-9_-]{0,63}`.
-        names: Canonical names known from the start.
+        style: `canonical` leaves names unchanged; `encoded` makes them match `[A-Za-z][A-Za-z0-9_-]{0,63}`.
+        names: Canonical names to add at once.
     """
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:
@@ -52,15 +58,15 @@ class WireNames:
         self.add(names)
 
     def add(self, names: Iterable[str]) -> None:
-        """Enter canonical names; those entered before keep their wire names."""
+        """Add canonical names; names that are already in the table keep their wire names."""
         for name in sorted(names, key=lambda name: (not is_wire_name(name), name)):
             self.to_wire(name)
 
     def to_wire(self, name: str) -> str:
-        """Return the wire name, entering the name if it is new.
+        """Return the wire name, and add the name if it is new.
 
-        A name that the model invented is entered too: in the history it must match the endpoint's pattern,
-        and must not look like a call to a tool that exists.
+        A name that the model invented is added too. In the history it has to match the endpoint's pattern,
+        and it must not look like a call to an existing tool.
         """
         if self.style == "canonical":
             return name
@@ -71,14 +77,14 @@ class WireNames:
         return self._wire[name]
 
     def to_canonical(self, wire: str) -> str:
-        """Return the canonical name; a name that the model invented comes back as it is."""
+        """Return the canonical name; an unknown name, which the model invented, is returned unchanged."""
         return self._canonical.get(wire, wire)
 
     def _free_name(self, name: str) -> str:
         readable = name if is_wire_name(name) else _readable(name)
         wire, attempt = readable[:MAX_WIRE_NAME], 0
         while wire in self._canonical or (attempt == 0 and len(readable) > MAX_WIRE_NAME):
-            # The attempt is part of what is hashed, so that even equal digests part ways.
+            # The attempt is hashed too, so that names with the same digest get different ones the next time.
             digest = hashlib.sha256(f"{attempt}:{name}".encode("utf-8", "surrogatepass")).hexdigest()[:10]
             wire = f"{readable[: MAX_WIRE_NAME - len(digest) - 1]}_{digest}"
             attempt += 1

@@ -1,4 +1,4 @@
-"""From a tool as its server lists it to a function as OpenAI-style endpoints take it."""
+"""Convert a tool as its server lists it to a function in the format of OpenAI-style endpoints."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,13 @@ _NO_ARGUMENTS: JsonObject = {"type": "object", "properties": {}}
 
 
 def openai_tool(tool: ToolDefinition, *, name: str | None = None) -> JsonObject:
-    """Return the tool in OpenAI's format (R8.1, R8.4, P33, P36).
+    """Return the tool in OpenAI's format.
 
     Args:
-        tool: The tool as listed.
-        name: A wire name; default: the canonical name (P34).
+        tool: The tool as its server lists it.
+        name: The name on the wire; default: the canonical name.
+
+    Source: R8.1, R8.4, P33, P34, P36
     """
     return {
         "type": "function",
@@ -25,12 +27,15 @@ def openai_tool(tool: ToolDefinition, *, name: str | None = None) -> JsonObject:
 
 
 def openai_tools(tools: Iterable[ToolDefinition]) -> list[JsonObject]:
-    """Return the tools with their canonical names, as hosts get to see them (R8.6, P10, P38)."""
+    """Return the tools in OpenAI's format with their canonical names, for hosts.
+
+    Source: R8.6, P10, P38
+    """
     return [openai_tool(tool) for tool in tools]
 
 
 def _parameters(schema: JsonObject) -> JsonObject:
-    # MCP lets a tool without arguments leave `properties` out; OpenAI refuses an object schema without it.
+    # In MCP a tool without arguments may leave `properties` out. OpenAI refuses an object schema without it.
     if "type" in schema and "properties" in schema:
         return schema
     return {**_NO_ARGUMENTS, **schema}

@@ -1,4 +1,4 @@
-"""How a turn's time limit is divided between its work and the closing of its sessions."""
+"""Divide a turn's time limit between its work and the closing of its sessions."""
 
 from grue.messages import TurnLimits
 
@@ -7,13 +7,14 @@ _MOST_S = 0.5
 
 
 def kept_for_closing(limits: TurnLimits) -> float:
-    """Return how many seconds of a turn's limit are kept for closing its sessions.
+    """Return how many seconds of a turn's time limit are reserved for closing its sessions.
 
-    That is a tenth of the limit and at most half a second, or what the user has set as `teardown_s`, of
-    which a short limit leaves at most half of itself. 0 where the turn has no limit.
+    By default that is a tenth of the limit, but at most half a second. If the user has set `teardown_s`, it
+    is that, but at most half of the limit. It is 0 if the turn has no limit.
 
     Args:
-        limits: Of a turn that has sessions to close; one without them keeps nothing.
+        limits: The limits of a turn that has sessions. Do not call this for a turn without sessions, which
+            reserves nothing.
     """
     limit_s = limits.turn_timeout_s
     if limit_s is None:
