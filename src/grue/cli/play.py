@@ -2,7 +2,7 @@
 
 import os
 import sys
-from contextlib import ExitStack, chdir, closing
+from contextlib import ExitStack, chdir, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from grue.cli.project import declines_mcp, project_configuration
 from grue.cli.saying import say, shown_path
 from grue.config.secrets import api_key, key_names, needs_key
 from grue.config.settings import GameConfiguration
-from grue.errors import MCPConfigError
+from grue.errors import MCPConfigError, TraceError
 from grue.games.catalogue import open_game
 from grue.games.game import Game
 from grue.hosts.zork.bundled import bundled_server
@@ -87,13 +87,25 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
                 say(f"grue: {change.text}.", err=True)
         try:
             orchestrator.play_episode()
-        finally:
-            orchestrator.close()
-            result = orchestrator.result()
-            folder.write_result(result)
-            view.close()
-            if options.output != "json":
-                say(_summary(result, folder_path))
+        except BaseException:
+            # Why it ended is what is told; without its folder there is no result to be written, either.
+            with suppress(TraceError):
+                _finish(orchestrator, folder, view, options)
+            raise
+        return _finish(orchestrator, folder, view, options)
+
+
+def _finish(
+    orchestrator: ZorkOrchestratorV2, folder: RunFolder, view: ExitStack, options: PlayOptions
+) -> EpisodeResult:
+    orchestrator.close()
+    result = orchestrator.result()
+    try:
+        folder.write_result(result)
+    finally:
+        view.close()
+    if options.output != "json":
+        say(_summary(result, folder.path))
     return result
 
 

@@ -4,7 +4,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from grue.observers.episode_log import EpisodeLog
 from grue.observers.json_log import JsonLog
 from grue.protocol.secret_names import secrets_in
 from grue.runtime.line_file import cut_half_line
-from grue.runtime.trace import Recorder
+from grue.runtime.trace import Envelope, Recorder
 from grue.runtime.trace_file import TraceOptions, TraceWriter
 
 RESULT_FILE = "result.json"
@@ -69,7 +69,9 @@ class RunFolder:
             self._files = files.pop_all()
         for name, value in secrets_in(os.environ).items():
             recorder.hide(name, value)
-        for observer in (self._trace, events, log):
+        self._place = (path / "trace.jsonl").absolute()
+        self._outside = options.outside
+        for observer in (self._trace, events, log, self._require_place):
             recorder.add(observer)
 
     def __enter__(self) -> Self:
@@ -79,6 +81,12 @@ class RunFolder:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+    def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Refuse to go on without the folder, whenever the host says or is told something; an observer."""
+        del line
+        if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
+            raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
 
     def flush(self) -> bool:
         """Wait until all that was recorded is in the operating system's hands; say whether it is.

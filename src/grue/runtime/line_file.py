@@ -66,10 +66,14 @@ class LineFile:
             self.close()
             raise self._refused(error) from error
 
-    @property
-    def gone(self) -> bool:
-        """Whether the file was deleted: it has no name any more, and what is written is lost with it."""
-        return os.fstat(self._fd).st_nlink == 0
+    def require_kept(self) -> None:
+        """Refuse a file that was deleted meanwhile: nobody would find what is written into it.
+
+        Raises:
+            TraceError: It has no name any more; names the path that it had.
+        """
+        if os.fstat(self._fd).st_nlink == 0:
+            raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
 
     def last_line(self) -> bytes:
         """Return what stands after the last newline but one, its newline included if it has one.

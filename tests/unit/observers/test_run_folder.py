@@ -180,3 +180,23 @@ def test_a_configured_secret_is_in_no_byte_of_the_folder(
     written = contents(path)
     assert b"pl4nted" not in written
     assert b"[redacted:KEY]" in written
+
+
+def test_a_folder_that_is_moved_is_noticed_when_the_host_speaks_next(tmp_path: Path) -> None:
+    path, recorder = tmp_path / "run", Recorder()
+    with RunFolder(path, recorder, episode_id="ep-1"):
+        path.rename(tmp_path / "elsewhere")
+        recorder.record(EpisodeResumed(episode_id="ep-1", turns=1), sender="agent")
+        with pytest.raises(TraceError, match="run was moved or deleted while it was being written"):
+            recorder.record(EpisodeResumed(episode_id="ep-1", turns=2), sender="host")
+
+
+def test_a_host_that_changes_its_working_directory_has_its_folder_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    recorder = Recorder()
+    with RunFolder("run", recorder, episode_id="ep-1"):
+        monkeypatch.chdir(tmp_path / "other")
+        recorder.record(EpisodeResumed(episode_id="ep-1", turns=2), sender="host")

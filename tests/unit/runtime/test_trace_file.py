@@ -296,6 +296,17 @@ def test_a_payload_that_cannot_be_written_is_told_with_its_name(path: Path) -> N
     assert [envelope.body for envelope in read_trace(path, Body).envelopes] == [Said("a")]
 
 
+def test_a_file_that_is_deleted_is_noticed_at_the_next_word_to_or_from_the_host(path: Path) -> None:
+    writer, recorder = TraceWriter(path, episode="e-1"), Recorder()
+    recorder.add(writer)
+    recorder.record(Counted(1), sender="host")
+    path.unlink()
+    recorder.record(Counted(2), sender="x")
+    with pytest.raises(TraceError, match=r"trace\.jsonl was deleted while it was being written\."):
+        recorder.record(Counted(3), sender="host")
+    writer.close()
+
+
 # --- Other processes ---
 
 
