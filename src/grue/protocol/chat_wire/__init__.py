@@ -1,1 +1,1 @@
-"""Requests and replies of each kind of LLM endpoint, as data in, data out."""
+"""The wire formats of LLM endpoints: pure code that encodes requests and decodes replies."""

@@ -1,8 +1,8 @@
-"""Anthropic's messages, `POST {base_url}/messages`: requests and replies as data.
+"""The wire format of Anthropic's messages, `POST {base_url}/messages`.
 
-Instructions stand apart from the messages. What was said between two replies is one message of blocks, the
-results of tools first: the endpoint wants all of them in the message that follows the calls. Thoughts come
-signed and are sent again as they were.
+Instructions are a field of their own and not a message. All items between two replies form one user message
+with tool results first, because the endpoint requires all results in the message that follows the calls.
+Thinking blocks are signed by the endpoint and have to be sent back unchanged.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -57,7 +57,7 @@ from grue.protocol.tool_schemas import openai_tool
 API_VERSION = "2023-06-01"
 
 _CONTENT = "content"
-"""Where a reply's echo keeps its blocks, in order."""
+"""Key in a reply's echo: its content blocks, in order."""
 
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 _FINISHES = {
@@ -69,21 +69,21 @@ _FINISHES = {
     "refusal": "content_filter",
 }
 _EFFORTS = {"minimal": "low"}
-"""Efforts that go by another name here."""
+"""Efforts that have a different name here."""
 
 
 class AnthropicMessages:
-    """The format of Anthropic's own endpoint, and of the gateways that copy it."""
+    """The format of Anthropic's endpoint and of compatible gateways."""
 
     path = "/messages"
     results_carry_media = True
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the format's version, and the key if there is one."""
+        """Return the headers with the API version and, if there is one, the key."""
         return {"anthropic-version": API_VERSION} | ({"x-api-key": key} if key else {})
 
     def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
-        """Encode what was said as one message, cut only by what the assistant is taken to have said."""
+        """Encode the items as one user message; an assistant's text between them splits it."""
         system: list[bytes] = []
         messages: list[tuple[str, list[JsonObject]]] = []
         for position, item in enumerate(items):
@@ -99,7 +99,7 @@ class AnthropicMessages:
         return Said(tuple(system), encoded)
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the blocks of a reply: thoughts as they came, the calls as they were understood."""
+        """Encode the blocks of a reply: unchanged, except calls, which are taken from `tool_calls`."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[JsonObject] = []
         for block in map(as_object, listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
@@ -112,7 +112,10 @@ class AnthropicMessages:
         return (to_json({"role": "assistant", "content": blocks}),)
 
     def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
-        """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
+        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
+
+        Source: R4.1, P10
+        """
         encoded: list[JsonObject] = []
         for tool in tools:
             short = shortened(tool, profile.max_description_chars)
@@ -122,7 +125,7 @@ class AnthropicMessages:
         return to_json(encoded) if encoded else b""
 
     def body(self, request: WireRequest) -> bytes:
-        """Put a request's body together."""
+        """Return the body of a request."""
         head = opened(_head(request), request.extra, "messages")
         if request.system:
             system = b'"system":[' + b",".join(request.system) + b'],"messages":['
@@ -136,7 +139,10 @@ class AnthropicMessages:
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the body of a reply with HTTP status 200 (R4.2, P11)."""
+        """Read the body of a reply with HTTP status 200.
+
+        Source: R4.2, P11
+        """
         answer = read_object(body)
         if isinstance(answer, Fault):
             return answer
@@ -149,14 +155,14 @@ class AnthropicMessages:
         return _read(answer, CallIds(request, used_ids), names)
 
     def assembler(self) -> Assembler:
-        """Return what puts a streamed reply together."""
+        """Return an assembler for a streamed reply."""
         return AnthropicAssembler()
 
 
 # --- Requests ---
 
 _THINKS = ("thinking", "adaptive")
-"""How a profile says that it can be told to think."""
+"""The values of `reasoning` with which a profile accepts a request to think."""
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 
@@ -169,7 +175,7 @@ def _head(request: WireRequest) -> JsonObject:
         if name in ("max_tokens", "stop"):
             fields["stop_sequences" if name == "stop" else name] = value
         elif thinking is None or thinking["type"] == "disabled":
-            # A model that thinks samples as it sees fit.
+            # Sampling settings are refused together with thinking.
             fields[name] = value
     fields["thinking"] = thinking
     return fields
@@ -229,7 +235,7 @@ def _attached(attachment: Attachment) -> JsonObject:
 
 
 def _blocks_of(reply: Reply) -> list[object]:
-    """Return the blocks of a reply that came in another format, or from a host."""
+    """Return blocks for a reply that was received in another format or made by a host."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     block: list[object] = [{"type": "text", "text": text}] if text else []
     return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]

@@ -1,4 +1,4 @@
-"""OpenAI-style chat completions, `POST {base_url}/chat/completions`: requests and replies as data."""
+"""The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
@@ -60,28 +60,28 @@ from grue.protocol.tool_schemas import openai_tool
 
 _ECHOED = ("reasoning_details", "reasoning_content")
 _OF_CALLS = "tool_calls"
-"""Where a reply's echo keeps what its calls carry beside name and arguments, by their ids."""
+"""Key in a reply's echo: the fields of its calls other than name and arguments, by call id."""
 
 
 class ChatCompletions:
-    """The format that most endpoints speak, with the quirks that they have."""
+    """The format that most endpoints use, with allowance for their deviations."""
 
     path = "/chat/completions"
     results_carry_media = False
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the key as a bearer token; none for an empty one."""
+        """Return the header with the key as a bearer token; none for an empty key."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
-        """Encode each item as a message of its own."""
+        """Encode each item as a separate message."""
         encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
         return Said(messages=tuple(map(to_json, encoded)))
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode the assistant's message.
 
-        Arguments that are not a JSON object go back as `{}`: gateways that parse them again would fail.
+        Arguments that are not a JSON object are sent as `{}`, because gateways that parse them would fail.
         """
         text = reply.content if reply.content and not reply.content.isspace() else None
         if not reply.tool_calls:
@@ -95,7 +95,10 @@ class ChatCompletions:
         return (to_json({"role": "assistant", "content": text, "tool_calls": calls, **echo}),)
 
     def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
-        """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
+        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
+
+        Source: R4.1, P10
+        """
         encoded = [
             openai_tool(shortened(tool, profile.max_description_chars), name=names.to_wire(tool.name))
             for tool in tools
@@ -103,7 +106,7 @@ class ChatCompletions:
         return to_json(encoded) if encoded else b""
 
     def body(self, request: WireRequest) -> bytes:
-        """Put a request's body together."""
+        """Return the body of a request."""
         head = opened(_head(request), request.extra, "messages")
         tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
@@ -114,10 +117,12 @@ class ChatCompletions:
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the body of a reply with HTTP status 200 (R4.2, P11).
+        """Read the body of a reply with HTTP status 200.
 
-        What counts is whether there are tool calls, never `finish_reason`, which some endpoints set to `stop`
-        all the same.
+        Tool calls are recognised by their presence and not by `finish_reason`, because some endpoints send
+        `stop` with tool calls.
+
+        Source: R4.2, P11
         """
         answer = read_object(body)
         if isinstance(answer, Fault):
@@ -135,7 +140,7 @@ class ChatCompletions:
                 return no_completion("no choices")
 
     def assembler(self) -> Assembler:
-        """Return what puts a streamed reply together."""
+        """Return an assembler for a streamed reply."""
         return ChatAssembler()
 
 
@@ -151,7 +156,7 @@ def _head(request: WireRequest) -> JsonObject:
     if profile.reasoning == "reasoning_effort":
         fields["reasoning_effort"] = effort
     elif profile.reasoning == "reasoning" and (effort or budget):
-        # The two exclude each other; the exact one is the one that was meant.
+        # A request may have only one of the two. The number of tokens is more exact, so it is used.
         fields["reasoning"] = {"max_tokens": budget} if budget else {"effort": effort}
     return fields
 
@@ -257,7 +262,7 @@ def _call(call: JsonObject, ids: CallIds, names: WireNames) -> ToolCall:
 
 
 def _function(call: JsonObject) -> JsonObject:
-    # Some local servers leave the inner object out.
+    # Some local servers leave out the inner object `function`.
     return as_object(call.get("function")) or call
 
 

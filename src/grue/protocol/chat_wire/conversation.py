@@ -1,17 +1,18 @@
-"""A conversation with an endpoint: what was said, each message encoded once.
+"""A conversation with an endpoint, which encodes each message once and builds the request bodies.
 
-Pure and mutable, as a parser is: messages go in, request bodies come out, replies come back in.
+Come here to change the order or the presence of messages in a request. How one message is written is up to
+the wire formats. A `Conversation` has state but does no I/O: add messages with `ask`, send what `body`
+returns, and give replies to `read` and `keep`.
 
-- An assistant's message is encoded when its answers are known, and shows only the calls that were answered:
-  no request can carry a call id without an answer, which providers refuse.
-- Cache markers go to the first system and user messages that there is room for (`cache_markers`), as these
-  are encoded, and never move: moving one would change bytes that the endpoint has cached. A turn has the
-  system text, the user's text, and at most two more (forced final, repair), so that each of them is marked.
-- The encoded messages are good for one profile. When an endpoint teaches another one, they are encoded anew
-  from the messages themselves.
-- Images and files that a tool returned stand in its result, or, where a result is text, in a user's message
-  behind the results of that reply.
-- Where an endpoint cannot be sent the schema of an answer, the model is told of it in words, once.
+- The assistant's message is encoded when the results of its calls are known. It contains only the calls that
+  have a result, because providers refuse a call id without one.
+- Cache markers are put on the first system and user messages, as many as `cache_markers` allows. A marker
+  never moves, because that would change bytes that the endpoint has cached. A turn has the system text, the
+  user's text and at most two more user texts (forced final answer, repair), so each of them gets a marker.
+- The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
+- Images and files from a tool are put into its result. If the format allows only text there, they are put
+  into a user message after the results of that reply.
+- If an endpoint does not accept the schema of an answer, the schema is sent once as text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,18 +50,18 @@ SCHEMA_IN_WORDS = (
 )
 
 UNDERSTOOD = "Understood."
-"""What the assistant is taken to have said of results, where an endpoint wants a word between."""
+"""Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""
 
 _Utterance: TypeAlias = tuple[ConversationItem, ...] | Reply
 
 
 class Conversation:
-    """What was said so far, ready to be sent.
+    """The messages of a conversation so far, encoded for one endpoint.
 
     Args:
-        profile: What the endpoint takes.
-        given_markers: How many cache markers the texts will bring with them (`cache_points`): they go before
-            those that are set here.
+        profile: What the endpoint accepts.
+        given_markers: How many cache markers the texts will bring with them (`cache_points`). They take
+            precedence over the markers that are set here.
     """
 
     def __init__(self, profile: WireProfile, *, given_markers: int = 0) -> None:
@@ -73,7 +74,7 @@ class Conversation:
         self.adopt(profile)
 
     def adopt(self, profile: WireProfile) -> None:
-        """Follow `profile` from now on; what was said is encoded anew."""
+        """Use `profile` from now on, and encode all messages again."""
         self.profile = profile
         self.format = FORMATS[profile.wire]
         self.names = WireNames(profile.name_style)
@@ -88,14 +89,14 @@ class Conversation:
         self._add(self._schema_in_words())
 
     def ask(self, new: Sequence[ConversationItem], mode: OfferTools | RequireAnswer) -> None:
-        """Add what is new, and note what the next request is for.
+        """Add new items, and set whether the next request offers tools or asks for the answer.
 
         Raises:
-            ValueError: A tool message answers no call of the last reply.
+            ValueError: A tool message does not belong to a call of the last reply.
         """
         self._add_answered(new)
         self._mode = mode
-        # An empty instruction says nothing, and some endpoints refuse it.
+        # Some endpoints refuse an empty system text.
         said = tuple(item for item in new if not isinstance(item, SystemText) or item.text)
         self._add((*said, *self._schema_in_words()))
         if isinstance(mode, OfferTools) and mode.tools is not None:
@@ -110,13 +111,13 @@ class Conversation:
         extra: Mapping[str, object] | None = None,
         stream: bool = False,
     ) -> bytes:
-        """Return the body of the request that `ask` prepared; any number of times.
+        """Return the body of the request that `ask` prepared; may be called again, for a retry.
 
         Args:
-            settings: The model, and how it samples.
-            choice: Which of the tools on offer has to be called; default: the model's choice.
-            extra: Further fields, beside those of the settings.
-            stream: Ask for events, where the endpoint can send any.
+            settings: The model and its sampling.
+            choice: Which of the offered tools has to be called; default: the model decides.
+            extra: Further fields, in addition to those of the settings.
+            stream: Whether to request a stream of events, if the endpoint supports it.
         """
         answering = isinstance(self._mode, RequireAnswer)
         offered = not answering or (self.profile.tools_with_forced and self._has_calls)
@@ -135,16 +136,17 @@ class Conversation:
         )
 
     def read(self, body: bytes, *, request: int, used_ids: set[str]) -> Reply | Fault:
-        """Read the body of a reply to it, without keeping it."""
+        """Read the body of the reply, without adding it to the conversation."""
         try:
             return self.format.decode(body, self.names, request=request, used_ids=used_ids)
         except UNREADABLE as error:
             return no_completion(f"it cannot be read ({type(error).__name__})")
 
     def drop_attachments(self) -> bool:
-        """Replace the newest attachments that were sent by a line of text, and say whether there were any.
+        """Replace the newest attachments by a line of text, and return whether there were any.
 
-        For a request that was refused. What stands before them was taken once, and stays as it is.
+        Call this after the endpoint refused a request. Older attachments stay, because the endpoint accepted
+        them before.
         """
         for at in range(len(self._history) - 1, -1, -1):
             said = self._history[at]
@@ -155,7 +157,7 @@ class Conversation:
         return False
 
     def keep(self, reply: Reply) -> None:
-        """Remember the reply; it enters the history with the next `ask`."""
+        """Keep the reply; the next `ask` adds it to the history, with the results of its calls."""
         self._unanswered = reply
 
     def _add_answered(self, new: Sequence[ConversationItem]) -> None:
@@ -188,7 +190,7 @@ class Conversation:
         self._messages += encoded.messages
 
     def _marked(self, items: tuple[WireItem, ...]) -> tuple[tuple[WireItem, ...], Sequence[int]]:
-        """Return the items with the markers of their own that there is room for, and which others get one."""
+        """Return the items with as many of their own markers as allowed, and the positions to mark."""
         kept: list[WireItem] = []
         marked: list[int] = []
         for at, item in enumerate(items):
@@ -204,7 +206,7 @@ class Conversation:
         return tuple(kept), marked
 
     def _bridged(self, items: tuple[WireItem, ...]) -> tuple[WireItem, ...]:
-        """Return the items, results and what the user says kept apart where the endpoint wants that."""
+        """Insert an assistant's text between tool results and user messages, if the endpoint requires it."""
         bridged: list[WireItem] = []
         for item in items:
             if (

@@ -1,4 +1,4 @@
-"""The wire formats by their names."""
+"""The table of wire formats by name."""
 
 from collections.abc import Mapping
 

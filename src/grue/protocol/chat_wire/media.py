@@ -1,7 +1,7 @@
-"""Which images, recordings and files of a tool's result an endpoint is sent, and what is said of the others.
+"""Select which images, audio and files of a tool's result are sent to an endpoint, and describe the others.
 
-What is attached to a tool's result was checked before (`protocol/tool_media.py`). Here a profile decides what
-its endpoint takes. The formats say how each is written.
+The attachments were checked when the result was read (`protocol/tool_media.py`). Here the profile decides
+which of them its endpoint accepts. The wire formats encode them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ _PLURALS = {"image": "images", "audio": "audio", "file": "files"}
 
 
 class Shown(Struct, frozen=True):
-    """What tools returned beside text, as a user's message: for formats whose tool messages are text.
+    """A user message with the attachments of tool results, for formats whose tool messages are text only.
 
     Attributes:
-        results: The tool messages of one reply, as far as the endpoint is sent anything of theirs.
+        results: The tool messages of one reply that have an attachment to send.
     """
 
     results: tuple[ToolMessage, ...]
@@ -33,17 +33,17 @@ WireItem: TypeAlias = ConversationItem | Shown
 
 
 def sent(message: ToolMessage, profile: WireProfile) -> tuple[Attachment, ...]:
-    """Return what of a tool message's attachments the endpoint is sent."""
+    """Return the attachments of a tool message that the endpoint accepts."""
     return tuple(each for each in message.attachments if _takes(profile, each))
 
 
 def result_text(message: ToolMessage, profile: WireProfile, *, shown: str = "") -> str:
-    """Return the text of a tool message, with a line for each attachment that does not stand beside it.
+    """Return the text of a tool message, with a line for each attachment that is not in that message.
 
     Args:
-        message: The message.
-        profile: The endpoint's.
-        shown: What is said of attachments that are sent elsewhere; empty: they stand beside the text.
+        message: The tool message.
+        profile: The endpoint's profile.
+        shown: The text for attachments that are sent in another message; empty if they are in this one.
     """
     lines = [message.content]
     for each in message.attachments:
@@ -55,14 +55,15 @@ def result_text(message: ToolMessage, profile: WireProfile, *, shown: str = "") 
 
 
 def label(message: ToolMessage) -> str:
-    """Return what stands before the attachments of a tool message that are in a message of their own."""
+    """Return the heading for the attachments of a tool message, if they are in a separate message."""
     return f"[Returned by the tool call {message.call_id}:]"
 
 
 def with_shown(items: Sequence[ConversationItem], profile: WireProfile) -> tuple[WireItem, ...]:
-    """Return the items with a message behind each run of tool messages that shows what they could not carry.
+    """Insert a user message with the attachments after each run of tool messages that has any.
 
-    It stands behind the last of them: providers want every call answered before anything else is said.
+    It comes after the last tool message of the run, because providers require the results of all calls before
+    any other message.
     """
     arranged: list[WireItem] = []
     waiting: list[ToolMessage] = []
@@ -77,17 +78,17 @@ def with_shown(items: Sequence[ConversationItem], profile: WireProfile) -> tuple
 
 
 def without_attachments(items: Iterable[ConversationItem]) -> tuple[ConversationItem, ...]:
-    """Return the items with nothing attached, and a line in place of each attachment."""
+    """Return the items with a line of text in place of each attachment."""
     return tuple(_stripped(item) if isinstance(item, ToolMessage) else item for item in items)
 
 
 def has_attachments(items: Iterable[ConversationItem], profile: WireProfile) -> bool:
-    """Say whether the endpoint is sent an attachment of any of the items."""
+    """Return whether any of the items has an attachment that the endpoint accepts."""
     return any(isinstance(item, ToolMessage) and sent(item, profile) for item in items)
 
 
 def data_url(attachment: Attachment) -> str:
-    """Return an attachment as a URL."""
+    """Return an attachment as a `data:` URL."""
     return f"data:{attachment.mime};base64,{attachment.data}"
 
 

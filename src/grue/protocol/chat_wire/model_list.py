@@ -1,4 +1,4 @@
-"""What an endpoint's `GET {base_url}/models` says of a model."""
+"""Read the model list of an endpoint, `GET {base_url}/models`."""
 
 from msgspec import Struct
 
@@ -7,11 +7,13 @@ from grue.protocol.chat_wire.reply import as_object, listed
 
 
 class ListedModel(Struct, frozen=True):
-    """A model as its endpoint lists it.
+    """An entry of an endpoint's model list.
 
     Attributes:
-        parameters: What its requests may have, as OpenRouter says it; `None` where the list does not say.
-        inputs: What it takes beside text (`image`, `audio`, `file`); `None` where the list does not say.
+        name: The model's name.
+        parameters: The request parameters that the model accepts, in OpenRouter's terms; `None` if not
+        listed.
+        inputs: Its kinds of input besides text (`image`, `audio`, `file`); `None` if not listed.
     """
 
     name: str
@@ -20,17 +22,17 @@ class ListedModel(Struct, frozen=True):
 
     @property
     def takes_tools(self) -> bool | None:
-        """Whether it can be offered tools; `None` where the list does not say."""
+        """Whether the model can call tools; `None` if the list does not say."""
         return None if self.parameters is None else "tools" in self.parameters
 
     @property
     def takes_schemas(self) -> bool | None:
-        """Whether it can be held to a schema; `None` where the list does not say."""
+        """Whether the model supports answers of a given schema; `None` if the list does not say."""
         return None if self.parameters is None else "structured_outputs" in self.parameters
 
 
 def read_models(body: bytes) -> dict[str, ListedModel] | None:
-    """Return the models of a list by name, or `None` for a body that is no list of models."""
+    """Return the models of a list by name, or `None` if the body is not a list of models."""
     try:
         answer = as_object(from_json(body))
     except (ValueError, MemoryError):
@@ -51,5 +53,5 @@ def _names(given: object) -> frozenset[str] | None:
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:
-    """Return the list's entry for a model; a variant (`vendor/name:nitro`) is as good as what it varies."""
+    """Return the entry for a model; a variant (`vendor/name:nitro`) uses the entry without the suffix."""
     return models.get(model) or models.get(model.rpartition(":")[0])

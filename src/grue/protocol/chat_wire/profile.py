@@ -1,4 +1,7 @@
-"""What an endpoint takes, as data: a new provider is a new row (`profiles.py`), not a new branch."""
+"""What an endpoint accepts, as data.
+
+Come here to add a property in which endpoints differ. To add a provider, add a row to `profiles.py`.
+"""
 
 from collections.abc import Collection
 from typing import Literal
@@ -10,23 +13,23 @@ from grue.messages import JsonObject
 from grue.protocol.tool_names import NameStyle
 
 WireName = Literal["chat_completions", "responses", "messages"]
-"""The wire formats: OpenAI's chat completions, which most endpoints speak, its responses, and Anthropic's."""
+"""The wire formats: OpenAI's chat completions, which most endpoints use, its responses, and Anthropic's."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model is to think before it answers."""
+"""How much a model should think before it answers."""
 
 SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop"})
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
-    """Which model, and how it samples; a setting that is `None` or empty is left to the endpoint.
+    """The model and its sampling; the endpoint chooses the value of a setting that is `None` or empty.
 
     Attributes:
-        model: As the endpoint names it.
+        model: The name that the endpoint uses.
         max_tokens: Longest reply, thinking included.
-        reasoning_effort: How much to think.
-        reasoning_tokens: Tokens to think with, for endpoints that count them.
-        extra_body: Further fields of each request, as they are.
+        reasoning_effort: How much the model should think.
+        reasoning_tokens: Most tokens for thinking, for endpoints that have such a limit.
+        extra_body: Further fields of each request, sent unchanged.
     """
 
     model: str
@@ -42,36 +45,40 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
 
 class WireProfile(Struct, frozen=True, kw_only=True):
-    """How to talk to a kind of endpoint.
+    """What one kind of endpoint accepts, and how it wants it.
 
     Attributes:
-        name: For people.
-        wire: The format it speaks.
-        key_variable: The environment variable that its users keep the key in.
-        cache_markers: How many `cache_control` markers a request is given; 0: none.
-        given_cache_markers: How many are passed on that a caller has set itself, in place of those; 0: it is
-            known to refuse the field. The format `responses` has no place for them.
-        names: Tool names go out `canonical` or `encoded`; `learn`: canonical until the endpoint complains.
-        sampling: Which sampling fields it takes; others are left out.
-        max_tokens_field: What it calls the limit on a reply's length, where the format leaves a choice.
-        default_max_tokens: The limit that is sent where none is set; `None`: none.
-        max_output_tokens: The largest limit that it takes; `None`: not known.
-        system_role: Who instructions come from, where the format leaves a choice.
-        reasoning: How it is told to think: a field `reasoning_effort`, an object `reasoning`, Anthropic's
-            `thinking`, of which newer models take `adaptive` only, without a budget; `none`: it is not.
-        response_format: How the shape of an answer is asked for. Where its schema is not, the schema is put
-            into words for the model.
-        tools_with_forced: It refuses history with tool calls in a request without `tools`: there they go
-            along with `tool_choice: "none"`. The one exception to R5.8.
-        assistant_after_results: It refuses a user's message right after the results of tools: a word of the
-            assistant's goes in between.
-        max_description_chars: Longest description of a tool; `None`: no limit.
-        streams: It can send a reply as events.
-        lists_parameters: Its model list says of each model which parameters it takes, `tools` among them, and
-            which of the following.
-        images: It takes images. So does an endpoint that nothing is known of, until it refuses one.
-        audio: It takes WAV and MP3. Only chat completions have a place for them.
-        files: It takes PDF files.
+        name: A name to show to people.
+        wire: The wire format.
+        key_variable: The environment variable that usually has the key.
+        cache_markers: How many `cache_control` markers grue puts into a request; 0 for none.
+        given_cache_markers: How many markers that the caller has set are sent, in place of grue's own; 0 if
+            the endpoint is known to refuse the field. The format `responses` cannot send any.
+        names: Whether tool names are sent `canonical` or `encoded`; `learn` sends canonical names until the
+            endpoint refuses one.
+        sampling: The sampling fields that the endpoint accepts; others are left out.
+        max_tokens_field: The name of the field for the longest reply, in formats that have more than one.
+        default_max_tokens: The limit to send if the settings have none; `None` sends none.
+        max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
+        system_role: The role of instructions, in formats that have more than one.
+        reasoning: How to request thinking: the field `reasoning_effort`, the object `reasoning`, Anthropic's
+            `thinking`, or its `adaptive` thinking, which has no budget and is all that newer models accept;
+            `none` sends nothing.
+        response_format: How to request an answer of a given schema. Without `json_schema`, the schema is also
+            sent to the model as text.
+        tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. Such
+            requests then list the tools with `tool_choice: "none"`.
+        assistant_after_results: The endpoint refuses a user message directly after tool results, so an
+            assistant's message is inserted.
+        max_description_chars: Longest description of a tool; `None` for no limit.
+        streams: Whether the endpoint can stream a reply.
+        lists_parameters: Whether its model list names the parameters of each model, such as `tools`, and its
+            kinds of input.
+        images: Whether it accepts images. An unknown endpoint is taken to, until it refuses one.
+        audio: Whether it accepts WAV and MP3, which only chat completions can send.
+        files: Whether it accepts PDF files.
+
+    Source: R5.8
     """
 
     name: str
@@ -98,14 +105,14 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def name_style(self) -> NameStyle:
-        """How names go out now."""
+        """How tool names are sent now; `learn` counts as canonical."""
         return "encoded" if self.names == "encoded" else "canonical"
 
     def limit(self, settings: ModelSettings) -> int | None:
-        """Return the limit on a reply's length that a request carries; `None`: none."""
+        """Return the limit on the reply's length to send; `None` sends none."""
         wanted = settings.max_tokens
         if not wanted and self.default_max_tokens is not None:
-            # A limit counts the thoughts too.
+            # The limit includes the tokens for thinking.
             wanted = self.default_max_tokens + (settings.reasoning_tokens or 0)
         if "max_tokens" not in self.sampling:
             return None
@@ -114,7 +121,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return min(wanted, self.max_output_tokens)
 
     def sampled(self, settings: ModelSettings) -> JsonObject:
-        """Return the sampling fields that the endpoint takes and the settings set, by our names."""
+        """Return the sampling fields that are set and that the endpoint accepts, by grue's own names."""
         fields: JsonObject = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
@@ -127,7 +134,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
 
 def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:
-    """Return the profile for a model of which its endpoint lists what it takes beside text."""
+    """Return the profile for a model whose endpoint lists its kinds of `inputs` besides text."""
     return msgspec.structs.replace(
         profile, images="image" in inputs, audio="audio" in inputs, files="file" in inputs
     )

@@ -1,4 +1,7 @@
-"""The endpoints that are known beforehand, a row each; what is not known is learned (`lessons.py`)."""
+"""The table of known endpoints. What is not in it is learned from refusals (`profile_adaptation.py`).
+
+Come here to add a provider.
+"""
 
 import re
 from urllib.parse import urlsplit
@@ -10,7 +13,7 @@ from grue.protocol.chat_wire.profile import WireName, WireProfile
 _OPENAI_SAMPLING = frozenset({"temperature", "top_p", "max_tokens", "stop"})
 
 GENERIC = WireProfile(name="generic")
-"""A chat completions endpoint that nothing is known of: a local server, a gateway."""
+"""An unknown chat completions endpoint, such as a local server or a gateway."""
 
 GENERIC_RESPONSES = WireProfile(
     name="generic responses",
@@ -31,7 +34,7 @@ GENERIC_MESSAGES = WireProfile(
     tools_with_forced=True,
 )
 
-# OpenRouter hands names on to whichever provider it picks, so they have to suit the strictest one.
+# OpenRouter passes tool names on to the provider that it picks, so they have to suit the strictest one.
 OPENROUTER = WireProfile(
     name="openrouter",
     key_variable="OPENROUTER_API_KEY",
@@ -52,14 +55,14 @@ OPENAI_CHAT = WireProfile(
     given_cache_markers=0,
 )
 
-# Its newest models take tools on /responses only.
+# OpenAI's newest models accept tools only on /responses.
 OPENAI = msgspec.structs.replace(GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", files=True)
 
 ANTHROPIC = msgspec.structs.replace(
     GENERIC_MESSAGES, name="anthropic", key_variable="ANTHROPIC_API_KEY", files=True
 )
 
-# Its compatibility endpoint ignores or refuses what it does not know.
+# Anthropic's compatibility endpoint ignores or refuses fields that it does not know.
 ANTHROPIC_CHAT = WireProfile(
     name="anthropic chat completions",
     key_variable="ANTHROPIC_API_KEY",
@@ -120,7 +123,7 @@ PROFILES: dict[str, tuple[WireProfile, ...]] = {
     "api.mistral.ai": (MISTRAL,),
     "api.x.ai": (XAI,),
 }
-"""By host; a subdomain is as good as its domain. The first row is used unless a format is asked for."""
+"""Profiles by host; subdomains match too. The first row is used unless a wire format is requested."""
 
 _GENERIC: dict[WireName, WireProfile] = {
     "chat_completions": GENERIC,
@@ -134,18 +137,18 @@ _BY_PATH: dict[str, WireName] = {
     "/messages": "messages",
 }
 
-# OpenAI's reasoning models sample as they see fit, and take instructions from a developer.
+# OpenAI's reasoning models accept no sampling settings and take instructions in the role developer.
 _REASONING = re.compile(r"(?:^|/)(?:o[1-9]|gpt-(?:[5-9]|[1-9]\d))(?![^/]*chat)")
-# The first of them knew neither role.
+# The first reasoning models accept neither the role system nor developer.
 _NO_INSTRUCTIONS = re.compile(r"(?:^|/)o1-(?:mini|preview)")
-# Models that do not reason refuse to be asked for their reasoning.
+# Models that do not reason refuse the reasoning fields.
 _UNREASONING = re.compile(r"(?:^|/)(?:gpt-(?:3\.5|4)|chatgpt-4)")
-# Since Opus 4.7 Anthropic's models refuse to be told how to sample, and how many tokens to think with.
+# Since Opus 4.7 Anthropic's models refuse sampling settings and a token budget for thinking.
 _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")
 
 
 def wire_of(base_url: str) -> WireName | None:
-    """Return the format that a base URL names by its ending, `None` where it names none."""
+    """Return the wire format that the end of a base URL names, or `None`."""
     path = urlsplit(base_url.strip()).path.rstrip("/")
     return next((wire for ending, wire in _BY_PATH.items() if path.endswith(ending)), None)
 
@@ -154,9 +157,9 @@ def profile_for(base_url: str, model: str = "", wire: WireName | None = None) ->
     """Return the profile for an endpoint and a model.
 
     Args:
-        base_url: Of the endpoint.
-        model: As the endpoint names it; a few models differ from the others.
-        wire: The format; `None`: as the base URL suggests.
+        base_url: The endpoint's base URL.
+        model: The endpoint's name for the model; a few models need a different profile.
+        wire: The wire format; `None` for the one that the base URL suggests.
     """
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     wire = wire or wire_of(base_url)

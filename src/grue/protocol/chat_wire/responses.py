@@ -1,7 +1,8 @@
-"""OpenAI's responses, `POST {base_url}/responses`: requests and replies as data.
+"""The wire format of OpenAI's responses, `POST {base_url}/responses`.
 
-Nothing is kept at the endpoint (`store: false`): the history goes along each time, as with other formats.
-What a reasoning model thought comes back encrypted and is sent again as it was, next to the calls it led to.
+The endpoint stores nothing (`store: false`), so every request contains the whole history, as in the other
+formats. The endpoint returns a model's reasoning encrypted. It has to be sent back unchanged, before the
+calls that followed it.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -54,26 +55,26 @@ from grue.protocol.tool_names import WireNames
 from grue.protocol.tool_schemas import openai_tool
 
 _OUTPUT = "output"
-"""Where a reply's echo keeps its items, in order."""
+"""Key in a reply's echo: its output items, in order."""
 
 
 class Responses:
-    """The format of OpenAI's newest models, and of the gateways that copy it."""
+    """The format of OpenAI's newest models and of compatible gateways."""
 
     path = "/responses"
     results_carry_media = True
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the key as a bearer token; none for an empty one."""
+        """Return the header with the key as a bearer token; none for an empty key."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
-        """Encode each item as an input item of its own; the format has no cache markers."""
+        """Encode each item as a separate input item; the format has no cache markers."""
         del marked
         return Said(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the items of a reply: as they came, the calls as they were understood."""
+        """Encode the items of a reply: unchanged, except calls, which are taken from `tool_calls`."""
         items = listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[JsonObject] = []
@@ -83,22 +84,25 @@ class Responses:
             elif (call := calls.get(str(item.get("call_id")))) is not None:  # type: ignore[call-overload]  # NewType
                 encoded.append(item | _called(call, names))
         while encoded and encoded[-1].get("type") == "reasoning":
-            # A thought has to be followed by what it led to.
+            # The endpoint refuses a reasoning item that is not followed by another item.
             encoded.pop()
         return tuple(map(to_json, encoded))
 
     def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
-        """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
+        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
+
+        Source: R4.1, P10
+        """
         encoded: list[JsonObject] = []
         for tool in tools:
             short = shortened(tool, profile.max_description_chars)
             function = as_object(openai_tool(short, name=names.to_wire(tool.name))["function"])
-            # Servers' schemas are their own; the endpoint would otherwise hold them to its strict dialect.
+            # Otherwise the endpoint requires its strict dialect, which schemas of MCP servers do not follow.
             encoded.append({"type": "function", **function, "strict": False})
         return to_json(encoded) if encoded else b""
 
     def body(self, request: WireRequest) -> bytes:
-        """Put a request's body together."""
+        """Return the body of a request."""
         head = opened(_head(request), request.extra, "input")
         tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
@@ -109,7 +113,10 @@ class Responses:
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the body of a reply with HTTP status 200 (R4.2, P11)."""
+        """Read the body of a reply with HTTP status 200.
+
+        Source: R4.2, P11
+        """
         answer = read_object(body)
         if isinstance(answer, Fault):
             return answer
@@ -124,7 +131,7 @@ class Responses:
         return _read(answer, CallIds(request, used_ids), names)
 
     def assembler(self) -> Assembler:
-        """Return what puts a streamed reply together."""
+        """Return an assembler for a streamed reply."""
         return ResponsesAssembler()
 
 
@@ -182,7 +189,7 @@ def _part(attachment: Attachment) -> JsonObject:
 
 
 def _items_of(reply: Reply) -> list[object]:
-    """Return the items of a reply that came in another format, or from a host."""
+    """Return items for a reply that was received in another format or made by a host."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]
@@ -238,9 +245,9 @@ def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
 
 
 def _again(item: JsonObject) -> JsonObject:
-    """Return an item as it can be sent again; empty where it cannot be.
+    """Return an item in the form in which it can be sent back; empty if it cannot be.
 
-    Gateways spell out as `null` what an item does not say, and their upstreams refuse that.
+    Some gateways write missing members as `null`. These are removed, because the endpoint would refuse them.
     """
     said = _without_nulls(item)
     match said.get("type"):
@@ -251,7 +258,7 @@ def _again(item: JsonObject) -> JsonObject:
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):
-            # A thought without either stands at the endpoint alone, which keeps none for us.
+            # A reasoning item without either is only a reference to one that the endpoint has not stored.
             return said
         case _:
             return {}

@@ -1,4 +1,4 @@
-"""JSON Schemas in the strict dialect that endpoints can hold a model to."""
+"""Convert JSON Schemas to the strict dialect, which endpoints can enforce on a model's answer."""
 
 from grue.messages import AnswerSchema, JsonObject
 from grue.protocol.tool_names import WireNames
@@ -16,8 +16,8 @@ _UNSAYABLE = {
 
 
 def strict_format(answer: AnswerSchema) -> JsonObject:
-    """Return an answer's shape with its name, as OpenAI's formats take it; strict where that can be said."""
-    # A schema's name has to match the pattern of a tool's name.
+    """Return an answer's schema and name in OpenAI's format; strict if the dialect can express the schema."""
+    # The name of a schema has to match the same pattern as the name of a tool.
     name = WireNames("encoded").to_wire(answer.name)
     try:
         return {"name": name, "strict": True, "schema": strict_schema(answer.schema)}
@@ -26,14 +26,14 @@ def strict_format(answer: AnswerSchema) -> JsonObject:
 
 
 def strict_schema(schema: JsonObject) -> JsonObject:
-    """Return `schema` in the strict dialect; it accepts the same values, with `null` for what is left out.
+    """Return `schema` in the strict dialect. It accepts the same values, with `null` for a missing property.
 
-    Every object is closed, every property required, an optional one nullable; defaults and discriminators
-    go; `oneOf` becomes `anyOf`, and a reference stands alone.
+    Objects allow no further properties, and all properties are required; optional ones become nullable.
+    Defaults and discriminators are removed, `oneOf` becomes `anyOf`, and a `$ref` with siblings is wrapped.
 
     Raises:
-        ValueError: The dialect cannot say it: a free-form mapping, a value of any type, a tuple, a condition,
-            a root that is no object.
+        ValueError: The dialect cannot express the schema: it has a free-form mapping, a value of any type, a
+            tuple or a condition, or its root is not an object.
     """
     if schema.get("type") != "object":
         raise ValueError("the root of a strict schema is an object")

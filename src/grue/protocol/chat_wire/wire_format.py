@@ -1,8 +1,10 @@
-"""What a wire format does: it puts requests together and reads replies, both as data.
+"""The interface of a wire format, and the code that the formats share.
 
-A request is put together from parts, each encoded once: a head (model, sampling), the messages, and a tail
-(tools, or the shape of the answer). Nothing that varies from request to request stands before the messages,
-so that each request begins with the very bytes of the one before, up to its last message.
+Come here to add a wire format, and enter it in `formats.py`.
+
+The body of a request has three parts, each encoded once: a head (model, sampling), the messages, and a tail
+(tools, or the schema of the answer). Whatever changes from request to request is in the tail. Each request
+therefore begins with the same bytes as the one before it, and the endpoint can use its prompt cache.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,34 +23,36 @@ from grue.protocol.chat_wire.server_events import ServerEvent
 from grue.protocol.tool_names import WireNames
 
 EMPTY = "(empty)"
-"""What stands for an empty or blank text, which some endpoints refuse."""
+"""Sent in place of an empty or blank text, which some endpoints refuse."""
 
 
 class Said(Struct, frozen=True):
-    """Messages, encoded; what a format keeps apart from them as `system` is in there."""
+    """Encoded messages; `system` is for formats that keep the instructions apart from the messages."""
 
     system: tuple[bytes, ...] = ()
     messages: tuple[bytes, ...] = ()
 
 
 class Choice(Struct, frozen=True):
-    """Which tool the model has to call; `name` is a wire name, and only where `mode` is `named`."""
+    """Which tool the model has to call; `name` is a wire name, and is set only if `mode` is `named`."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
 
 
 class WireRequest(Struct, frozen=True, kw_only=True):
-    """Everything that a request's body is made of.
+    """The parts of a request's body.
 
     Attributes:
-        system: What the format keeps apart from the messages.
-        messages: The conversation, each message encoded.
-        tools: The encoded listing; empty: the request must not mention tools at all.
-        choice: What to do with them.
-        answer: The shape of the answer; `None`: any text.
+        settings: The model and its sampling.
+        profile: What the endpoint accepts.
+        system: The encoded instructions, for formats that keep them apart from the messages.
+        messages: The encoded messages of the conversation.
+        tools: The encoded list of tools; if it is empty, the request does not mention tools.
+        choice: Whether the model may or has to call a tool.
+        answer: The schema of the answer; `None` allows any text.
         extra: Further fields of the body.
-        stream: The reply is to come as events.
+        stream: Whether the reply is requested as a stream of events.
     """
 
     settings: ModelSettings
@@ -63,94 +67,99 @@ class WireRequest(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
-    """A piece of a reply's text as it comes."""
+    """A piece of the text of a streamed reply."""
 
     text: str
     part: Literal["content", "reasoning"] = "content"
 
 
 class Assembler(Protocol):
-    """Puts the events of a streamed reply together; the result is the body that would have come at once."""
+    """Assembles the events of a streamed reply into the body that an unstreamed reply would have."""
 
     finished: bool
-    """The last event has come: nothing that follows is needed."""
+    """Whether the last event has arrived; the rest of the stream is not needed."""
 
     @property
     def whole(self) -> bool:
-        """What has come is all of a reply, whether or not its last event has come."""
+        """Whether the reply is complete, even if the last event has not arrived."""
         ...
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
-        """Take the next event in, and return the text in it."""
+        """Add the next event, and return the text in it."""
         ...
 
     def body(self) -> bytes:
-        """Return the reply so far as a body for `decode`; an error event's, where one came."""
+        """Return the reply so far as a body for `decode`; after an error event, the body of that error."""
         ...
 
 
 class WireFormat(Protocol):
-    """One way of talking to a model. Formats keep nothing: what they need, they are given."""
+    """Encodes requests and decodes replies of one API. A format has no state."""
 
     path: str
-    """What follows the base URL."""
+    """The path of the request, after the base URL."""
 
     results_carry_media: bool
-    """Images and files go into the tool messages; otherwise into a user's message (`Shown`) behind them."""
+    """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
 
     def headers(self, key: str) -> dict[str, str]:
-        """Return the headers that carry the key, and what else the format asks for."""
+        """Return the header with the key, and the other headers that the format needs."""
         ...
 
     def encode_items(self, items: Sequence[WireItem], marked: Collection[int], profile: WireProfile) -> Said:
-        """Encode what was said between two replies; the items at the positions `marked` get cache markers."""
+        """Encode the items between two replies; those at the positions `marked` get a cache marker."""
         ...
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode the assistant's message as the history has to show it; nothing if there is none to show."""
+        """Encode a reply as the assistant's message for the history; empty if it has nothing to show."""
         ...
 
     def encode_tools(self, tools: Iterable[ToolDefinition], profile: WireProfile, names: WireNames) -> bytes:
-        """Encode a listing; empty bytes for an empty one, which no request may carry (R4.1, P10)."""
+        """Encode a list of tools; an empty list gives empty bytes, because no request may contain it.
+
+        Source: R4.1, P10
+        """
         ...
 
     def body(self, request: WireRequest) -> bytes:
-        """Put a request's body together."""
+        """Return the body of a request."""
         ...
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the body of a reply with HTTP status 200 (R4.2, P11).
+        """Read the body of a reply with HTTP status 200.
 
         Args:
-            body: The body; it may be anything.
-            names: Brings wire names back.
+            body: The body; it is untrusted and may be any bytes.
+            names: Converts wire names to canonical names.
             request: Number of the request in its turn.
-            used_ids: Call ids of the turn so far.
+            used_ids: Call ids that the turn has used so far.
+
+        Source: R4.2, P11
         """
         ...
 
     def assembler(self) -> Assembler:
-        """Return what puts a streamed reply together."""
+        """Return an assembler for a streamed reply."""
         ...
 
 
 def shown(text: str) -> str:
-    """Return a text that every endpoint takes."""
+    """Return a text that every endpoint accepts: `EMPTY` in place of a blank one."""
     return text if text and not text.isspace() else EMPTY
 
 
 EPHEMERAL: JsonObject = {"type": "ephemeral"}
-"""The marker of a place up to which an endpoint is to keep a prompt in its cache."""
+"""The cache marker: the endpoint is asked to cache the prompt up to this place."""
 
 
 def marked_pieces(item: SystemText | UserText, marked: bool) -> list[tuple[str, JsonObject | None]]:
-    """Return a text in pieces, each with the cache marker at its end; mostly one piece, without or with one.
+    """Split a text at its cache markers; return the pieces, each with the marker at its end or `None`.
 
     Args:
-        item: The text; where its caller has set markers, it is cut at them.
-        marked: Without those, put one at its end.
+        item: The text, with the markers that its caller has set, if any.
+        marked: Whether to put a marker at the end if the caller has set none.
     """
     text = item.text
     points = item.cache_points or ((CachePoint(len(text), EPHEMERAL),) if marked else ())
@@ -159,7 +168,7 @@ def marked_pieces(item: SystemText | UserText, marked: bool) -> list[tuple[str, 
     pieces: list[tuple[str, JsonObject | None]] = []
     start = 0
     for point in points:
-        # A blank piece would be refused.
+        # Endpoints refuse a blank piece.
         if text[start : point.end].strip():
             pieces.append((text[start : point.end], point.control))
             start = point.end
@@ -168,20 +177,20 @@ def marked_pieces(item: SystemText | UserText, marked: bool) -> list[tuple[str, 
 
 
 def shortened(tool: ToolDefinition, max_chars: int | None) -> ToolDefinition:
-    """Return a tool whose description is no longer than the endpoint takes."""
+    """Return the tool with its description cut to `max_chars`."""
     if max_chars is None or len(tool.description) <= max_chars:
         return tool
     return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
 
 
 def opened(fields: JsonObject, extra: Mapping[str, object], key: str) -> bytes:
-    """Encode a body up to the opening bracket of the list `key`; `extra` outranks `fields`."""
+    """Encode a body up to the opening bracket of the list `key`; fields in `extra` are left to the tail."""
     head = {name: value for name, value in fields.items() if value is not None and name not in extra}
     return to_json(head)[:-1] + b',"' + key.encode() + b'":['
 
 
 def closed(tools: bytes, choice: bytes, fields: JsonObject) -> bytes:
-    """Encode what follows that list, up to the end of the body; `tools` and `choice` are encoded already."""
+    """Encode the rest of the body, from the end of that list; `tools` and `choice` are encoded already."""
     members = [b'"tools":' + tools, b'"tool_choice":' + choice] if tools else []
     if fields:
         members.append(to_json(fields)[1:-1])
