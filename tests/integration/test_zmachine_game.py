@@ -210,7 +210,7 @@ def test_a_killed_interpreter_is_an_error_with_its_last_words(game: ZMachineGame
     game.step("open mailbox")
     [child] = interpreters()
     os.kill(child.pid, signal.SIGKILL)
-    with pytest.raises(GameError, match=r"(?s)killed by SIGKILL\. It said last: .*score"):
+    with pytest.raises(GameError, match=r"(?s)killed by SIGKILL\. Its last output: .*score"):
         game.step("read leaflet")
     with pytest.raises(GameError, match=r"not running; start it with reset"):
         game.step("look")
@@ -258,7 +258,7 @@ def test_a_damaged_story_is_an_error(zork1: Path, tmp_path: Path) -> None:
     holed.write_bytes(story[:64] + bytes(len(story) - 64))
     game = open_game(str(holed))
     try:
-        with pytest.raises(GameError, match=r"(?s)interpreter dfrotz .* It said last: "):
+        with pytest.raises(GameError, match=r"(?s)interpreter dfrotz .* Its last output: "):
             game.reset()
     finally:
         game.close()

@@ -1,4 +1,4 @@
-"""Which games there are."""
+"""Open a game by its name or story file."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def open_game(name: str) -> Game:
     """Open a game by name: "house", or the path of a Z-machine story file (.z1 to .z8, .dat).
 
     Raises:
-        GameError: There is no such game, or the file is no story that can be played.
+        GameError: There is no such game, or the file is not a playable story.
         MissingDependencyError: A story file needs `dfrotz`, and it is not installed.
     """
     if name == "house":

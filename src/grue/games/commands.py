@@ -1,7 +1,8 @@
-"""The model's command, before it reaches a game.
+"""Reduce a model's text to one safe command before it is sent to a game.
 
-A model decorates ("**take lamp**"), chains ("n. n. take lamp") and sometimes asks for what would leave the
-game or hang it ("save" waits for a file name). What leaves here is one plain command, or nothing.
+Models add Markdown ("**take lamp**"), chain commands ("n. n. take lamp"), and sometimes ask for a command
+that would end the game or make it wait ("save" asks for a file name). The result is one plain command, or
+nothing.
 """
 
 import re
@@ -9,7 +10,7 @@ import unicodedata
 from typing import Final
 
 MAX_LENGTH: Final = 120
-"""Characters in a command. The games of the 1980s read about as many, and no useful command is longer."""
+"""Most characters in a command. The games of the 1980s read about this many."""
 
 _TERMINAL_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _FOLDED: Final = {
@@ -18,17 +19,18 @@ _FOLDED: Final = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2013\u2014\u2212"), "-"),
 }
 _FENCE: Final = re.compile(r"\s*(?:```|~~~)\w*\s*")
-# Never part of a command; a backslash would be an escape to the interpreter.
+# These characters are never part of a command. A backslash would start an escape of the interpreter.
 _MARKUP: Final = re.compile(r"[*`~\\]+")
 _LEADING: Final = re.compile(r"(?:[\s>#_.,;:]+|[-+]\s+|\d+[.)]\s+|[-+]$|then\b)+", re.IGNORECASE)
 _TRAILING: Final = re.compile(r"[\s_.,;:!]+$")
 _CHAIN: Final = re.compile(r";|[,\s]+(?:and\s+)?then\b", re.IGNORECASE)
-# The interpreter ends a command at any full stop, so "n.n" is a chain too; a title or a decimal is none.
+# The interpreter ends a command at a full stop, so "n.n" is a chain. Titles ("mr.") and decimals are
+# not.
 _FULL_STOP: Final = re.compile(
     r"(?<!\bmr)(?<!\bms)(?<!\bdr)(?<!\bst)(?<!\bmrs)(?<!\d)\.|(?<=\d)\.(?!\d)", re.IGNORECASE
 )
-# Commands to the interpreter: they ask questions, write files or end the session. The games of the 1980s tell
-# words apart by their first six letters, so that is what is compared.
+# Commands to the interpreter, which ask questions, write files or end the session. Only six letters are
+# compared, because the games of the 1980s distinguish words by their first six letters.
 _META: Final = frozenset({
     "save", "restor", "restar", "quit", "q", "replay",
     "script", "unscri", "noscri", "transc", "record", "unreco",
@@ -36,13 +38,15 @@ _META: Final = frozenset({
 
 
 def sanitise_command(text: str) -> str | None:
-    """Reduce what a model wrote to one command that is safe to play, or to `None`.
+    """Return the first command in a model's text that is safe to play, or `None`.
 
     The result is non-empty printable ASCII on one line of at most `MAX_LENGTH` characters, and sanitising it
-    again changes nothing (P2). Quotation marks, Markdown, prompt marks, terminal escapes and backslashes go;
-    of several lines or of a chain ("n. take lamp", "n then e") the first command stays. `None` stands for
-    nothing playable: nothing left, or a command that talks to the interpreter (save, restore, restart, quit,
+    again changes nothing. Quotation marks, Markdown, prompt marks, terminal escapes and backslashes are
+    removed. Of several lines or a chain ("n. take lamp", "n then e"), the first command is kept. The result
+    is `None` if nothing is left, or if the command is for the interpreter (save, restore, restart, quit,
     script, ...).
+
+    Source: P2
     """
     lines = (line for line in _TERMINAL_ESCAPES.sub("", text).splitlines() if not _FENCE.fullmatch(line))
     command = next(filter(None, map(_tidy, map(_ascii, lines))), None)
@@ -56,7 +60,7 @@ def _ascii(line: str) -> str:
 
 
 def _tidy(line: str) -> str:
-    """Peel a line until nothing more comes off, which is also what makes the whole idempotent."""
+    """Apply `_peel` until nothing changes, which makes `sanitise_command` idempotent."""
     while (peeled := _peel(line)) != line:
         line = peeled
     return line

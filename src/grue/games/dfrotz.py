@@ -1,10 +1,12 @@
-r"""The interpreter `dfrotz` as a process that answers lines with text, and never lets anybody wait for ever.
+r"""Run the Z-machine interpreter `dfrotz` as a process that answers each line with text, within a time limit.
 
-How the end of an answer is found: each line is followed by `\sf-N`, a setting of the interpreter's own (the
-speed of its clock) with a new random number N. It prints "Speed Factor -N" when it comes to read that second
-line: at a command prompt, at a question, at a single key or at a file name alike. Nothing a game prints can
-be taken for it, the game never sees it, and a clock that runs backwards never interrupts a command. Looking
-for a ">" would be fooled by texts that hold one and wait in vain at questions that do not.
+The interpreter does not mark the end of an answer, so `exchange` makes it print a mark. It sends each line
+together with a second one, `\sf-N`, which sets the speed of the interpreter's clock to a new random number N.
+The interpreter prints "Speed Factor -N" when it reads that line, whether it is waiting for a command, the
+answer to a question, a single key or a file name. A game cannot print the mark by chance, and never sees the
+second line. The speed is negative because a clock that runs backwards never interrupts a command. Looking for
+the prompt ">" instead would fail with texts that contain one, and would wait forever at questions, which do
+not end with one.
 """
 
 import os
@@ -25,16 +27,16 @@ from grue.errors import GameError, MissingDependencyError
 from grue.games.story_text import WIDTH
 
 DEBIAN_GAMES: Final = "/usr/games"  # where Debian keeps games, and rarely on PATH
-_LONGEST_LINE: Final = 180  # of the 200 characters that the interpreter's buffer holds
+_LONGEST_LINE: Final = 180  # characters; the interpreter's buffer has 200
 _HEIGHT: Final = 99  # rows; the interpreter counts changed rows in a table of 100
-_MOST_BYTES: Final = 1 << 22  # of one answer
+_MOST_BYTES: Final = 1 << 22  # in one answer
 _EXIT_S: Final = 2.0
-_QUOTED: Final = 400  # characters of its last words in an error
+_QUOTED: Final = 400  # characters of its last output in an error
 _UNSAFE: Final = re.compile(r"[\\\x00-\x1f\x7f]+")
 
 
 def find_dfrotz() -> Path:
-    """Find the interpreter on PATH, else where Debian keeps games.
+    """Find the interpreter on PATH, or else in Debian's folder for games.
 
     Raises:
         MissingDependencyError: It is not installed.
@@ -51,11 +53,12 @@ def find_dfrotz() -> Path:
 class Dfrotz:
     """A running interpreter with one story.
 
-    The process has a session of its own, and a folder of its own, the only one that it may read and write.
-    Both end with `close`, with this object, and with the program.
+    The process runs in a session of its own, and may read and write files only in a temporary folder. `close`
+    ends the process and removes the folder; so does the garbage collection of this object, and the end of the
+    program.
 
     Attributes:
-        ended: The story has ended, and the interpreter with it; no further line may be sent.
+        ended: The story and the interpreter have ended; no further line may be sent.
     """
 
     def __init__(self, program: Path, story: Path, *, seed: int, answer_within_s: float) -> None:
@@ -65,7 +68,7 @@ class Dfrotz:
         self._prompt = b""
         self._last_words = b""
         folder = tempfile.mkdtemp(prefix="grue-dfrotz-")
-        # No paging, and -s not -1, which would stand for the time of day.
+        # No paging. The seed is never -1, which would mean the time of day.
         flags = [
             "-m",
             "-p",
@@ -96,16 +99,17 @@ class Dfrotz:
         self._end = weakref.finalize(self, _end, self._process, folder)
 
     def exchange(self, line: str | None) -> tuple[str, str]:
-        """Send a line (`None`: only listen) and return what was printed, and the prompt at the end of it.
+        """Send a line (`None`: only read), and return the printed text and the prompt at its end.
 
         Raises:
-            GameError: The interpreter died, or did not answer in time; it is closed then.
+            GameError: The interpreter died, or did not answer in time. It is then closed.
         """
-        mark = secrets.randbelow(900_000) + 100_000  # six digits, as many as it prints unrounded
+        mark = secrets.randbelow(900_000) + 100_000  # six digits, the most that it prints without rounding
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
-        with suppress(BrokenPipeError):  # what it said before it went is still to be read
+        with suppress(BrokenPipeError):  # it has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
-        # It repeats the prompt after the mark: that comes with the next answer, but says nothing new.
+        # The interpreter repeats the prompt after the mark. That copy arrives with the next answer: remove
+        # it.
         answer = self._read_to(b"Speed Factor -%d\n" % mark).removeprefix(self._prompt)
         self._prompt = b"" if self.ended else answer.rpartition(b"\n")[2]
         self._last_words = answer
@@ -150,11 +154,11 @@ class Dfrotz:
     def _failure(self, what: str) -> GameError:
         self.close()
         said = (self._last_words + self._printed).decode("ascii", "replace").strip()[-_QUOTED:]
-        return GameError(f"The interpreter dfrotz {what}. It said last: {said or '(nothing)'}")
+        return GameError(f"The interpreter dfrotz {what}. Its last output: {said or '(nothing)'}")
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    # Not yet waited for, so the process id, and the group's, still belong to it.
+    # The process has not been reaped, so its process id and group id cannot have been reused.
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""What a game is to a host: reset, step, snapshot, restore, close.
+"""The interface between a host and a game: reset, step, snapshot, restore, close.
 
-A game answers every command with an `Observation`. It never raises for a foolish command (it says so in
-its text), and it never guesses: whatever a game cannot know is `None`, not zero and not an empty tuple.
+A game answers every command with an `Observation`. A command that makes no sense is not an exception; the
+game's text says so. A game never guesses: a field whose value it does not know is `None`, not zero and not an
+empty tuple.
 """
 
 from typing import Protocol
@@ -10,18 +11,18 @@ from msgspec import Struct
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """What a game says and shows after a command.
+    """The state of a game after a command, as far as the game shows it.
 
     Attributes:
         text: The game's own words, without prompt or status line.
         location: Name of the room the player is in; `None` if the game does not say.
         score: Points so far; `None` if unknown.
-        max_score: Points to be had in all; `None` if unknown.
+        max_score: Highest possible score; `None` if unknown.
         moves: Game turns taken so far; `None` if unknown.
         inventory: What the player carries, in the game's words; `None` if unknown, `()` if nothing.
-        died: The player died in this step. Many games go on after a death, so this is not `done`.
+        died: The player died in this step. Many games go on after a death; only `done` means the end.
         won: The game has been won.
-        done: The game takes no further command.
+        done: The game has ended and takes no further commands.
     """
 
     text: str
@@ -45,15 +46,15 @@ class Game(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What tells this game from every other: a story file's SHA-256, an embedded world's version."""
+        """An identifier of exactly this game: a story file's SHA-256, or the embedded game's version."""
         ...
 
     def reset(self, seed: int = 0) -> Observation:
-        """Start anew with `seed` and return the opening text."""
+        """Start a new game with `seed` and return the opening text."""
         ...
 
     def step(self, command: str) -> Observation:
-        """Play one command, already sanitised (one printable line), and return what came of it.
+        """Play one command, already sanitised (one printable line), and return the result.
 
         Raises:
             GameError: The game itself broke (its interpreter died, its story file is damaged).
@@ -61,11 +62,11 @@ class Game(Protocol):
         ...
 
     def snapshot(self) -> bytes:
-        """Return everything needed to come back to this point, for `restore`."""
+        """Return the game's state as bytes, for `restore`."""
         ...
 
     def restore(self, snapshot: bytes) -> Observation:
-        """Go back to a point that `snapshot` returned, in this process or another one.
+        """Go back to the state in a snapshot, which may be from another process.
 
         Raises:
             GameError: The snapshot is damaged or belongs to another game.

@@ -1,11 +1,11 @@
-"""The house: a text adventure of our own, in plain Python, that needs no interpreter and no story file.
+"""The House: the embedded text adventure, in plain Python, without interpreter or story file.
 
-Sixteen rooms and exactly 100 points. The rules that matter to a host:
+It has sixteen rooms and exactly 100 points. The rules that matter to a host:
 
-* A seed decides the vault's number, the clues to it and some small talk; everything else is the same.
-* Dying once puts the player back at the gate with everything they carried (`died`, not `done`); dying twice
-  ends the game (`died` and `done`). Points are never taken away.
-* INVENTORY, SCORE, HELP and whatever is not understood cost no turn. Everything else costs one.
+* The seed determines the vault's number, the clues to it and some small talk; everything else is fixed.
+* The first death puts the player back at the gate with everything they carried (`died`, not `done`). The
+  second death ends the game (`died` and `done`). Points are never lost.
+* INVENTORY, SCORE, HELP and commands that are not understood take no turn. Every other command takes one.
 """
 
 from typing import Final, Literal
@@ -34,7 +34,7 @@ _OVER: Final = "The story is over. It was a good one."
 
 
 class _Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
-    """What `HouseGame.snapshot` writes, as JSON."""
+    """The content of a snapshot, which is written as JSON."""
 
     game: Literal["house"]
     version: Literal[1]
@@ -42,7 +42,7 @@ class _Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HouseGame:
-    """The embedded text adventure; a `Game` whose observations leave no field unknown."""
+    """The embedded text adventure: a `Game` whose observations have a value in every field."""
 
     name: Final = "The House"
 
@@ -55,16 +55,16 @@ class HouseGame:
 
     @property
     def fingerprint(self) -> str:
-        """The world and its version."""
+        """The game's name and version."""
         return "house 1"
 
     def reset(self, seed: int = 0) -> Observation:
-        """Start anew in the seed's variation of the house."""
+        """Start a new game in the seed's variation of the house."""
         self._begin(State(seed=seed))
         return self._observe(f"{OPENING}\n\n{describe(self._state, self._case)}")
 
     def step(self, command: str) -> Observation:
-        """Play one command. Nothing that it may hold is an error; after the end nothing happens any more."""
+        """Play one command. No command is an error; after the end of the game, none has an effect."""
         if self._state.ending:
             return self._observe(_OVER)
         turn = Turn(self._state, self._case, self._understand(command))
@@ -95,7 +95,7 @@ class HouseGame:
         if phrase.verb == "again":
             return parse(state.last)
         if asked and not phrase.verb:
-            # Not a command of its own, so it is the answer to what was asked ("Take what?" "The key.").
+            # The phrase has no verb, so it answers the game's question ("Take what?" "The key.").
             command = f"{asked} {command}"
             phrase = parse(command)
         state.last = command
@@ -130,10 +130,10 @@ class HouseGame:
         return msgspec.json.encode(_Snapshot("house", 1, self._state), order="deterministic")
 
     def restore(self, snapshot: bytes) -> Observation:
-        """Go back to a snapshot and look around (which costs no turn).
+        """Go back to a snapshot and describe the room, which takes no turn.
 
         Raises:
-            GameError: The bytes are no snapshot of this game, or describe a state that cannot be.
+            GameError: The bytes are not a snapshot of this game, or describe an impossible state.
         """
         try:
             state = msgspec.json.decode(snapshot, type=_Snapshot).state
@@ -146,11 +146,11 @@ class HouseGame:
         return self._observe(_OVER if state.ending else describe(state, self._case))
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing: the house has no process and no files."""
 
 
 def _dark_falls(turn: Turn) -> list[str]:
-    """Let time pass in the dark: two warnings, then teeth. Light, or a grue that has its tune, stops it."""
+    """Count a turn in the dark. The fourth in a row kills, unless the grue has heard its tune."""
     state = turn.state
     if turn.killed_by or not is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0

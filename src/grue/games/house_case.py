@@ -1,4 +1,4 @@
-"""What one seed makes of the house: the vault's figures, their order, the forged one, and the small talk."""
+"""The parts of the house that depend on the seed: the vault's figures, the clues to them, and small talk."""
 
 import hashlib
 from itertools import permutations
@@ -30,11 +30,11 @@ _SNORES: Final = ("a kettle", "a small harbour", "a cello being moved", "distant
 
 
 class Case(Struct, frozen=True):
-    """What one seed makes of the house.
+    """One seed's variation of the house.
 
     Attributes:
         answer: The vault's three figures.
-        words: What the `{names}` in the texts stand for.
+        words: The values of the `{names}` in the texts.
     """
 
     answer: str
@@ -42,9 +42,9 @@ class Case(Struct, frozen=True):
 
 
 def case_for(seed: int) -> Case:
-    """Work out the seed's variation: the figures, their order, the forged one, and the small talk.
+    """Compute the seed's variation: the figures, their order, the forged one, and the small talk.
 
-    A digest rather than `random`, so that a seed means the same house in every version of Python.
+    It uses a digest and not `random`, so that a seed gives the same house in every version of Python.
     """
     dice = hashlib.sha256(f"house {seed}".encode()).digest()
     figures = dict(zip(PEOPLE, list(permutations(range(2, 9), 3))[dice[0] % 210], strict=True))

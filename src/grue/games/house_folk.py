@@ -1,4 +1,4 @@
-"""Those who live in the house, and what may be given to them, said to them and played to them."""
+"""Rules for the characters of the house: giving them things, talking to them, and playing music."""
 
 from grue.games.house_parser import Words
 from grue.games.house_state import GONE, PLAYER, RefusalError, State, find, the, upper_first
@@ -7,7 +7,7 @@ from grue.games.house_turn import Turn
 
 
 def give(turn: Turn, name: str) -> str:
-    """Give something carried to whoever is named after "to"."""
+    """Give a carried thing to the character named after "to"."""
     if turn.phrase.second:
         return hand_over(turn, name, find(turn.state, turn.phrase.second))
     raise RefusalError(
@@ -16,7 +16,7 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Tell the two apart in "give the cat sardines", where no preposition does; `None` if there are none."""
+    """Separate receiver and thing in "give the cat sardines", without a preposition; `None`: impossible."""
     for cut in range(1, len(words)):
         try:
             return find(state, words[cut:]), find(state, words[:cut])
@@ -26,7 +26,7 @@ def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
 
 
 def hand_over(turn: Turn, name: str, receiver: str) -> str:
-    """Give one thing to one creature, who may have views on it."""
+    """Give one thing to one character."""
     if turn.phrase.preposition == "with" and receiver in PORTABLE:
         name, receiver = receiver, name  # "feed the cat with sardines"
     if turn.state.places.get(name) != PLAYER:
@@ -48,7 +48,7 @@ def hand_over(turn: Turn, name: str, receiver: str) -> str:
 
 
 def feed_cat(turn: Turn) -> str:
-    """Give the cat what it was waiting for."""
+    """Give the sardines to the cat."""
     turn.state.places["sardines"] = GONE
     turn.state.flags.add("cat_fed")
     turn.award("cat")
@@ -71,7 +71,7 @@ def _stamp(turn: Turn) -> str:
 
 
 def talk(turn: Turn, name: str) -> str:
-    """Say something to somebody; Mr Pym answers with what would help next."""
+    """Talk to a character; Mr Pym answers with a hint for the next step."""
     if name == "cat":
         return turn.fill("The {cat} opens one eye, to be polite, and closes it, to be honest.")
     if name == "grue":

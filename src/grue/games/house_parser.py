@@ -1,6 +1,6 @@
-"""From a line of English to a `Phrase`: which verb, which noun phrases, which preposition.
+"""Parse a command in English into a `Phrase`: a verb, noun phrases and a preposition.
 
-The parser knows words, not the world: it neither knows what is in the room nor whether a deed can be eaten.
+The parser knows words only. It does not know which things exist, or what can be done with them.
 """
 
 import re
@@ -26,7 +26,7 @@ DIRECTION_NAMES: Final = {
     "out": "out",
 }
 
-# Canonical verb: the phrases that mean it. The longest phrase that fits the beginning of a command wins.
+# Phrases by canonical verb. The longest phrase at the beginning of a command wins.
 _VERB_PHRASES: Final[dict[str, str]] = {
     "go": "go|walk|run|head|step|move to",
     "look": "l|look|look around|look round",
@@ -89,13 +89,13 @@ _FIGURES: Final = {
 
 
 class Phrase(Struct, frozen=True, kw_only=True):
-    """A command, taken apart.
+    """A parsed command.
 
     Attributes:
-        verb: The canonical verb; empty if the command begins with none that is known.
-        said: The words that named the verb, as the player said them.
-        nouns: The noun phrases it is about; `("all",)` stands for everything.
-        preposition: What joins them to `second`; empty if there is none.
+        verb: The canonical verb; empty if the command does not begin with a known verb.
+        said: The player's words for the verb.
+        nouns: The noun phrases after the verb; `("all",)` stands for everything.
+        preposition: The preposition before `second`; empty if there is none.
         second: The noun phrase after the preposition.
         direction: For "go": one of `DIRECTION_NAMES`; empty if none was understood.
         number: For "dial": the figures.
@@ -111,7 +111,7 @@ class Phrase(Struct, frozen=True, kw_only=True):
 
 
 def parse(line: str) -> Phrase:
-    """Take a command apart; never fails: an unknown verb gives a phrase without one."""
+    """Parse a command. This never fails: an unknown verb gives a phrase without a verb."""
     spoken = re.findall(r"[a-z0-9]+(?:['-][a-z0-9]+)*|,", line.lower())
     words = [word for word in spoken if word not in _IDLE_WORDS]
     if not words:

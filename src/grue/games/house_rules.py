@@ -1,8 +1,8 @@
-"""What each verb does in the house.
+"""The rules of the house: one function for each verb.
 
-A rule is a function of a `Turn` (and of the thing it was asked to act on) that changes the state and returns
-what to say. What cannot be done at all raises `RefusalError` and takes no turn. Which rule serves which verb,
-and what it needs to be told, stands in the tables at the end.
+A rule takes a `Turn`, and the thing to act on if there is one. It changes the state and returns the text to
+print. If the command is impossible, it raises `RefusalError`, and no turn passes. The tables at the end
+assign rules to verbs.
 """
 
 from collections.abc import Callable
@@ -341,7 +341,7 @@ def _saying(text: str) -> PlainRule:
     return lambda _turn: text
 
 
-# Verbs that want one thing (or, for the first two, several) to act on.
+# Rules for verbs that need one thing to act on; the first two accept several.
 THING_RULES: Final[dict[str, ThingRule]] = {
     "take": _take,
     "drop": _drop,
@@ -367,7 +367,7 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "smell": _smell,
     "use": _use,
 }
-# Verbs that need nothing; "go" and "dial" carry what they need in the phrase.
+# Rules for verbs without a thing. "go" and "dial" find the direction and the number in the phrase.
 PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "go": _go,
     "look": _look,
@@ -381,7 +381,7 @@ PLAIN_RULES: Final[dict[str, PlainRule]] = {
     "knock": _saying("You knock. It is, in a manner of speaking, your own house: nobody answers but you."),
     "sing": _saying("You sing a little. Somewhere a window is closed, gently."),
 }
-# What a verb is taken to be about when it is used alone, if that is within reach.
+# The thing that a verb refers to when it is used alone, if it is within reach.
 IMPLIED: Final[dict[str, Words]] = {
     "talk": ("pym",),
     "light": ("lantern",),
@@ -391,10 +391,10 @@ IMPLIED: Final[dict[str, Words]] = {
 
 
 def play_verb(turn: Turn) -> str:
-    """Find the rule for a phrase, and what it is about, and follow it.
+    """Find the rule for a phrase and the thing to act on, and apply the rule.
 
     Raises:
-        RefusalError: It cannot be done, or not been understood; the text says which.
+        RefusalError: The command is impossible, or was not understood; the text says which.
     """
     phrase = turn.phrase
     if phrase.verb in PLAIN_RULES:

@@ -1,6 +1,6 @@
-"""What is the case in the house at one moment, and what can be seen of it.
+"""The state of the house at one moment, and functions that describe it.
 
-`State` is plain and complete: it is what a snapshot holds. Everything else here only reads it.
+`State` is complete plain data, and is what a snapshot contains. The functions here only read it.
 """
 
 from typing import Final, Literal
@@ -25,15 +25,18 @@ class State(Struct, kw_only=True):
     """Everything that can change, and the seed.
 
     Attributes:
+        seed: The seed.
+        room: The player's room.
         places: Where each portable thing is: a room, a container, `PLAYER` or `GONE`.
-        flags: What has happened, out of `FLAGS`.
-        awarded: What points have been given for, out of `AWARDS`; never shrinks, so the score never falls.
-        moves: Turns taken; what is free or not understood takes none.
-        dark_turns: Turns spent in the dark without a break.
+        flags: Events that have happened, out of `FLAGS`.
+        awarded: Achievements that have given points, out of `AWARDS`. It only grows, so the score never
+            falls.
+        moves: Turns taken; some commands take none.
+        dark_turns: Consecutive turns spent in the dark.
         wrong_numbers: Wrong numbers dialled since the pianola last fell.
         deaths: Deaths so far; the second one ends the game.
         asked: The verb of a question that the next command may answer ("take", after "Take what?").
-        it: The thing that "it" means.
+        it: The thing that "it" refers to.
         last: The command that "again" repeats.
         ending: How the game ended; empty while it goes on.
     """
@@ -56,10 +59,10 @@ class State(Struct, kw_only=True):
 
 
 class RefusalError(Exception):
-    """What the house answers instead of doing what was asked; it costs no turn.
+    """The command cannot be carried out. The text is the house's answer, and no turn passes.
 
     Attributes:
-        asks: The verb that the answer to this question would complete.
+        asks: If the text is a question, the verb that its answer completes; otherwise empty.
     """
 
     def __init__(self, text: str, *, asks: str = "") -> None:
@@ -68,7 +71,7 @@ class RefusalError(Exception):
 
 
 def fault_of(state: State) -> str | None:
-    """Return what makes a state impossible, or `None`: a snapshot may have been damaged or made up."""
+    """Return why a state is impossible, or `None`. A snapshot may be damaged or forged."""
     rooms_and_people = {*ROOMS, *CONTAINERS, PLAYER, GONE}
     if state.room not in ROOMS:
         return f"there is no room {state.room!r}"
@@ -84,23 +87,23 @@ def fault_of(state: State) -> str | None:
 
 
 def score(state: State) -> int:
-    """Add up what has been awarded, 0 to 100."""
+    """Return the sum of the points awarded, 0 to 100."""
     return sum(AWARDS[name] for name in state.awarded)
 
 
 def is_dark(state: State) -> bool:
-    """Say whether nothing can be seen: a dark room, and no lit lantern in it."""
+    """Return whether the player sees nothing: the room is dark and has no lit lantern in it."""
     lit = "lantern_lit" in state.flags and state.places["lantern"] in (PLAYER, state.room)
     return ROOMS[state.room].dark and not lit
 
 
 def things_at(state: State, place: str) -> list[str]:
-    """List what is in a room, in a container (open or not) or on the player, always in the same order."""
+    """List the things in a room, in a container (open or not) or with the player, in a fixed order."""
     return [name for name in PORTABLE if state.places[name] == place]
 
 
 def within_reach(state: State) -> list[str]:
-    """List everything that a command may refer to now; in the dark, what can be found by feel."""
+    """List the things that a command may refer to now; in the dark, only those that can be felt."""
     carried = things_at(state, PLAYER)
     if is_dark(state):
         by_feel = [name for name in ("lantern", "musicbox") if state.places[name] == state.room]
@@ -114,23 +117,23 @@ def within_reach(state: State) -> list[str]:
 
 
 def the(name: str) -> str:
-    """Name a thing in the middle of a sentence."""
+    """Return a thing's name with its article, for the middle of a sentence."""
     thing = THINGS[name]
     return f"the {thing.name}" if thing.article or thing.name[0].islower() else thing.name
 
 
 def upper_first(text: str) -> str:
-    """Begin a sentence with it."""
+    """Return a text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
-    """Return the one thing that the words mean.
+    """Return the one thing that a noun phrase refers to.
 
     Args:
-        state: The house now.
+        state: The state of the house.
         words: A noun phrase without articles.
-        asks: The verb to complete if the answer is a question.
+        asks: The verb that the player's answer completes, if the error is a question.
 
     Raises:
         RefusalError: There is no such thing here, or more than one.
@@ -152,13 +155,13 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
 
 
 def a_list(names: list[str]) -> str:
-    """Put things into words: "a teapot, a key and a postcard"."""
+    """Return a list of things as text: "a teapot, a key and a postcard"."""
     *others, last = [f"{THINGS[name].article} {THINGS[name].name}".strip() for name in names] or ["nothing"]
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def inventory(state: State) -> tuple[str, ...]:
-    """Name what the player carries, with what shows of it."""
+    """Return the names of the things that the player carries, with their visible state."""
     return tuple(THINGS[name].name + _aside(state, name) for name in things_at(state, PLAYER))
 
 
@@ -170,7 +173,7 @@ def _aside(state: State, name: str) -> str:
 
 
 def describe(state: State, case: Case) -> str:
-    """Describe the room as it is now: its name, what never changes, what does, and what lies about."""
+    """Return the description of the room: its name, its text, its changing feature, and the things in it."""
     room = ROOMS[state.room]
     if is_dark(state):
         if "grue_content" in state.flags:

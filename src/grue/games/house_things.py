@@ -1,8 +1,8 @@
-"""Everything in the house that can be referred to, as tables: scenery, and what can be carried.
+"""The things in the house, as tables: scenery, and portable things.
 
-Nothing here acts. A text may hold `{names}`, filled in from `Case.words`, so that the seed's numbers and
-names stand in the texts and nowhere else. Scenery stays in its rooms; what can be carried begins at `place`,
-a room's or a container's id, and its later place is kept in the state.
+There is no code here. A text may contain `{names}`, which are replaced by `Case.words`; that is the only
+place where a seed changes the texts. Scenery stays in its rooms. A portable thing starts at `place`, the id
+of a room or a container; the state knows where it is later.
 """
 
 from typing import Final
@@ -11,20 +11,20 @@ from msgspec import Struct
 
 
 class Thing(Struct, frozen=True, kw_only=True):
-    """Something to refer to.
+    """A thing that a command can refer to.
 
     Attributes:
-        name: As it is listed, without an article.
+        name: Its name in lists, without an article.
         words: Every word that may refer to it, adjectives and nouns.
-        text: What examining it shows.
-        later: A flag, and what examining it shows once that flag is set.
-        rooms: The rooms of a piece of scenery; empty for what can be carried.
-        place: Where a portable thing begins: a room's or a container's id.
-        glimpse: Its line in the room's description while it has not been moved.
-        reading: What it says, where reading differs from examining.
+        text: The text for "examine".
+        later: A flag, and the text for "examine" once that flag is set.
+        rooms: The rooms of scenery; empty for portable things.
+        place: Where a portable thing starts: the id of a room or a container.
+        glimpse: Its line in the room's description until it is moved.
+        reading: The text for "read", if it differs from "examine".
         holds: It is a container.
         small: It fits into a teapot.
-        article: What stands before its name in a list.
+        article: The article before its name in lists.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One command being played, and what every rule may do with it."""
+"""The state of the command that is being played, and the operations that rules use."""
 
 from typing import Final
 
@@ -11,15 +11,15 @@ TOO_DARK: Final = "It is far too dark for that."
 
 
 class Turn:
-    """One command being played.
+    """One command that is being played.
 
     Attributes:
-        state: The house, changed in place.
+        state: The state of the house; rules change it in place.
         case: The seed's variation.
         phrase: The command.
-        killed_by: What the player died of in this turn, a key of `DEATHS`.
-        gains: The award of this turn, if there was one.
-        takes_time: Whether a turn passes.
+        killed_by: The cause of the player's death in this turn, a key of `DEATHS`; empty if they live.
+        gains: The points of this turn.
+        takes_time: Whether the command takes a turn.
     """
 
     def __init__(self, state: State, case: Case, phrase: Phrase) -> None:
@@ -31,27 +31,27 @@ class Turn:
         self.takes_time = True
 
     def happened(self, flag: str) -> bool:
-        """Say whether a flag of the state is set."""
+        """Return whether a flag of the state is set."""
         return flag in self.state.flags
 
     def award(self, name: str) -> None:
-        """Give the points for something, the first time that it is done."""
+        """Give the points for an achievement, the first time only."""
         if name not in self.state.awarded:
             self.state.awarded.add(name)
             self.gains += AWARDS[name]
 
     def kill(self, cause: str) -> str:
-        """Let the player die, and return what is said of it."""
+        """Let the player die, and return the text for it."""
         self.killed_by = cause
         return DEATHS[cause]
 
     def fill(self, text: str) -> str:
-        """Put the seed's words into a text."""
+        """Insert the seed's words into a text."""
         return text.format_map(self.case.words)
 
 
 def hazard(turn: Turn, name: str) -> str:
-    """Warn of something deadly the first time, and let it happen the second time."""
+    """Give a warning the first time, and let the player die the second time."""
     flag, warning = HAZARDS[name]
     if turn.happened(flag):
         return turn.kill(name)

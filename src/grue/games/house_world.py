@@ -1,6 +1,6 @@
-"""The house as tables: its rooms, what is worth points, and what it says on its own account.
+"""The house as tables: its rooms, the points, and the texts that belong to no thing.
 
-Nothing here acts. A text may hold `{names}`; they are filled in from `Case.words`.
+There is no code here. A text may contain `{names}`, which are replaced by `Case.words`.
 """
 
 from typing import Final
@@ -9,14 +9,14 @@ from msgspec import Struct
 
 
 class Room(Struct, frozen=True):
-    """A place.
+    """A room.
 
     Attributes:
-        name: Its heading.
-        text: What never changes about it.
-        exits: Where each direction leads.
-        feature: A flag, and what to say of the room before and after that flag is set.
-        dark: Nothing can be seen here without the lantern.
+        name: The heading of its description.
+        text: The part of its description that never changes.
+        exits: The room in each direction.
+        feature: A flag, and the sentences for the description before and after it is set.
+        dark: Without the lit lantern, the player sees nothing here.
     """
 
     name: str
@@ -148,7 +148,7 @@ ROOMS: Final[dict[str, Room]] = {
     ),
 }
 
-# What is worth points, each once; they add up to 100, so a win with all of them is a complete game.
+# The points for each achievement, given once. They add up to 100.
 AWARDS: Final[dict[str, int]] = {
     "hall": 5,
     "lantern": 5,
@@ -210,7 +210,7 @@ NO_LIFE_LEFT: Final = (
     'The clerk leafs through the file. "No further lives on account. I am so sorry. Mind the step."'
 )
 
-# What stands in a way: the flag that clears it, and what it says until then.
+# Obstacles: the flag that removes each, and the text until then.
 BARRIERS: Final = {
     ("porch", "hall"): (
         "door_open",
@@ -226,7 +226,7 @@ BARRIERS: Final = {
         "The vault is shut, and means it. It wants three figures on its dials.",
     ),
 }
-# What hurts whoever does it twice: the flag of the first time, and the warning.
+# Actions that kill the player the second time: the flag that the first time sets, and the warning.
 HAZARDS: Final = {
     "well": (
         "well_warned",
@@ -247,7 +247,7 @@ WRONG_NUMBERS: Final = (
     "Wrong. Somewhere above you a very large thing wakes up and finds its place in the music.",
     "Wrong. Above you, mahogany leans out over the edge and waits for one more reason.",
 )
-# What is heard in each further turn in the dark; after the last of them there are teeth.
+# The texts for consecutive turns in the dark. The turn after the last of them kills the player.
 STEPS_IN_THE_DARK: Final = (
     "",
     "The quiet takes a step towards you.",

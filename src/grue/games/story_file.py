@@ -1,8 +1,7 @@
-"""A Z-machine story file, read without running it: is it one, which one, and what its objects are called.
+"""Check a Z-machine story file and read the names of its objects, without running it.
 
-The names matter because a room's heading is the name of an object: a line of the game's text that equals one
-says where the player is, and no other line does. Offsets are those of the Z-Machine Standards Document 1.1,
-section 11 (header), 12 (objects) and 3 (text).
+The names are needed to recognise rooms: a room's heading in the game's text is the name of an object. Offsets
+are those of the Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects) and 3 (text).
 """
 
 import hashlib
@@ -24,17 +23,17 @@ _ALPHABETS: Final = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
     " \n0123456789.,!?_#'\"/\\-:()",
 )
-_LONGEST_NAME: Final = 255  # z-characters; a damaged table must not make us read on and on
+_LONGEST_NAME: Final = 255  # z-characters; bounds the reading of a damaged table
 
 
 class StoryFile(Struct, frozen=True):
-    """A story file that has been looked at.
+    """A story file that has been checked.
 
     Attributes:
-        path: Where it is, absolute.
+        path: Its absolute path.
         version: The Z-machine's version, 1 to 8.
         digest: SHA-256 of its bytes, in hexadecimal.
-        names: What its objects are called; empty for versions 1 and 2 and where the table cannot be read.
+        names: Names of its objects; empty for versions 1 and 2, and if the table is damaged.
     """
 
     path: Path
@@ -44,10 +43,10 @@ class StoryFile(Struct, frozen=True):
 
 
 def open_story(path: Path) -> StoryFile:
-    """Read a story file and check that it is whole.
+    """Read a story file and check that it is complete.
 
     Raises:
-        GameError: There is no such file, or it is no Z-machine story, or it has been cut short.
+        GameError: The file does not exist, is not a Z-machine story, or is truncated.
     """
     try:
         story = path.read_bytes()
@@ -89,7 +88,7 @@ def _names(story: bytes) -> Iterator[str]:
     entry_bytes, pointer_at = (9, 7) if early else (14, 12)
     entry = _word(story, _OBJECT_TABLE) + (31 if early else 63) * 2
     first_properties = len(story)
-    # The table has no length; it ends where the first object's properties begin.
+    # The table does not state its length; it ends where the first object's properties begin.
     while entry + entry_bytes <= first_properties:
         properties = _word(story, entry + pointer_at)
         first_properties = min(first_properties, properties)

@@ -1,7 +1,7 @@
-"""What a story's own words say about the state of play.
+"""Find the room, the score and the end of the game in a story's text.
 
-A Z-machine tells nothing but text. These functions find in it what is said in one of the few forms that the
-games share, and find nothing where it is not said.
+A Z-machine prints nothing but text. These functions recognise the few forms that many games share, and return
+nothing for anything else.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 WIDTH: Final = 255
-"""Columns of the interpreter's screen, the most that its header byte can hold."""
+"""Columns of the interpreter's screen: the largest value of the header's byte."""
 
 _STATUS_LINE: Final = re.compile(
     r"^ ?(?P<room>\S.*?) {3,}(?:Score: *)?(?P<score>-?\d+)(?: */ *| +(?:Moves|Turns): *)(?P<moves>\d+) *$",
@@ -35,7 +35,7 @@ _DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
 class ScoreLine(Struct, frozen=True):
-    """A score that the game has told; `None` for what it did not say with it."""
+    """A score that the game has printed; `None` for values that it did not print."""
 
     score: int
     max_score: int | None = None
@@ -43,7 +43,7 @@ class ScoreLine(Struct, frozen=True):
 
 
 class StatusLine(Struct, frozen=True):
-    """A status line that the game has drawn into its text."""
+    """A status line that the game has printed in its text."""
 
     room: str
     score: int
@@ -51,10 +51,10 @@ class StatusLine(Struct, frozen=True):
 
 
 def tidy(printed: str) -> str:
-    """Undo the interpreter's line breaks, and drop the prompt and the blank lines around the text."""
+    """Undo the interpreter's line breaks, and remove the prompt and the blank lines around the text."""
     text, room_left = "", 0
     for line in printed.rstrip().removesuffix(">").split("\n"):
-        # It broke the line before this one if what comes first here would not have fitted there.
+        # The interpreter broke the previous line if the first word of this one would not have fitted there.
         first = re.match(r"[^\s-]*-?", line)
         broken = bool(line) and first is not None and 0 < room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
@@ -63,7 +63,7 @@ def tidy(printed: str) -> str:
 
 
 def take_status_line(text: str) -> tuple[str, StatusLine | None]:
-    """Part a status line from the text, if the game (version 4 and later) drew one."""
+    """Remove a status line from the text and return both. Games of version 4 and later print one."""
     found = _STATUS_LINE.search(text)
     if found is None:
         return text, None
@@ -72,7 +72,7 @@ def take_status_line(text: str) -> tuple[str, StatusLine | None]:
 
 
 def told_score(text: str) -> ScoreLine | None:
-    """Find the answer to SCORE."""
+    """Find the score in the game's text, such as its answer to SCORE."""
     found = _SCORE.search(text)
     if found is None:
         return None
@@ -83,7 +83,7 @@ def told_score(text: str) -> ScoreLine | None:
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:
-    """Find the last line that is a room's name, which is where the player is now."""
+    """Return the last line that is a room's name: the player is in that room."""
     for line in reversed(text.split("\n")):
         name = re.split(r", | \(", line, maxsplit=1)[0]
         if name[:1].isupper() and name in names:
@@ -92,30 +92,30 @@ def heading(text: str, names: frozenset[str]) -> str | None:
 
 
 def is_dark(text: str) -> bool:
-    """Say whether the game says that nothing can be seen."""
+    """Return whether the text says that it is dark."""
     return _DARK.search(text) is not None
 
 
 def asks_something(text: str, prompt: str) -> bool:
-    """Say whether the next line would be an answer, not a command: then nothing may be asked in between."""
+    """Return whether the game asks a question. The next line is its answer, so SCORE must not be sent."""
     return prompt.strip() != ">" or text.endswith("?")
 
 
 def took_no_time(text: str) -> bool:
-    """Say whether the game did not understand, and waits for a correction ("oops")."""
+    """Return whether the game did not know a word, and accepts a correction ("oops")."""
     return _NO_TIME_PASSED.search(text) is not None
 
 
 def says_died(text: str) -> bool:
-    """Say whether the game announces the player's death."""
+    """Return whether the game announces the player's death."""
     return _DIED.search(text) is not None
 
 
 def says_won(text: str) -> bool:
-    """Say whether the game announces that it has been won."""
+    """Return whether the game announces that it has been won."""
     return _WON.search(text) is not None
 
 
 def says_over(text: str) -> bool:
-    """Say whether the game asks what to do now that it is over: RESTART, RESTORE or QUIT."""
+    """Return whether the game is over and asks whether to RESTART, RESTORE or QUIT."""
     return _OVER.search(text) is not None

@@ -1,4 +1,4 @@
-"""Real Z-machine story files, played through `dfrotz`."""
+"""Play Z-machine story files with the interpreter `dfrotz`."""
 
 from pathlib import Path
 from typing import Final, Literal
@@ -17,7 +17,7 @@ _OVER: Final = "The story has ended."
 
 
 class _Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
-    """What `ZMachineGame.snapshot` writes, as JSON."""
+    """The content of a snapshot, which is written as JSON."""
 
     game: Literal["zmachine"]
     version: Literal[1]
@@ -27,7 +27,7 @@ class _Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Known(Struct):
-    """What the game has last said of the state of play; `None` for what it has not."""
+    """The last values that the game has printed; `None` for those that it has not."""
 
     location: str | None = None
     score: int | None = None
@@ -38,20 +38,20 @@ class _Known(Struct):
 class ZMachineGame:
     """A story file (.z1 to .z8) as a `Game`.
 
-    What a story does not say stays `None`. The room is known when the game has printed its heading; score and
-    moves come from a status line where the game draws one, otherwise from the command SCORE, which is sent
-    after each command because it takes no game time, and never when the game asks something or does not know
-    the word. The inventory is always `None`: asking for it takes a turn. Questions of the game ("Do you wish
-    to leave?") are observations like any other, and the next command answers them. A game that waits for a
-    single key gets the first character of the next command.
+    Values that the story does not print are `None`. The room is known once the game has printed its heading.
+    Score and moves come from the status line if the game prints one. Otherwise the command SCORE is sent
+    after each command, because it takes no game time; it is not sent if the game asks a question or did not
+    know a word. The inventory is always `None`, because asking for it takes a turn. A question of the game
+    ("Do you wish to leave?") is an ordinary observation, and the next command answers it. A game that waits
+    for a single key gets the first character of the next command.
 
     Args:
         story: The story file.
-        answer_within_s: Seconds that the interpreter may take for an answer; 5 by default, a thousand times
-            what it needs.
+        answer_within_s: Time limit of the interpreter for one answer, in seconds. The default of 5 is about a
+            thousand times what it needs.
 
     Raises:
-        GameError: The file cannot be read or is no story.
+        GameError: The file cannot be read or is not a story.
         MissingDependencyError: `dfrotz` is not installed.
     """
 
@@ -72,7 +72,7 @@ class ZMachineGame:
 
     @property
     def name(self) -> str:
-        """The story file's name, without its ending."""
+        """The story file's name, without its suffix."""
         return self._story.path.stem
 
     @property
@@ -81,7 +81,7 @@ class ZMachineGame:
         return self._story.digest
 
     def reset(self, seed: int = 0) -> Observation:
-        """Start the story anew in a new interpreter.
+        """Start the story in a new interpreter.
 
         Raises:
             GameError: The interpreter cannot be started or the story cannot be run.
@@ -96,7 +96,7 @@ class ZMachineGame:
         return self._converse(self._interpreter, None)
 
     def step(self, command: str) -> Observation:
-        """Play one command; after the end nothing happens any more.
+        """Play one command. After the end of the story, commands have no effect.
 
         Raises:
             GameError: The game is not running, or the interpreter died or did not answer in time.
@@ -106,7 +106,8 @@ class ZMachineGame:
         if self._done:
             return self._observe(_OVER)
         self._commands.append(command)
-        # What the player did last is not what the interpreter was asked last, which may have been SCORE.
+        # "again" must repeat the player's last command. The interpreter would repeat its own last input,
+        # which may have been SCORE.
         if command.strip().lower() in _AGAIN:
             command = self._repeated or command
         if not command.lower().startswith("oops"):
@@ -126,7 +127,7 @@ class ZMachineGame:
         return self._observe(text or _OVER * self._done, died=story_text.says_died(text))
 
     def _learn(self, text: str) -> str:
-        """Note what a text says of the state of play, and return it without the status line."""
+        """Remember the room and score that a text shows, and return the text without the status line."""
         known = self._known
         text, status = story_text.take_status_line(text)
         room = story_text.heading(text, self._story.names)
@@ -172,12 +173,12 @@ class ZMachineGame:
         )
 
     def snapshot(self) -> bytes:
-        """Return the story's digest, the seed and the commands so far: played again, they lead here."""
+        """Return the story's digest, the seed and the commands so far. Replaying them restores the state."""
         played = _Snapshot("zmachine", 1, self._story.digest, self._seed, self._commands)
         return msgspec.json.encode(played)
 
     def restore(self, snapshot: bytes) -> Observation:
-        """Play a snapshot's commands again, and return what the last of them led to.
+        """Replay a snapshot's commands, and return the observation after the last of them.
 
         Raises:
             GameError: The snapshot is damaged or belongs to another story, or the interpreter failed.

@@ -98,8 +98,8 @@ def test_an_end_is_no_failure(start: Start) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("fail", "ended with exit status 3. It said last: .*out of lamp oil"),
-        ("die", "was killed by SIGKILL. It said last: You said > hello"),
+        ("fail", "ended with exit status 3. Its last output: .*out of lamp oil"),
+        ("die", "was killed by SIGKILL. Its last output: You said > hello"),
         ("linger", "closed its output and did not end"),
     ],
 )
