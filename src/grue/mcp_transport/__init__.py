@@ -1,1 +1,1 @@
-"""How a session reaches its MCP server."""
+"""MCP servers: start or reach one, speak MCP with it through the official SDK, and end it."""

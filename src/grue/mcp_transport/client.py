@@ -1,7 +1,11 @@
-"""A client for one MCP server, a process or a URL: reach it, initialize, list, call, close.
+"""`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
-A process is spawned first and the SDK imported afterwards, so that both start up at the same time. Every
-failure leaves as one flat error with the root cause; exceptions of the SDK and exception groups stay inside.
+Come here for the steps of a session: reach the server, initialize, list the tools, call them, close. How
+messages travel is in `wire.py`, `stdio.py` and `http.py`.
+
+A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
+raised as one flat error with its root cause. Exceptions of the SDK and exception groups must not leave this
+module.
 """
 
 import functools
@@ -59,15 +63,17 @@ McpServer: TypeAlias = StdioServer | HttpServer
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
 _MOST_NOTICES = 500
-"""Of one kind, during one request; a flood of them would fill the trace and delay the turn."""
+"""Most notices of one kind during one request. A flood of them would fill the trace and delay the turn."""
 _METHOD_NOT_FOUND = -32601
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
-    """Which definitions of a server's tools are approved, and what becomes of others.
+    """Which tool definitions the user has approved (the tool lock), and what to do about others.
 
     Attributes:
-        on_drift: Called with each drift, once a session, as `on_notice` is.
+        pins: The approved definitions.
+        policy: What to do with a tool that differs.
+        on_drift: Called once a session for each difference, in the event loop; must not block or raise.
     """
 
     pins: ServerPins
@@ -76,14 +82,14 @@ class Pinning(Struct, frozen=True, kw_only=True):
 
 
 class ClientOptions(Struct, frozen=True, kw_only=True):
-    """How a client treats its server.
+    """Options of a client.
 
     Attributes:
-        limits: How a process is ended, and how much any server may say at once.
-        abilities: What the server is offered beside calling its tools.
-        max_pages: Pages of the listing that are read at most.
+        limits: Time limits for ending a process, and size limits for any server's messages.
+        abilities: What the server may ask of the host: sampling, elicitation, roots.
+        max_pages: Most pages of the tool listing that are read.
         on_notice: Called with each notice, in the event loop; must not block or raise.
-        pinning: What is approved of its tools; `None`: all that it lists.
+        pinning: Which tool definitions are approved; `None`: all.
     """
 
     limits: ProcessLimits = ProcessLimits()
@@ -94,19 +100,21 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
 
 
 class McpClient:
-    """The MCP session with one server. The task that enters it opens, calls and leaves it.
+    """An MCP session with one server; a `ToolConnection`. The same task enters, uses and leaves it.
 
-    Entering spawns the process, if the server is one. Leaving closes it within `limits`, cancelled or not;
-    afterwards no process of its group is alive, and `exit` and `ending` say how it went (R3.5-R3.7, P9). A
-    session over HTTP is ended at the server, which gets a second for that.
+    Entering spawns the process, if the server is a process. Leaving closes it within `limits`, also when
+    cancelled. Afterwards no process of its group is alive, and `exit` and `ending` say how it ended. For a
+    server over HTTP, leaving ends the session at the server, which gets one second to answer.
 
     Args:
-        server: How it is reached. Its options hold for what is listed and for how long things may take.
-        registry: Knows the process until it is reaped.
+        server: How to reach the server, and its options.
+        registry: Holds the process until it is reaped.
 
     Raises:
-        ServerFailed: On entering, phase `spawn`.
-        MissingDependencyError: On entering: the `mcp` package is absent or too old.
+        ServerFailed: On entering, with the phase `spawn`.
+        MissingDependencyError: On entering, if the `mcp` package is missing or too old.
+
+    Source: R3.5-R3.7, P9
     """
 
     def __init__(
@@ -145,12 +153,12 @@ class McpClient:
 
     @property
     def alive(self) -> bool:
-        """Neither its process nor the connection has ended, as far as can be seen without asking it."""
+        """Whether process and connection still stand, as far as is known without asking the server."""
         return self._wire.alive and (self._link is None or self._link.stream.broken is None)
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server, which is its group's too; `None` if it is no process of ours."""
+        """Process id of the server, which is also its group's id; `None` for a server over HTTP."""
         return self._wire.pid
 
     @property
@@ -160,23 +168,26 @@ class McpClient:
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end it; `None` while it runs, or if there is none."""
+        """How the process was ended; `None` while it runs, or if there is none."""
         return self._wire.ending
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what the process wrote to standard error, without secrets; empty if there is none."""
+        """The end of the process's standard error, with secrets redacted; empty if there is no process."""
         return self._wire.stderr_tail
 
     async def open(self, timeout_s: float) -> Listing:
-        """Initialize the session and list the tools, all pages of them (R3.3, P8, P37).
+        """Initialize the session and list all pages of the tools.
 
         Args:
-            timeout_s: For entering, handshake and listing together (R13.3), or less where the server's
-                options say so; importing the SDK does not count.
+            timeout_s: Time limit for entering, handshake and listing together; a smaller start-up limit in
+                the server's options wins. Importing the SDK does not count.
 
         Raises:
-            ServerFailed: Phase `initialize` or `list`: refused, timed out, died, spoke something else.
+            ServerFailed: With the phase `initialize` or `list`: the server refused, timed out, died, or does
+                not speak MCP.
+
+        Source: R3.3, R13.3, P8, P37
         """
         load("grue.mcp_transport.sdk")
         from grue.mcp_transport import sdk
@@ -185,8 +196,8 @@ class McpClient:
         self._phase = "initialize"
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
         link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities)
-        # Entered before any time limit: a scope that ended inside the session's task group would be left
-        # in the wrong order.
+        # Enter the session's task group before the time limit's cancel scope. It stays open after `open`
+        # returns, and anyio raises if a scope ends while one that was entered inside it is still open.
         await link.__aenter__()
         self._link = link
         try:
@@ -207,22 +218,24 @@ class McpClient:
             raise await self._failed(cause) from error
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a tool and return what it answered, an error of the tool's own included (R11).
+        """Call a tool and return its result, which may be an error result of the tool.
 
-        A result that is not what the tool's output schema promises is an error too.
+        A result that does not match the tool's output schema becomes an error result.
 
-        Cancelling tells the server that the call is cancelled.
+        If the call is cancelled, the server is sent a cancellation.
 
         Args:
             tool: Bare name, as the server knows it.
             arguments: A JSON object.
-            timeout_s: Holds whatever the server does, even if it has stopped reading; less where the server's
-                options say so.
+            timeout_s: Time limit, which holds even if the server has stopped reading. A smaller limit in the
+                server's options wins.
 
         Raises:
-            ToolTimedOutError: No answer in time; the server was told that the call is cancelled.
-            ToolRefusedError: The server answered with a JSON-RPC error, or with nothing usable.
-            ServerFailed: The server died or the connection broke; no further call can succeed.
+            ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
+            ToolRefusedError: The server answered with a JSON-RPC error, or its answer is not usable.
+            ServerFailed: The server died or the connection broke. No further call can succeed.
+
+        Source: R11
         """
         from grue.mcp_transport import sdk
 
@@ -248,7 +261,7 @@ class McpClient:
             raise ToolRefusedError(text, code=error.code, details=details) from error
 
     async def _read(self, tool: str, answer: JsonObject) -> ToolCallResult:
-        """Read a result; a large one in a thread, so that it does not hold up the event loop."""
+        """Convert a result. A large one is converted in a thread, so that the event loop is not blocked."""
         if is_kept_as_text(answer):
             self._notify("too_large", f"{tool}: a result with very many values is kept as its JSON text")
         if is_small(answer):
@@ -258,9 +271,10 @@ class McpClient:
         return await self._outputs.checked(tool, answer, result)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools, listed anew, if the server says that they have changed.
+        """List the tools again if the server has said that they changed; otherwise return `None`.
 
-        A listing that fails is noticed and leaves things as they are: the next call tells what is wrong.
+        If listing fails, this records a notice and returns `None`. A broken connection then fails the next
+        call, which reports the cause.
         """
         from grue.mcp_transport import sdk
 
@@ -276,10 +290,10 @@ class McpClient:
             return None
 
     async def still_there(self, timeout_s: float) -> bool:
-        """Say whether a session that has waited for its use still is one.
+        """Return whether a session that was idle can still be used.
 
-        A process tells by itself. Of a server by URL only asking tells: it may have been started anew, and
-        know nothing of the session.
+        For a process it is enough that it runs. A server over HTTP may have restarted and forgotten the
+        session, so it is sent a ping.
         """
         from grue.mcp_transport import sdk
 
@@ -294,7 +308,7 @@ class McpClient:
         except TimeoutError:
             return False
         except sdk.SdkError as error:
-            # A refusal is an answer, too.
+            # A JSON-RPC error is an answer too: the server knows the session.
             return not isinstance(error.data, WireFault) and not sdk.is_closed(error, link.stream)
         return True
 
@@ -313,7 +327,7 @@ class McpClient:
         )
 
     def _offered(self, listed: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
-        """Return the tools that configuration and tool lock let the server offer."""
+        """Return the listed tools that the server's options and the tool lock allow."""
         tools = self._server.options.select(listed, self._notify)
         pinning = self._options.pinning
         if pinning is not None:
@@ -326,7 +340,7 @@ class McpClient:
         return tools
 
     async def _list(self, link: "sdk.Link") -> tuple[ToolDefinition, ...]:
-        """Read all pages; a cursor seen before or too many pages end the listing with what there is."""
+        """Read all pages. A repeated cursor or too many pages end the listing; what was read counts."""
         from grue.mcp_transport import sdk
 
         tools: dict[str, ToolDefinition] = {}
@@ -374,11 +388,11 @@ class McpClient:
         return ServerFailed(failure)
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
-        """Hand a notice on; of too many of one kind during one request the rest is left out."""
+        """Pass a notice on. After `_MOST_NOTICES` of one kind during one request, drop the rest."""
         self._noticed[kind] += 1
         if self._options.on_notice is None or self._noticed[kind] > _MOST_NOTICES:
             return
-        # Before anything is searched in it: it may be megabytes.
+        # Cut the text before searching it for secrets: it may be megabytes.
         shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
         self._options.on_notice(ServerNotice(kind, shown))
         if self._noticed[kind] == _MOST_NOTICES:
@@ -396,10 +410,12 @@ def _wire(server: McpServer, registry: ProcessRegistry, limits: ProcessLimits) -
 
 @functools.cache
 def require_mcp() -> None:
-    """Check that the MCP SDK is installed and new enough, without importing it (R14.4).
+    """Check that the MCP SDK is installed and new enough, without importing it.
 
     Raises:
-        MissingDependencyError: It is not; the text has the command.
+        MissingDependencyError: It is not. The text has the command that installs it.
+
+    Source: R14.4
     """
     try:
         version = importlib.metadata.version("mcp")

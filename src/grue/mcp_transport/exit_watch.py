@@ -1,8 +1,8 @@
-"""See a child process exit, at once and without reaping it.
+"""Notice at once that a child process has exited, without reaping it.
 
-A child that has exited but is not reaped keeps its id, and so its process group's id, from being used again;
-that is why nothing here calls `wait` or `poll`. Linux has descriptors for this, macOS has kqueue; on a Linux
-too old for either, `waitid` looks without reaping.
+While an exited child is not reaped, the kernel does not reuse its id or its group's id, and the group can be
+killed safely (`process_group.py`). So nothing here may call `wait` or `poll`, which reap. Linux has pidfds
+for this, macOS has kqueue. On a Linux without pidfds, polling `waitid` with `WNOWAIT` does not reap either.
 """
 
 import io
@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 0.01
 
 
 class _Source(Protocol):
-    """Something that becomes readable when the process exits, and stays so."""
+    """A descriptor that becomes readable when the process exits, and stays readable."""
 
     @property
     def closed(self) -> bool: ...
@@ -27,7 +27,7 @@ class _Source(Protocol):
 
 
 class ExitWatch:
-    """Watches one child of this process, which nobody else reaps."""
+    """Watches one child of this process. Nothing else may reap that child."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -36,7 +36,7 @@ class ExitWatch:
         try:
             self._source = _open_source(pid)
         except ProcessLookupError:
-            self._seen = True  # kqueue's word for a child that has already exited
+            self._seen = True  # kqueue raises this for a child that has already exited
 
     async def wait(self) -> None:
         """Return when the process has exited. Cancelling leaves nothing behind."""
@@ -47,7 +47,7 @@ class ExitWatch:
                 await anyio.wait_readable(self._source.fileno())
 
     def exited_within(self, limit_s: float) -> bool:
-        """Block for up to `limit_s` seconds until the process has exited, and say whether it has."""
+        """Block for at most `limit_s` seconds; return whether the process has exited."""
         if self._seen:
             return True
         if self._source is None:
@@ -59,7 +59,7 @@ class ExitWatch:
         return self._seen
 
     def descriptor(self) -> int | None:
-        """Return the descriptor that a waiting task has with the event loop, if any."""
+        """Return the descriptor that `wait` waits on in the event loop; `None` if there is none."""
         return None if self._source is None or self._source.closed else self._source.fileno()
 
     def close(self) -> None:

@@ -1,13 +1,20 @@
-"""Death with the host: no server outlives the program that started it, SIGKILL included.
+"""The guard: a small shell process that kills all servers when the host ends, even by SIGKILL.
 
-One guard, a small shell, runs beside the host process in a session of its own. It reads `+pgid` and `-pgid`
-lines from a pipe whose only writing end is ours, and when that pipe ends, because the host ended in whatever
-way, it kills the process groups that are still on its list. PR_SET_PDEATHSIG cannot do this: it fires when
-the spawning *thread* ends, and it does not reach grandchildren. It also kills what has left those groups and
-carries the mark of this host's servers (`descendants.py`), unless it was told that nothing is left.
+One guard runs beside the host process, in its own session. It reads `+pgid` and `-pgid` lines from a pipe,
+which add a process group to its list or remove one. Only the host holds the writing end, so the kernel
+closes the pipe when the host ends, however it ends. Then the guard kills the groups still on its list. It
+also kills processes that left those groups and carry the mark of this host's servers (`descendants.py`),
+unless the host has said before that nothing is left.
 
-The writing end is close-on-exec, and a forked child closes its copy at once; a copy held by anything that can
-outlive the host would keep the guard waiting.
+PR_SET_PDEATHSIG cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
+
+Two orders matter:
+
+- A group is added before its server runs, and removed before its leader is reaped. Added later, a server
+  could outlive a host that is killed in between. Removed later, the guard could kill an unrelated group that
+  has been given the same id.
+- No other process may hold the writing end. It is close-on-exec, and a forked child closes its copy at once.
+  With a copy in a process that outlives the host, the guard would never see the end of the pipe.
 """
 
 import atexit
@@ -38,20 +45,22 @@ for round in 1 2 3 4 5; do
   for limits in $found; do limits=${limits#/proc/}; kill -s KILL "${limits%/limits}" 2>/dev/null; done
 done
 """
-"""`$1` is what the marks of this host's servers begin with. A process that forks just as it is killed may
-leave a child, so the search is repeated; a zombie that nobody reaps is found each time, so the rounds have an
-end."""
+"""The guard's program. `$1` is the common beginning of the marks of this host's servers.
+
+The search is repeated because a process that forks just as it is killed may leave a child. The number of
+rounds is limited because a zombie that nobody reaps is found in each of them.
+"""
 
 _END_S = 1.0
 """How long interpreter exit waits for the guard to finish; it takes about a millisecond."""
 
 
 class GuardUnavailableWarning(RuntimeWarning):
-    """Servers run without a guard: they are still closed with their turn, but not if the host is killed."""
+    """Servers run without a guard. They are still closed after their turn, but not if the host is killed."""
 
 
 class HostGuard:
-    """The guard of this process: started at the first use, replaced if it has died. Thread-safe."""
+    """The guard of this process. It starts at its first use and is replaced if it dies. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,20 +79,20 @@ class HostGuard:
             self._ensure_running()
 
     def watch(self, pgid: int) -> None:
-        """Have this process group killed when the host ends."""
+        """Add a process group to the list that is killed when the host ends."""
         with self._lock:
             self._groups.add(pgid)
             self._tell(f"+{pgid}")
 
     def release(self, pgid: int) -> None:
-        """Forget a group. Call it before the leader is reaped: afterwards the id may be someone else's."""
+        """Remove a group from the list. Call it before the leader is reaped, since that frees the id."""
         with self._lock:
             self._groups.discard(pgid)
             if self._shell is not None:
                 self._tell(f"-{pgid}")
 
     def end(self) -> None:
-        """Let the guard go, killing what is still on its list."""
+        """End the guard. It kills the groups that are still on its list first."""
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:
@@ -99,7 +108,7 @@ class HostGuard:
                 shell.wait()
 
     def forget(self) -> None:
-        """Drop the parent's guard in a forked child, which has neither its servers nor its duties."""
+        """In a forked child, drop the parent's guard: the servers are the parent's."""
         shell, self._shell = self._shell, None
         self._lock = threading.Lock()  # another thread may have held the old one at the fork
         self._groups = set()
@@ -109,11 +118,12 @@ class HostGuard:
 
     def _tell(self, line: str) -> None:
         if self._ensure_running():
-            return  # a new guard has just been told the whole list
+            return  # a new guard has just been sent the whole list
         try:
             self._write(line)
         except OSError:
-            # It died after the check, or somebody stopped it and the pipe is full. Nobody is told twice.
+            # The guard died after the check, or it is stopped and the pipe is full. Replace it. The new one
+            # gets the whole list, so this line must not be sent again.
             self._discard()
             self._ensure_running()
 
@@ -122,7 +132,7 @@ class HostGuard:
             os.write(self._shell.stdin.fileno(), f"{line}\n".encode())
 
     def _ensure_running(self) -> bool:
-        """Return True if a new guard had to be started."""
+        """Start a guard if none runs; return `True` if a new one was started."""
         if self._unavailable or (self._shell is not None and self._shell.poll() is None):
             return False
         self._discard()
@@ -144,7 +154,8 @@ class HostGuard:
         shell, self._shell = self._shell, None
         if shell is None or shell.stdin is None:
             return
-        # Killed before its pipe ends: it must not act on a list that its successor keeps.
+        # Kill it before closing its pipe. At the end of the pipe it would kill every group on its list, and
+        # those servers still run, under the new guard.
         shell.kill()
         shell.wait()
         shell.stdin.close()
@@ -161,7 +172,7 @@ def _start_shell() -> subprocess.Popen[bytes]:
         env={"PATH": os.environ.get("PATH", os.defpath)},  # nor keep the host's secrets
         start_new_session=True,
     )
-    unmark(shell.pid)  # of a host that is itself part of a server: killed with it, this could not do its work
+    unmark(shell.pid)  # if the host is part of a server itself, the guard must not be killed with that server
     if shell.stdin is not None:
         os.set_blocking(shell.stdin.fileno(), False)
     return shell
@@ -173,7 +184,7 @@ guard = HostGuard()
 def guard_pid() -> int | None:
     """Return the process id of this host's guard, or `None` if none runs.
 
-    The guard lives as long as the host; whoever looks for leftover processes excepts it.
+    The guard lives as long as the host. Skip it when you look for leftover processes.
     """
     return guard.pid
 

@@ -1,12 +1,22 @@
-"""Process groups of our own: started under guard, ended as a whole, reaped once.
+"""Process groups: start a server as the leader of its own group, end the whole group, reap the leader.
 
-The order at the end is what makes the rest safe. While the leader has exited but is not reaped, its id cannot
-be given to another process, and neither can its group's; so the group is killed *first*, whether the leader
-left politely or not, then what has left the group (`descendants.py`), then the guard is told, and only then
-is the leader reaped. Nothing waits earlier.
+`ProcessGroup.end` does these steps, and their order is what makes them safe:
 
-Everything here is plain: no event loop, from any thread. That is what a `finally` outside `anyio.run` needs
-after a second Ctrl-C has torn the loop down.
+1. Kill the group, even if the leader has exited politely, since its children may still run.
+2. Wait for the leader's exit without reaping it.
+3. Kill the processes that have left the group (`descendants.py`).
+4. Tell the guard (`guard.py`) to forget the group.
+5. Reap the leader.
+6. Wait until the other members of the group are gone.
+
+A process that has exited but is not reaped is a zombie, and the kernel does not reuse its id or its group's
+id. Reaping frees the id. If the leader were reaped before step 1, the kill could hit an unrelated process
+group that has been given the same id. If it were reaped before step 4 and the host died in between, the guard
+would kill that unrelated group. So nothing may wait for or poll the leader earlier: `exit_watch.py` sees its
+exit without reaping it.
+
+Everything here is blocking code that needs no event loop and works from any thread. A `finally` outside
+`anyio.run` calls it after a second Ctrl-C has torn the loop down.
 """
 
 import atexit
@@ -31,18 +41,22 @@ from grue.tool_sessions.connection import ServerExit
 
 _SHELL = "/bin/sh"
 _SHIM = 'read -r _ && exec "$@"'
-"""Wait for a line before becoming the server, so that the group is under guard before the server runs. `read`
-takes a pipe byte by byte: what follows the line is the server's. If the host dies first, so does this."""
+"""A shell that waits for one line and then becomes the server with `exec`.
+
+The guard has to know the group before the server runs; otherwise a host that is killed in between would leave
+a server that nothing ends. `read` takes a pipe byte by byte, so that everything after the line is left for
+the server. If the host dies first, `read` meets the end of the pipe and the shell exits.
+"""
 
 _DEATH_S = 5.0
-"""How long a killed process may take to go; only one stuck in the kernel takes longer than milliseconds."""
+"""How long to wait for a killed process. It takes milliseconds unless the process is stuck in the kernel."""
 
 _DESCENDANTS_S = 1.0
-"""How long what has left the group is searched for and killed: a process that keeps forking could go on."""
+"""How long to search for processes that left the group. A process that keeps forking could go on for ever."""
 
 
 class SpawnError(MCPError):
-    """The process could not be started at all.
+    """The process could not be started.
 
     Attributes:
         missing: The command that was not found, or `None` if something else was wrong.
@@ -54,12 +68,12 @@ class SpawnError(MCPError):
 
 
 class ProcessGroup:
-    """A process in a session of its own, with everything that it starts. Made by `ProcessRegistry.spawn`."""
+    """A process that leads its own session and group, with its children. Made by `ProcessRegistry.spawn`."""
 
     def __init__(self, leader: subprocess.Popen[bytes], registry: "ProcessRegistry") -> None:
         self._leader = leader
         self._registry = registry
-        self._lock = threading.RLock()  # a signal handler may come in while this thread holds it
+        self._lock = threading.RLock()  # a signal handler may run in a thread that holds it
         self._exit: ServerExit | None = None
         self.pid = leader.pid
         self._descendants = Descendants(leader.pid)
@@ -91,12 +105,14 @@ class ProcessGroup:
             self._signal(number)
 
     def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
-        """Kill what is left of the group and what has left it, reap the leader, and wait for the others (P9).
+        """Kill the group and what has left it, reap the leader, and wait until all are gone.
 
-        Safe to repeat, from any thread.
+        Blocks. Safe to repeat, from any thread.
 
         Returns:
-            How the leader ended, or `None` if it was still not gone after `patience_s` seconds.
+            How the leader ended, or `None` if it had not exited after `patience_s` seconds.
+
+        Source: P9
         """
         with self._lock:
             if self._exit is None:
@@ -111,34 +127,36 @@ class ProcessGroup:
             return self._exit
 
     def close_descriptors(self) -> None:
-        """Close the pipes and the watch. No event loop may be using them any more."""
+        """Close the pipes and the exit watch. Call it only when no event loop waits on them."""
         for pipe in (self._leader.stdin, self._leader.stdout, self._leader.stderr):
             if pipe is not None:
                 pipe.close()
         self.watch.close()
 
     def close_stdin(self) -> None:
-        """Let the leader see the end of its input."""
+        """Close the leader's standard input, which asks it to exit."""
         if self._leader.stdin is not None:
             self._leader.stdin.close()
 
     def disown(self) -> None:
-        """In a forked child: let go of the parent's process without touching it."""
+        """In a forked child, drop the copy of the parent's process without signalling it."""
         self._leader.returncode = 0
         self.close_descriptors()
 
     def _signal(self, number: int) -> None:
         if self._leader.returncode is not None:
-            return  # reaped: the number may be another group's by now
-        # Darwin says EPERM of a group that has only a zombie left.
+            return  # reaped: the id may belong to another group by now
+        # Darwin raises EPERM if a zombie is all that is left of the group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
 
 class ProcessRegistry:
-    """The groups of one run, so that what is left of it can be killed without an event loop (R3.5, R3.7, P9).
+    """The process groups of one run, so that leftovers can be killed without an event loop. Thread-safe.
 
-    Each run has its own: two threads that run two turns do not kill each other's servers. Thread-safe.
+    Each run has its own registry, so that two turns in two threads do not kill each other's servers.
+
+    Source: R3.5, R3.7, P9
     """
 
     def __init__(self) -> None:
@@ -150,18 +168,18 @@ class ProcessRegistry:
     def spawn(
         self, command: str, args: tuple[str, ...], env: Mapping[str, str], cwd: str | None
     ) -> ProcessGroup:
-        """Start `command` in a session of its own, with pipes for its standard streams, under guard.
+        """Start `command` in its own session, with pipes for its standard streams, and register it.
 
         Args:
             command: A path, relative to `cwd` or absolute, or a name to look for on `env`'s PATH, or
                 on the host's if `env` has none.
-            args: What follows it.
+            args: Its arguments.
             env: The whole environment of the process.
             cwd: Its working directory; `None`: the host's.
 
         Raises:
-            SpawnError: The command or the directory is not there, or the system refused.
-            MCPConfigError: This is Windows.
+            SpawnError: The command or the directory does not exist, or the system refuses.
+            MCPConfigError: On Windows.
         """
         if os.name != "posix":
             raise MCPConfigError("grue's stdio servers need Linux or macOS.")
@@ -183,10 +201,11 @@ class ProcessRegistry:
         return self._admit(leader, released=not shim)
 
     def kill_now(self) -> None:
-        """Kill every group without waiting; whoever waits for their exit reaps them.
+        """Send SIGKILL to every group and return at once. The tasks that wait for their exit reap them.
 
-        May be called from a signal handler. That is the sound answer to a second Ctrl-C: an exception raised
-        by a handler can strike in the middle of the event loop's own code, and lose a task's wake-up.
+        May be called from a signal handler, and is used there for a second Ctrl-C. Raising an exception in
+        the handler instead would not be safe: it can strike inside the event loop's own code and lose the
+        wake-up of a task, which then waits for ever.
         """
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)
@@ -195,8 +214,8 @@ class ProcessRegistry:
         """Kill and reap every group still registered, and return how many there were.
 
         Args:
-            loop_running: The event loop that opened them may still run, in another thread: their descriptors
-                are left to it.
+            loop_running: Whether the event loop that opened them may still run in another thread. If so,
+                their descriptors stay open, since the loop may be waiting on them.
         """
         groups = list(self._groups.values())
         self.kill_now()
@@ -224,7 +243,7 @@ class ProcessRegistry:
 
 
 _everywhere: dict[int, ProcessGroup] = {}
-"""The groups of all registries, for the exit of the interpreter and for forked children."""
+"""The groups of all registries: killed when the interpreter exits, dropped in forked children."""
 
 
 def _kill_everything() -> None:
@@ -237,14 +256,14 @@ def _disown_everything() -> None:
     groups = list(_everywhere.values())
     _everywhere.clear()
     for group in groups:
-        group._registry._groups.clear()  # noqa: SLF001 - a forked child has a copy, never the processes
+        group._registry._groups.clear()  # noqa: SLF001 - the processes are the parent's
         group.disown()
 
 
 def _await_empty(pgid: int) -> None:
-    """Wait until the members of a killed group are gone: they die a moment after the signal was sent.
+    """Wait until all members of a killed group are gone, which takes a moment after the signal.
 
-    The kernel does not give the group's id away before that, though its leader is reaped.
+    The kernel does not reuse the group's id while the group has members, even after its leader is reaped.
     """
     deadline = time.monotonic() + _DEATH_S
     pause_s = 0.0002
@@ -256,9 +275,10 @@ def _await_empty(pgid: int) -> None:
 def _has_members(pgid: int) -> bool:
     try:
         os.killpg(pgid, 0)
-    except (ProcessLookupError, PermissionError):  # Darwin says the latter of zombies
+    except (ProcessLookupError, PermissionError):  # Darwin raises the latter for zombies
         return False
-    # Orphaned zombies count as members until init reaps them, which in some containers nobody does.
+    # Orphaned zombies count as members until init reaps them. Some containers have no init that does, so on
+    # Linux only live members count.
     return sys.platform != "linux" or bool(live_members(pgid))
 
 
@@ -276,7 +296,7 @@ def _exit_of(returncode: int) -> ServerExit:
 
 
 def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
-    """Return the program's absolute path, found before the spawn so that its absence has a clear error."""
+    """Return the program's absolute path. Checked before the spawn, for a clear error."""
     base = Path(cwd or ".")
     if not base.is_dir():
         raise SpawnError(f"The working directory {cwd} does not exist.")
@@ -291,8 +311,9 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
 
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:
-    # A POSIX shell passes on only variables that it could have set itself. The process is to have the whole
-    # environment (R3.2), so with other names in it the server starts directly, under guard a moment later.
+    # A POSIX shell may drop variables whose names it could not have set itself. The server must get its whole
+    # environment, so with such a name in it the server starts without the shell, and is registered with the
+    # guard a moment after it has started. Source: R3.2
     return os.access(_SHELL, os.X_OK) and all(name.isidentifier() and name.isascii() for name in env)
 
 

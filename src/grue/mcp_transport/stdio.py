@@ -1,9 +1,15 @@
-"""A server process and its pipes, line by line; it knows nothing of MCP.
+"""A server process and its pipes: start it, send and receive lines, end it.
 
-What it promises, whatever the server does: a line is read in linear time and up to a limit; sending never
-blocks, even where the server has stopped reading; standard error is always drained, and its end kept; the
-exit is seen at once, though a grandchild may hold the pipes; leaving the block takes bounded time and leaves
-no process of the group alive (R3.5-R3.7, P9).
+Come here for reading, writing and the order of closing. This module knows nothing of MCP: it must not look
+into a line. Whatever the server does, these hold:
+
+- A line is read in linear time, up to a limit.
+- Sending never blocks, even if the server has stopped reading.
+- Standard error is always drained, and its end is kept.
+- An exit is seen at once, even if a grandchild still holds the pipes open.
+- Leaving takes bounded time, and afterwards no process of the group is alive.
+
+Source: R3.5-R3.7, P9
 """
 
 import contextlib
@@ -40,25 +46,27 @@ __all__ = [
 
 _CHUNK_BYTES = 65_536
 _GRACE_AT_LEAST_S = 0.05
-"""What a server gets to leave, and again after SIGTERM, where the deadline has passed."""
+"""The shortest grace before SIGTERM, and again before SIGKILL, if the deadline has passed."""
 
 _KILL_GRACE_S = 5.0
 _STDERR_READS_AT_ONCE = 64
 
 
 class StdioServer(Struct, frozen=True, kw_only=True):
-    """A server that is a local program speaking over its standard streams.
+    """A local program that speaks MCP over its standard streams.
 
-    Of `env` its `repr` shows the names only, and of `args` what looks like no secret.
+    Its `repr` shows only the names of `env` and redacts arguments that look like secrets.
 
     Attributes:
         command: A path, relative to `cwd` or absolute, or a name on the PATH.
-        env: Added to what is inherited of the host's environment, over variables of the same name (R3.2, P7).
-        inherit_env: What that is: `all` of it; `no_keys`: all but the keys that grue uses for models and
-            observers; `safe`: what programs commonly need; `none`. Without a PATH the command is looked for
-            on the host's.
+        env: Variables added to the inherited environment. They replace inherited ones of the same name.
+        inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
+            everything except the keys that grue uses for models and observers. `safe`: what programs
+            commonly need. `none`: nothing. If the result has no PATH, the command is looked up on the host's.
         cwd: Working directory; `None`: the host's.
-        options: Time limits and tool choices; the process itself has no use for them.
+        options: Time limits and tool choices, for the MCP client.
+
+    Source: R3.2, P7
     """
 
     name: str
@@ -70,7 +78,7 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     inherit_env: InheritEnv = "all"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return what may be shown; rich shows this in tracebacks."""
+        """Return the fields with secrets redacted; rich shows them in tracebacks."""
         command, *args = Redactor({**os.environ, **self.env}).words(self.command, self.args)
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [
@@ -85,26 +93,26 @@ class StdioServer(Struct, frozen=True, kw_only=True):
         return f"StdioServer({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def environment(self) -> dict[str, str]:
-        """Return the process's environment: what it inherits of the host's as it is now, `env` over it."""
+        """Return the process's environment: the inherited part of the host's, updated with `env`."""
         return {**inherited(os.environ, self.inherit_env), **self.env}
 
     def named_values(self) -> Mapping[str, str]:
-        """Return what was configured that may hold secrets, by the names that tell."""
+        """Return the configured values that may be secret, by name, for redaction."""
         return self.env
 
 
 class ProcessLimits(Struct, frozen=True, kw_only=True):
-    """How long a server may take to leave, and how much it may say.
+    """Time limits for ending a server, and size limits for its output.
 
     Attributes:
-        exit_grace_s: From the end of its input until SIGTERM.
-        term_grace_s: From SIGTERM until SIGKILL.
-        cancelled_grace_s: Most that either of them is where a cancellation closes the server: whoever pressed
-            Ctrl-C waits for it.
-        max_line_bytes: Longest line in either direction, and most that waits for a server that does not read.
-            A longer one breaks the connection.
-        max_message_bytes: Longest message that is read. The request that a longer one answers fails, and the
-            session goes on.
+        exit_grace_s: Time from closing its standard input until SIGTERM.
+        term_grace_s: Time from SIGTERM until SIGKILL.
+        cancelled_grace_s: Upper limit of both graces when a cancellation closes the server, since the user
+            who pressed Ctrl-C is waiting.
+        max_line_bytes: Longest line in either direction, and the most output queued for a server that does
+            not read. Exceeding it breaks the connection.
+        max_message_bytes: Longest message that is read. A longer answer fails its request; the session
+            continues.
         stderr_tail_bytes: How much of the end of its standard error is kept.
     """
 
@@ -116,7 +124,7 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
     stderr_tail_bytes: int = 8192
 
     def when_cancelled(self) -> Self:
-        """Return the same with graces of at most `cancelled_grace_s`."""
+        """Return these limits with both graces cut to `cancelled_grace_s`."""
         return replace(
             self,
             exit_grace_s=min(self.exit_grace_s, self.cancelled_grace_s),
@@ -125,12 +133,16 @@ class ProcessLimits(Struct, frozen=True, kw_only=True):
 
 
 def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
-    """Say whether the event loop itself is going down with this exception, so that nothing can be awaited."""
+    """Return whether this exception is tearing down the event loop, so that nothing can be awaited."""
     return exc_type is not None and issubclass(exc_type, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 class BackgroundTasks:
-    """Tasks that end with a block, whose own exception leaves as it is and not in an ExceptionGroup."""
+    """Tasks that are cancelled when a block ends.
+
+    Unlike a task group, it lets the block's own exception pass unchanged instead of wrapping it in an
+    ExceptionGroup.
+    """
 
     def __init__(self) -> None:
         self._group: anyio.abc.TaskGroup
@@ -149,26 +161,32 @@ class BackgroundTasks:
             await self._group.__aexit__(None, None, None)
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task until it returns or the block is left. It must not raise."""
+        """Run a task until it returns or the block ends. The task must not raise."""
         self._group.start_soon(task)
 
 
 class ServerProcess:
-    """A running server. One task enters and leaves it; one task at a time may receive.
+    """A running server process. The same task enters and leaves it; one task at a time may receive.
 
-    Leaving closes its input, waits, asks with SIGTERM, waits, kills; in every case the whole group is killed
-    before the leader is reaped. A cancellation, before or while it is left, shortens what is still to be
-    waited for (`ProcessLimits.when_cancelled`); one that pierces shields as well (asyncio's second Ctrl-C)
-    has the group killed without waiting.
+    Leaving closes its standard input and waits, sends SIGTERM and waits, then sends SIGKILL. In every case
+    the whole group is killed before the leader is reaped.
+
+    There are three ways in which a cancellation can meet this, and each must still end the process:
+
+    - It arrives before leaving: the graces are shortened (`ProcessLimits.when_cancelled`).
+    - It arrives while leaving: closing starts again under a shield with the shorter graces, from the step it
+      had reached. It does not return to waiting for a polite exit once SIGTERM has been sent.
+    - The event loop is torn down, as by a second Ctrl-C, which no shield stops: the group is killed at once,
+      without awaiting anything.
 
     Args:
-        registry: Knows the process until it is reaped; its owner kills leftovers outside the event loop.
-        limits: The time it gets to leave, and how much it may say. Where it is entered under a deadline, each
-            grace is cut to a part of what is left, so that there is time for SIGTERM and SIGKILL.
+        registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
+        limits: Time limits for closing, and size limits. If it is entered under a deadline, each grace is cut
+            to a part of the time left, so that SIGTERM and SIGKILL still fit in.
 
     Raises:
-        SpawnError: On entering: command or directory not found, or the system refused.
-        MCPConfigError: On entering: this is Windows.
+        SpawnError: On entering, if the command or the directory is not found, or the system refuses.
+        MCPConfigError: On entering, on Windows.
     """
 
     def __init__(
@@ -193,7 +211,7 @@ class ServerProcess:
 
     async def __aenter__(self) -> Self:
         server = self._server
-        # Asked now: once a scope is cancelled, nothing tells when it would have ended.
+        # Read the deadline now: once a scope is cancelled, anyio reports -inf instead of its deadline.
         self._close_by = anyio.current_effective_deadline()
         self._group = self._registry.spawn(server.command, server.args, server.environment(), server.cwd)
         self._gone = anyio.Event()
@@ -211,14 +229,16 @@ class ServerProcess:
             if not leaves_no_time(exc_type):
                 await self._leave()
         finally:
-            # Does nothing more unless something has pierced the shield, such as a second Ctrl-C.
+            # Usually the group has ended by now and this does nothing. It matters if `_leave` was skipped or
+            # was broken off in spite of its shield, as a second Ctrl-C does: then this blocking call kills
+            # the group, because there is no event loop left to wait with.
             self._group.end()
             self._gone.set()
             self._close_descriptors()
 
     @property
     def pid(self) -> int:
-        """The process id, which is its group's and its session's too."""
+        """The process id, which is also the id of its process group and of its session."""
         return self._group.pid
 
     @property
@@ -233,26 +253,27 @@ class ServerProcess:
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end it; `None` until the block is left, or the process has died before."""
+        """How the process was ended; `None` while it runs."""
         return "died" if self._ending is None and self.exited else self._ending
 
     async def wait_exit(self) -> ServerExit:
-        """Wait until the process has exited and its group is killed. May be cancelled."""
+        """Wait until the process has exited and its group is killed. Safe to cancel."""
         await self._gone.wait()
         return self._group.exit or ServerExit()
 
     async def receive_line(self) -> bytes:
-        """Return the next line of standard output without its newline, as bytes: nothing is decoded here.
+        """Return the next line of standard output, as bytes without the newline.
 
         Cancelling loses no data.
 
         Raises:
-            anyio.EndOfStream: The output has ended, or the process has exited and all it wrote was received.
-            CutLineError: The line is longer than `max_message_bytes`; the next call goes on behind it.
+            anyio.EndOfStream: The output has ended, or the process has exited and all its output was read.
+            CutLineError: The line is longer than `max_message_bytes`. The next call returns the next line.
             LineTooLongError: More than `max_line_bytes` came without a newline.
         """
         while True:
-            # Lines that are here already must not keep everything else waiting, time limits included.
+            # Buffered lines are returned without waiting. Without this pause a server that writes fast would
+            # keep the event loop from running other tasks and from noticing timeouts.
             await self._pace.pause()
             line = self._lines.take()
             if line is None and not await self._receive_more():
@@ -263,13 +284,13 @@ class ServerProcess:
                 return line
 
     def send_line(self, line: bytes) -> None:
-        """Write a line, or queue what the server does not take at once. Never blocks; order is kept.
+        """Write a line; queue what the pipe does not take at once. Never blocks, and keeps the order.
 
         Args:
-            line: Without a newline in or after it.
+            line: One line without any newline.
 
         Raises:
-            anyio.BrokenResourceError: The process has gone, has closed its input, or has left more than
+            anyio.BrokenResourceError: The process has exited, has closed its input, or has left more than
                 `max_line_bytes` unread.
         """
         if self._group.exit is not None or self._group.stdin < 0:
@@ -287,25 +308,26 @@ class ServerProcess:
             self._tasks.start(self._flush)
 
     def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
-        """Return the end of what the server wrote to standard error, made safe to print.
+        """Return the end of the server's standard error, made safe to print.
 
         Args:
-            redacted: Takes the secrets out; called before the text is cut, which may be within one.
+            redacted: Removes secrets. It is called before the text is cut: half a secret would no longer be
+                recognised, and would be shown.
         """
         self._read_stderr()
         limit = self._limits.stderr_tail_bytes
         text = redacted(plain_text(self._stderr.decode("utf-8", "replace")))
         if self._stderr_dropped:
-            # It may begin within a secret.
+            # The kept bytes may begin in the middle of a secret, so drop the first line.
             _, newline, rest = text.partition("\n")
             text = rest if newline else text[len(text) // 4 :]
         kept = text[max(0, len(text) - limit) :]
         if len(kept) < len(text) and "\n" in kept:
-            kept = kept.partition("\n")[2]  # the first line is cut
+            kept = kept.partition("\n")[2]  # the first line is incomplete
         return kept.strip()
 
     async def _receive_more(self) -> bool:
-        """Wait for output and add it; False at the end of it."""
+        """Wait for output and add it to the buffer; return `False` at its end."""
         if self.exited is None:
             with anyio.CancelScope() as self._receiving:
                 await anyio.wait_readable(self._group.stdout)
@@ -314,12 +336,12 @@ class ServerProcess:
         chunk = _read(self._group.stdout)
         if chunk:
             self._lines.feed(chunk)
-        # Once the process has exited, "nothing there just now" is the end: a grandchild may hold the pipe
-        # open for ever, and what that one writes is not the server's word.
+        # After the process has exited, an empty pipe counts as the end of the output. A grandchild may hold
+        # the pipe open for ever, and waiting for a real end would hang; its output is not the server's.
         return bool(chunk) or (chunk is None and self.exited is None)
 
     def _write(self) -> bool:
-        """Write what the pipe takes; False if nobody reads at its other end any more."""
+        """Write what the pipe takes; return `False` if its other end is closed."""
         try:
             while self._unsent:
                 del self._unsent[: os.write(self._group.stdin, self._unsent)]
@@ -336,7 +358,7 @@ class ServerProcess:
             try:
                 await anyio.wait_writable(self._group.stdin)
             except (anyio.ClosedResourceError, OSError, ValueError):
-                break  # closed while it was waiting; the next sender is told
+                break  # closed while waiting; the next `send_line` raises
             self._write()
         self._flushing = False
 
@@ -354,7 +376,7 @@ class ServerProcess:
                 return
 
     def _read_stderr(self) -> bool:
-        """Take what is there, up to a bound; False at the end."""
+        """Read what is available, up to a limit; return `False` at the end."""
         for _ in range(_STDERR_READS_AT_ONCE):
             chunk = _read(self._group.stderr)
             if not chunk:
@@ -366,16 +388,17 @@ class ServerProcess:
         return True
 
     async def _discard_stdout(self) -> None:
-        # A server that still has something to say must not hang on a full pipe instead of leaving.
+        # Otherwise a server that still writes would block on a full pipe and not get to its exit.
         try:
             while _read(self._group.stdout) != b"":
                 await anyio.wait_readable(self._group.stdout)
         except anyio.BusyResourceError:
-            return  # somebody still receives, and drains it
+            return  # another task is still receiving, which drains the pipe
 
     async def _leave(self) -> None:
-        # The tasks share the body's fate: if that was cancelled, so were they, and their end may say so once
-        # more. What closing needs it starts anew, under the shield.
+        # If the scope around us is cancelled, the background tasks are cancelled too, and leaving their group
+        # may raise that cancellation here. It must not skip the closing. `_close` starts its own tasks for
+        # draining the pipes, because these are gone.
         try:
             await self._tasks.__aexit__(None, None, None)
         except anyio.get_cancelled_exc_class():
@@ -389,7 +412,9 @@ class ServerProcess:
         try:
             await self._await_end(died=died)
         except anyio.get_cancelled_exc_class():
-            # Cancelled, by now or meanwhile: it goes on from where it is, in less time.
+            # Cancelled before or during the wait. The process still runs, and without a further wait it would
+            # be killed without SIGTERM. So wait again under a shield, with the shorter graces. `_ending` and
+            # `_asked_to_end` keep the progress, so that no step is done twice.
             self._limits = self._limits.when_cancelled()
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)
@@ -414,7 +439,10 @@ class ServerProcess:
         return "killed"
 
     def _cut(self, grace_s: float) -> float:
-        """Return the grace, or half of the time that is left for closing, if that is less."""
+        """Return the grace, or half of the time left for closing if that is less.
+
+        Half, so that the first wait leaves time for the second.
+        """
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 
@@ -432,7 +460,7 @@ class ServerProcess:
     def _close_descriptors(self) -> None:
         group = self._group
         self._read_stderr()
-        with contextlib.suppress(RuntimeError):  # the event loop has gone, and its waiters with it
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits on them
             for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
                 if fd is not None and fd >= 0:
                     anyio.notify_closing(fd)
@@ -440,7 +468,7 @@ class ServerProcess:
 
 
 def _read(fd: int) -> bytes | None:
-    """Read what is there: `None` if nothing is just now, empty bytes at the end."""
+    """Read what is available: `None` if there is nothing yet, empty bytes at the end."""
     try:
         return os.read(fd, _CHUNK_BYTES) if fd >= 0 else b""
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""What carries a session's messages: the pipes of a process here, HTTP in `http.py`.
+"""`Wire`: what carries a session's messages. Here it is the pipes of a process; `http.py` has the other.
 
-The client knows the protocol and nothing of either; a wire knows how to reach its server, how the server
-ended, and what to advise when it did.
+The client (`client.py`) speaks MCP and does not know which wire it uses. A wire knows how to reach its
+server, how the server ended, and what the user can do about a failure.
 """
 
 import os
@@ -26,34 +26,34 @@ _EXIT_SEEN_S = 0.5
 
 
 class Wire(Protocol):
-    """A way to one server. One task enters, uses and leaves it.
+    """The transport to one server. The same task enters, uses and leaves it.
 
     Attributes:
-        redactor: Knows the secrets of this server.
+        redactor: Removes this server's secrets from texts.
     """
 
     redactor: Redactor
 
     async def __aenter__(self) -> Self:
-        """Start the server, if it is to be started; raises `SpawnError`."""
+        """Start the server, if it is a process; raises `SpawnError`."""
         ...
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Leave it, within a bounded time; afterwards no process of it is alive."""
+        """Close the connection within a bounded time; afterwards no process of the server is alive."""
         ...
 
     def stream(self, notify: Notify) -> "MessageStream":
-        """Return both directions of the connection, once."""
+        """Return the stream of messages in both directions. Call it once."""
         ...
 
     async def broken(self, method: str, why: str | None) -> str:
-        """Return what broke the connection during `method`; `why` is what the stream knows of it."""
+        """Return the cause of a connection that broke during `method`; `why` is the stream's own cause."""
         ...
 
     async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return what to do about a failure in `phase`."""
+        """Return what the user can do about a failure in `phase`."""
         ...
 
     @property
@@ -63,35 +63,36 @@ class Wire(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Nothing that can be seen without asking the server says that it has ended."""
+        """Whether the server still runs, as far as is known without asking it."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """The server's process, if it is one of ours."""
+        """Process id of the server; `None` for a server over HTTP."""
         ...
 
     @property
     def exit(self) -> ServerExit | None:
-        """How that process ended."""
+        """How the process exited; `None` while it runs, or if there is none."""
         ...
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end it."""
+        """How the process was ended; `None` while it runs, or if there is none."""
         ...
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what the server wrote to standard error, without secrets."""
+        """The end of the server's standard error, with secrets redacted."""
         ...
 
 
 class ProcessWire:
-    """The way to a server that is a process of ours."""
+    """The wire to a server that runs as our child process."""
 
     def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
-        # The host's whole environment: what a server does not inherit it may still have from elsewhere.
+        # Redact the host's whole environment: a server may know a secret from elsewhere, a file for example,
+        # even if it does not inherit the variable.
         self.redactor = Redactor({**os.environ, **server.env})
         self._server = server
         self._registry = registry
@@ -116,7 +117,7 @@ class ProcessWire:
         return LineStream(self._process, notify, self._max_message_bytes)
 
     async def broken(self, method: str, why: str | None) -> str:
-        """Wait for the exit that has most likely closed the pipes, and name it."""
+        """Wait a moment for the exit that is the likely cause of closed pipes; return the cause."""
         with anyio.move_on_after(_EXIT_SEEN_S):
             await self._process.wait_exit()
         if self.exit is not None:
@@ -124,16 +125,19 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return what to do; if Node is too old for a server that did not start, say so (R14)."""
+        """Return what the user can do. If a server did not start, check whether Node is too old for it.
+
+        Source: R14
+        """
         advice = remedy_for(self._server.command, phase, missing=missing, timed_out=timed_out)
         if phase not in ("initialize", "list"):
             return advice
-        # After a timeout the limit has passed already, and asking Node must not exceed it by much.
+        # After a timeout the start-up limit has been used up, so asking Node gets only a short time.
         limit_s = ASK_AFTER_TIMEOUT_S if timed_out else ASK_S
         found = await node_too_old(self._server, self._registry, limit_s=limit_s)
         if found is None:
             return advice
-        # A server that still runs may only be slow, so that the rest of the advice holds as well.
+        # A server that still runs may only be slow, so give the general advice too.
         return found if self.exit is not None else f"{found}\n{advice}"
 
     @property
@@ -143,12 +147,12 @@ class ProcessWire:
 
     @property
     def alive(self) -> bool:
-        """The process has not ended."""
+        """Whether the process still runs."""
         return self._spawned and not self._process.has_ended
 
     @property
     def pid(self) -> int | None:
-        """The process id, which is its group's too."""
+        """The process id, which is also its group's id."""
         return self._process.pid if self._spawned else None
 
     @property
@@ -158,10 +162,10 @@ class ProcessWire:
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end it; `None` while it runs."""
+        """How the process was ended; `None` while it runs."""
         return self._process.ending if self._spawned else None
 
     @property
     def stderr_tail(self) -> str:
-        """The end of its standard error."""
+        """The end of its standard error, with secrets redacted."""
         return self._process.stderr_tail(self.redactor.text) if self._spawned else ""
