@@ -89,7 +89,7 @@ def _height(node: ast.stmt) -> int:
 
 
 def nesting(node: ast.AST) -> int:
-    """Count how deep the compound statements of a function lie in one another.
+    """Return the depth of nested compound statements in a function.
 
     An `elif` is no deeper than its `if`, and a `match` with its cases is one level; functions and classes
     inside are measured by themselves.
@@ -104,7 +104,7 @@ def nesting(node: ast.AST) -> int:
 
 
 def _is_elif(parent: ast.AST, child: ast.AST) -> bool:
-    # The tree has `elif` and `else: if` alike; only the column tells them apart.
+    # `elif` and `else: if` have the same syntax tree; only the column differs.
     return (
         isinstance(parent, ast.If)
         and isinstance(child, ast.If)
@@ -159,7 +159,7 @@ def _read_sizes(root: Path) -> Iterator[Size]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the checkout at --root; return 0 if all is within limits, 1 if not, 2 if it cannot be told."""
+    """Check the checkout at --root; return 0 if all is within limits, 1 if not, 2 on unreadable files."""
     parser = argparse.ArgumentParser(description="Check the sizes of functions and modules.")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="the checkout")
     parser.add_argument("--longest", action="store_true", help="show the longest functions and modules")

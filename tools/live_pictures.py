@@ -1,9 +1,9 @@
-"""Make the docs' pictures of `grue play` from what it really prints at a terminal.
+"""Make the docs' pictures of `grue play` from its real output at a terminal.
 
     python tools/live_pictures.py [FOLDER]        default: docs/pictures
 
-`play-live.svg` is a turn under way, `play-end.svg` the end of an episode. The program runs at a real pty; an
-emulation of a terminal (pyte) makes a screen of its output, which is drawn here as text in an SVG.
+`play-live.svg` shows a running turn, `play-end.svg` the end of an episode. The program runs at a real pty. A
+terminal emulator (pyte) turns its output into a screen, which is drawn here as text in an SVG.
 """
 
 import json

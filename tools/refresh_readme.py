@@ -1,11 +1,11 @@
-"""Fill the README's examples with what the program really prints.
+"""Fill the README's examples with the program's real output.
 
     python tools/refresh_readme.py            # write them
-    python tools/refresh_readme.py --check    # exit 1 if they are not what it prints now
+    python tools/refresh_readme.py --check    # exit 1 if they differ from its output now
 
 The blocks stand between `<!-- play:begin -->` and `<!-- play:end -->` (and the same for `trace`). Times,
-process ids and the name of the run folder differ from run to run: they are no difference here, and a README
-that differs in nothing else is left as it is.
+process ids and the name of the run folder differ from run to run. These differences are ignored: a README
+that differs in nothing else is not changed.
 """
 
 import os
@@ -30,7 +30,7 @@ _VARYING = (
 )
 _TRACE_LINE = re.compile(r"\d+ TIME ")
 _CERTAIN_CHARS = 60
-"""So much of a line of the trace is the same wherever its times let the width cut it."""
+"""Characters of a trace's line to compare. The rest may be cut off, depending on the width of the times."""
 
 
 def main(arguments: list[str]) -> int:

@@ -2,9 +2,9 @@
 
     python tools/viewer_pictures.py [FOLDER]        default: docs/pictures
 
-One trace is an episode of the embedded world, played offline by the command line. The other is one in which
-things go wrong: real turns, whose servers hang, die and refuse as `grue.testing` tells them to. Playwright
-has to be installed; the browser is `chromium` on the path, or what GRUE_CHROMIUM names.
+One trace is an episode of the House, played offline by the command line. The other has failures: real turns
+with servers of `grue.testing` that hang, die and refuse calls. Playwright must be installed. The browser is
+`chromium` on the path, or the program that GRUE_CHROMIUM names.
 """
 
 import os
@@ -47,7 +47,7 @@ MODEL_THINKS_S = 0.12
 
 
 class Scene(NamedTuple):
-    """A turn: how the second server fails, what the model says, the command that is played in the end."""
+    """A turn: the faults of the second server, the model's replies, and the command that is played."""
 
     flags: tuple[str, ...]
     replies: tuple[LlmReply, ...]

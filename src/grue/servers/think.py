@@ -1,8 +1,7 @@
 """A reasoning server: one MCP tool, `think`, spoken over stdin and stdout.
 
-Each call writes down one numbered thought; a thought may revise an earlier one or start a branch. The
-server keeps the count, not the thoughts: those stay in the caller's own history, and what the tool gives
-is the occasion to think.
+Each call records one numbered thought. A thought may revise an earlier one or start a branch. The server
+keeps only the numbers, not the texts: those stay in the model's own conversation.
 
 How it is built, top to bottom:
 
@@ -108,7 +107,7 @@ OUTPUT_SCHEMA: Json = {
 
 
 class Session:
-    """Hold what one client has agreed on and thought so far."""
+    """The state of one client's session: the protocol version and the recorded thoughts."""
 
     def __init__(self) -> None:
         self.version: str | None = None  # None until initialize is answered
@@ -117,12 +116,12 @@ class Session:
         self.branches: list[str] = []
 
     def speaks(self, since: str) -> bool:
-        """Tell whether the agreed protocol version is `since` or newer."""
+        """Return whether the agreed protocol version is `since` or newer."""
         return self.version is not None and self.version >= since
 
 
 class ProtocolError(Exception):
-    """Refuse a request as the protocol does: a JSON-RPC error with `code`."""
+    """A request is refused with a JSON-RPC error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -131,14 +130,14 @@ class ProtocolError(Exception):
 
 
 class ThoughtError(Exception):
-    """Refuse a thought in words the model can act on: a tool result marked as an error."""
+    """A thought is refused with an error result, whose text tells the model what to correct."""
 
 
 # The tool
 
 
 def record_thought(session: Session, arguments: Json) -> Json:
-    """Count one thought and return where the thinking stands, as OUTPUT_SCHEMA says.
+    """Record one thought and return the state of the thinking, in the form of OUTPUT_SCHEMA.
 
     An optional argument that is null counts as absent: some models fill in every name they are shown.
 
@@ -165,7 +164,7 @@ def record_thought(session: Session, arguments: Json) -> Json:
 
 
 def _malformed(given: Json) -> list[str]:
-    """Say where `given` departs from INPUT_SCHEMA."""
+    """Return the differences between `given` and INPUT_SCHEMA."""
     properties = INPUT_SCHEMA["properties"]
     problems = [f"{name} is missing" for name in INPUT_SCHEMA["required"] if name not in given]
     for name, value in given.items():
@@ -193,7 +192,7 @@ KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 def _dangling(session: Session, given: Json) -> list[str]:
-    """Say which references of well-formed arguments lead nowhere."""
+    """Return the references to thoughts or branches that do not exist."""
     problems = []
     if given.get("isRevision") and "revisesThought" not in given:
         problems.append("isRevision needs revisesThought, the number of the thought it corrects")
@@ -252,7 +251,7 @@ def list_tools(session: Session, params: Json) -> Json:
 
 
 def call_tool(session: Session, params: Json) -> Json:
-    """Record a thought. What is wrong with its arguments is a result, so that the model gets to read it."""
+    """Record a thought. Invalid arguments give an error result, so that the model can read what is wrong."""
     name, arguments = params.get("name"), params.get("arguments", {})
     if not isinstance(name, str):
         raise ProtocolError(INVALID_PARAMS, "name must be a string")
@@ -283,11 +282,10 @@ BEFORE_INITIALIZE = ("initialize", "ping")
 
 
 def answer(session: Session, message: object) -> Json | list[Json] | None:
-    """Return the reply to one decoded message, or None where the protocol wants silence.
+    """Return the reply to one decoded message, or None if it gets no reply.
 
-    Notifications are never answered, whatever they say: there is nothing to cancel, as a call is done
-    before the next message is read. Replies are not answered either. A list is a batch, which only
-    2025-03-26 has.
+    Notifications and replies are never answered. A cancellation has no effect, because each call is finished
+    before the next message is read. A list is a batch, which only 2025-03-26 allows.
     """
     if not isinstance(message, list):
         return _answer_one(session, message)
@@ -323,8 +321,8 @@ def _answer_one(session: Session, message: object) -> Json | None:
 
 
 def _dispatch(session: Session, method: str, params: object) -> Json:
-    # Unknown comes before uninitialized: a client that probes for a newer protocol with server/discover
-    # then hears "not found" and falls back to initialize.
+    # Check for unknown methods first, even before initialize: a client that probes for a newer protocol with
+    # server/discover then gets "not found" and falls back to initialize.
     if method not in METHODS:
         raise ProtocolError(METHOD_NOT_FOUND, f"method not found: {_quoted(method)}")
     if session.version is None and method not in BEFORE_INITIALIZE:
@@ -342,7 +340,7 @@ def _error(identity: str | int | None, code: int, message: str) -> Json:
 
 
 def answer_line(session: Session, line: bytes) -> bytes | None:
-    """Return the line that answers `line`, newline included, or None where there is nothing to say."""
+    """Return the line that answers `line`, newline included, or None if it gets no answer."""
     if not line.strip():
         return None
     if len(line) > MAX_LINE_BYTES:
@@ -354,7 +352,7 @@ def answer_line(session: Session, line: bytes) -> bytes | None:
             reply = _error(None, PARSE_ERROR, f"not a JSON message: {error}")
         else:
             reply = answer(session, message)
-    # json.dumps escapes all but ASCII, so a reply is one line whatever it quotes, lone surrogates included.
+    # json.dumps escapes everything outside ASCII, so a reply is always one line, even with lone surrogates.
     return None if reply is None else json.dumps(reply, separators=(",", ":")).encode() + b"\n"
 
 
@@ -366,7 +364,7 @@ def _refuse_constant(name: str) -> None:
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer each line of `source` on `sink` as it comes; return at end of file.
 
-    At most MAX_LINE_BYTES of a line are kept in memory; the rest of a longer one is read and thrown away.
+    At most MAX_LINE_BYTES of a line are kept in memory; the rest of a longer line is read and discarded.
     """
     session = Session()
     while line := source.readline(MAX_LINE_BYTES + 1):
@@ -386,8 +384,8 @@ def main(arguments: list[str]) -> int:
     if arguments:
         sys.stderr.write(f"think.py: unknown argument {arguments[0]}\n{USAGE}")
         return 2
-    # Nothing needs tidying up, so an interrupt or a reader that went away may end the process as the
-    # system does it: at once, and without a traceback.
+    # There is nothing to clean up, so SIGINT and SIGPIPE may end the process immediately, without a
+    # traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     serve(sys.stdin.buffer, sys.stdout.buffer)
@@ -395,10 +393,10 @@ def main(arguments: list[str]) -> int:
 
 
 def run() -> NoReturn:
-    """Run `main` as the whole of the process, and end it."""
+    """Run `main` and end the process with its status."""
     status = main(sys.argv[1:])
     sys.stdout.flush()
-    # Taking the interpreter apart would cost a client that waits for the exit some 2 ms, for nothing.
+    # Skip the interpreter's shutdown, which would delay the exit by 2 ms while a client waits for it.
     os._exit(status)
 
 
