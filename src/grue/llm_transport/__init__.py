@@ -1,1 +1,1 @@
-"""How the LLM actor reaches its endpoint: connections, one exchange over HTTP."""
+"""The HTTP side of the LLM actor: an endpoint with its connections, and a single exchange."""

@@ -1,8 +1,11 @@
-"""An LLM endpoint as an episode knows it: its settings, its connections, and what it has taught.
+"""`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-It outlives turns. Whoever enters it first opens the connections, whoever leaves it last closes them: the LLM
-actor of each turn, and around those, where connections are to live on between turns, the runner. Each event
-loop has connections of its own.
+Come here for URLs, headers, TLS, proxies and the reuse of connections. What a request or a reply means is
+decided in `protocol/chat_wire/`.
+
+An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
+it closes them. The LLM actor of each turn enters it; the runner enters it too if connections are kept between
+turns. Each event loop has its own connections.
 """
 
 import contextlib
@@ -39,31 +42,34 @@ from grue.runtime.redaction import Redaction
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
-"""For a model list: it saves a failed request, and is not worth more than that."""
+"""Time limit for reading a model list, which only saves a failed request."""
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""What the formats call the limit on a reply's length, where `extra_body` sets it."""
+"""Names that the wire formats use for the token limit of a reply, for a limit set by `extra_body`."""
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
-"""Shorter values are no secrets but placeholders, such as `none`, that would garble an endpoint's words."""
+"""Shortest value that is redacted. Shorter ones are placeholders such as `none`, and redacting those would
+garble the endpoint's texts."""
 
 _OURS = frozenset({"model", "messages", "input", "system", "tools", "tool_choice", "stream"})
-"""Fields of a request that no setting may replace."""
+"""Fields of a request that `extra_body` may not replace."""
 
 
 class LlmSettings(ModelSettings, frozen=True, kw_only=True):
-    """Which endpoint and model, with which key, and how patiently.
+    """Settings of an endpoint: URL, model, key, time limits and retries.
 
     Attributes:
-        base_url: Up to and without `/chat/completions`; one with the path of a wire format names that format.
-            Without user and password, and without a key in its query: HTTP libraries log the URL.
-        api_key: Sent as the format carries keys; `None` or empty: none. Never part of a `repr`.
-        extra_headers: Sent along; their values are kept as secret as the key.
-        retry: How often and how long to try.
-        wire: The format; `None`: as the base URL suggests.
-        profile: What the endpoint takes; `None`: as the base URL, the model and the format suggest.
-        force_tool_support: Offer tools whatever the endpoint or the model's name says (R12.4).
+        base_url: The URL without `/chat/completions`. If it ends in the path of a wire format, that selects
+            the format. It must not contain a user, a password or a key, since HTTP libraries log URLs.
+        api_key: Sent in the way of the wire format; `None` or empty: none. Never part of a `repr`.
+        extra_headers: Sent with each request. Their values are redacted like the key.
+        retry: Time limits and number of retries.
+        wire: The wire format; `None`: derived from the base URL.
+        profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
+        force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
+
+    Source: R12.4
     """
 
     base_url: str = "https://openrouter.ai/api/v1"
@@ -75,7 +81,7 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     force_tool_support: bool = False
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return names and values of the fields, secrets replaced."""
+        """Return the names and values of the fields, with secrets redacted."""
         shown = {
             "base_url": shown_endpoint(self.base_url),
             "api_key": _HIDDEN if self.api_key else self.api_key,
@@ -87,7 +93,7 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
     def named_values(self) -> dict[str, str]:
-        """Return what is secret of them, by the names that tell; of a header also what follows `Bearer`."""
+        """Return the secret values by name, for redaction, with the token of a `Bearer` header."""
         headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
         tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
         named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
@@ -99,10 +105,11 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
 
 
 class _Connections:
-    """Connections of one event loop: a client for each request under way at once, kept for the next ones.
+    """The HTTP clients of one event loop. Each concurrent request leases a client of its own.
 
-    Each client has one connection. One client with many would look at all of them, and ask the operating
-    system about the idle ones, whenever a request begins or ends: with 100 agents a third of all the work.
+    Each client has one connection. A single client with many connections would check all of them, with a
+    system call for each idle one, whenever a request begins or ends. With 100 agents that is a third of all
+    the work.
     """
 
     def __init__(self, new_client: Callable[[], httpx.AsyncClient]) -> None:
@@ -113,7 +120,7 @@ class _Connections:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[httpx.AsyncClient]:
-        """Lend a client that nobody else uses meanwhile."""
+        """Lease a client that no other request uses."""
         if not self._free:
             self._free.append(self._new_client())
             self._all.append(self._free[0])
@@ -124,21 +131,24 @@ class _Connections:
             self._free.append(client)
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all clients."""
         for client in self._all:
             await client.aclose()
 
 
 class LlmEndpoint:
-    """The way to one endpoint. Enter it (`async with`), any number of times, to use it.
+    """One LLM endpoint. Enter it with `async with` before use; it may be entered several times at once.
 
     Args:
-        settings: Which endpoint, and how to ask it.
-        transport: Takes the requests instead of the network; closed like a connection.
-        jitter: Chance for the waits, from 0 to 1.
+        settings: The endpoint's settings.
+        transport: Replaces the network, for tests and scripted models. It is closed like a connection.
+        jitter: Returns a random number from 0 to 1, for the delays between retries.
+
+    Attributes:
+        profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
 
     Raises:
-        MCPConfigError: The base URL, a header or a further field of the body cannot be used.
+        MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
     """
 
     def __init__(
@@ -163,11 +173,11 @@ class LlmEndpoint:
 
     @property
     def url(self) -> httpx.URL:
-        """Where requests go."""
+        """The URL that requests are posted to."""
         return self.url_of(FORMATS[self.profile.wire].path)
 
     def url_of(self, path: str) -> httpx.URL:
-        """Return the address of a path below the base URL."""
+        """Return the URL of a path below the base URL."""
         return self._base_url.copy_with(path=f"{self._base_url.path.rstrip('/')}{path}")
 
     async def __aenter__(self) -> Self:
@@ -192,17 +202,17 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Do what comes before the first request and needs no network: a client, and all that it imports."""
+        """Create a client and do its imports, so that the first request is faster. Uses no network."""
         async with self:
             with self._open().client():
                 pass
 
     async def post(self, body: bytes, streamed: Streamed | None = None) -> Answered | Fault:
-        """Send one request and return what came of it. Cancelled, it drops the connection.
+        """Send one request and return its answer or the fault. A cancellation drops the connection.
 
         Args:
             body: A request in the profile's format.
-            streamed: Takes the reply where it comes as events; `None`: none are expected.
+            streamed: Receives the reply if it is streamed; `None`: no stream is expected.
 
         Raises:
             RuntimeError: The endpoint was not entered.
@@ -212,7 +222,7 @@ class LlmEndpoint:
             return await exchange(client, request, self.settings.retry, streamed)
 
     async def models(self) -> Answered | Fault:
-        """Ask for the list of models, which costs nothing anywhere; within a few seconds."""
+        """Request the list of models, within a few seconds. This is free of charge at every provider."""
         headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
         patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
         with self._open().client() as client:
@@ -227,14 +237,20 @@ class LlmEndpoint:
         return await anyio.to_thread.run_sync(read_models, answer.body, abandon_on_cancel=True)
 
     def support_check(self) -> SupportCheck:
-        """Return when the endpoint has to be asked whether the model takes tools (R12, D8)."""
+        """Return when to ask the endpoint whether the model takes tools.
+
+        `before`: before the servers are opened, because so far the model counts as taking none. `beside`:
+        while they open. `skip`: not at all.
+
+        Source: R12, D8
+        """
         unasked = self.profile.lists_parameters and not self._list_read
         if not self._support().supported:
             return "before"
         return "beside" if unasked and not self.settings.force_tool_support else "skip"
 
     async def tool_support(self) -> ToolSupportChecked:
-        """Say whether the model may be offered tools; the endpoint's list is read once, if it has one."""
+        """Return whether the model may be offered tools. Reads the endpoint's model list at most once."""
         if self.profile.lists_parameters and not (self._list_read or self.settings.force_tool_support):
             models = await self._listed(await self.models())
             listed = find_model(models or {}, self.settings.model)
@@ -245,12 +261,12 @@ class LlmEndpoint:
         return self._support()
 
     def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
-        """Adjust the profile where a refusal teaches something; return whether to ask again by the new one.
+        """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.
 
         Args:
-            fault: The refusal.
-            followed: The profile of the refused request, which another conversation's lesson may have
-                replaced meanwhile; default: the present one.
+            fault: The error.
+            followed: The profile of the failed request; default: the present one. Another conversation may
+                have changed the endpoint's profile since the request was made.
         """
         if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False
@@ -258,10 +274,9 @@ class LlmEndpoint:
         return True
 
     def larger_limit(self) -> int | None:
-        """Return the limit to ask for where a reply was cut at the one sent; `None`: no larger one.
+        """Return a larger token limit for a reply that was cut; `None` if there is none.
 
-        Only the profile's own default may be enlarged. A limit that the settings name is the user's: nothing
-        ever asks for more.
+        Only the profile's default is raised. A limit in the settings is the user's and is never exceeded.
         """
         limit = self.profile.limit(self.settings)
         if limit is None or self.settings.max_tokens is not None or _LIMITS & self.settings.extra_body.keys():
@@ -271,7 +286,7 @@ class LlmEndpoint:
         return larger if larger > limit else None
 
     def describe(self, fault: Fault) -> LlmFailure:
-        """Return what is told of `fault`, without a secret."""
+        """Return the failure to report for `fault`, with secrets redacted."""
         settings = self.settings
         return describe(
             fault,
@@ -282,7 +297,7 @@ class LlmEndpoint:
         )
 
     def delay(self, attempt: int, failure: LlmFailure, retry_after_s: float | None) -> float | None:
-        """Return the seconds to wait before the next request, `None` to give up."""
+        """Return the seconds to wait before the next request; `None`: give up."""
         return next_delay(
             self.settings.retry, attempt, failure, retry_after_s=retry_after_s, jitter=self._jitter()
         )
@@ -308,7 +323,7 @@ class LlmEndpoint:
         return httpx.AsyncClient(
             transport=self._transport,
             verify=_tls() if self._base_url.scheme == "https" else _no_tls(),
-            # Proxies are the environment's to name, but never stand before this machine itself.
+            # Use the proxies that the environment names, but never for a server on this machine.
             trust_env=not is_loopback(self.settings.base_url),
             timeout=httpx.Timeout(timeout_s, connect=min(patience.connect_timeout_s, timeout_s)),
         )
@@ -316,23 +331,23 @@ class LlmEndpoint:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    # Loading the certificates takes 20 ms: once a process is enough.
+    # Loading the certificates takes 20 ms, so it is done once a process.
     return httpx.create_ssl_context()
 
 
 @functools.cache
 def _no_tls() -> ssl.SSLContext:
-    """Return a context that trusts nobody, for a client that speaks plain HTTP only."""
+    """Return an empty context, for a client of a plain HTTP URL. It trusts no certificate."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _usable_url(base_url: str) -> httpx.URL:
-    """Return a base URL without the path of a format, which the profile adds."""
+    """Return the base URL as a URL, or raise `MCPConfigError` if it cannot be used."""
     try:
         url = httpx.URL(base_url.strip())
         in_range = urlsplit(base_url.strip()).port != 0
     except (httpx.InvalidURL, ValueError):
-        # The error may quote a piece of a password.
+        # `from None`, because the original error may quote part of a password.
         raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
     _refuse_credentials(url)
     if url.scheme not in ("http", "https") or not url.host or not in_range:
@@ -359,7 +374,7 @@ def _refuse_credentials(url: httpx.URL) -> None:
 
 
 def _redaction(settings: LlmSettings) -> Redaction:
-    """Return what keeps an endpoint from repeating secrets: those of the environment, and what it is sent."""
+    """Return the redaction for the endpoint's texts: secrets of the environment and of its headers."""
     headers = {name: value.strip() for name, value in settings.extra_headers.items()}
     sent = {name: value for name, value in headers.items() if len(value) >= MIN_SECRET}
     return Redaction({**secrets_in(os.environ), **sent, **settings.named_values()})

@@ -1,8 +1,12 @@
-"""One exchange with an endpoint over HTTP: a request out, a whole reply or a fault back.
+"""One HTTP exchange with an LLM endpoint: send a request, return the whole reply or a fault.
 
-Every limit is for the exchange as a whole or for a wait in it, never for a single read: a reply that drips
-could otherwise last for ever. Whatever ends an exchange early, cancellation included, closes its connection,
-and with it ends the generation at the endpoint.
+Come here for time limits, size limits, streaming and decompression. This module must not retry and must not
+interpret a reply; `actors/llm.py` and `protocol/chat_wire/` do that.
+
+Time limits apply to the whole exchange, to the wait for its first byte and to each pause in a stream. A limit
+for single reads would not be enough: a reply that arrives byte by byte could then last for ever. If an
+exchange ends early, by a cancellation for example, its connection is closed, which also makes the endpoint
+stop generating.
 """
 
 import contextlib
@@ -22,32 +26,33 @@ from grue.protocol.content_encoding import STEP_BYTES, BodyTooLongError, Content
 from grue.protocol.retry import RetryPolicy, retry_after
 
 MAX_REPLY_BYTES = 64 * 2**20
-"""Longest reply that is read; an endpoint that sends more is not answering the question."""
+"""Longest reply that is read, streamed or not."""
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Longest reply that comes at once; of a streamed one, what its events say, which is a small part of them."""
+"""Longest body of a reply. For a streamed reply it limits the assembled body, which is a small part of the
+events."""
 
 LONG_BYTES = 256 * 2**10
-"""What is longer is read in a worker thread, since the event loop has others to serve."""
+"""A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
 
 _SLICE_BYTES = 8 * 2**10
-"""Most of a stream that is read without a pause: it may be thousands of lines."""
+"""Most bytes of a stream that are decoded without a pause for other tasks. They may be thousands of lines."""
 
 _HEAD_BYTES = 256
-"""What of a body is looked at to tell whether it is a JSON object."""
+"""How much of a body is searched for the beginning of a JSON object."""
 
 _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
 
 
 class Answered(Struct, frozen=True):
-    """What an endpoint sent back.
+    """A reply of the endpoint, whatever its status.
 
     Attributes:
         status: HTTP status.
-        body: Decompressed; of a streamed reply, what would have come at once.
-        retry_after_s: What it asks for before the next request.
-        location: Where a redirect points; redirects are not followed, since the key would go along.
+        body: The decompressed body. For a streamed reply, the body that an unstreamed one would have had.
+        retry_after_s: The delay that the endpoint asks for before the next request.
+        location: Target of a redirect. Redirects are not followed, since that would send the key elsewhere.
     """
 
     status: int
@@ -57,11 +62,11 @@ class Answered(Struct, frozen=True):
 
 
 class Streamed(Struct, frozen=True):
-    """Takes a reply that comes as events.
+    """The receivers of a streamed reply.
 
     Attributes:
-        assembler: Puts it together.
-        show: Takes the text of it, as it comes.
+        assembler: Assembles the events into a body.
+        show: Called with each piece of text as it arrives.
     """
 
     assembler: Assembler
@@ -71,13 +76,13 @@ class Streamed(Struct, frozen=True):
 async def exchange(
     client: httpx.AsyncClient, request: httpx.Request, patience: RetryPolicy, streamed: Streamed | None = None
 ) -> Answered | Fault:
-    """Send a request and return what came of it.
+    """Send a request and return the answer or the fault.
 
     Args:
-        client: Open.
+        client: An open client.
         request: The request.
-        patience: Its time limits.
-        streamed: Takes the reply where it comes as events; `None`: none are expected.
+        patience: The time limits.
+        streamed: Receives the reply if it is streamed; `None`: no stream is expected.
     """
     try:
         with anyio.fail_after(patience.timeout_s):
@@ -94,7 +99,7 @@ async def exchange(
 
 
 class _TooSlow(Exception):  # noqa: N818 - never leaves this module
-    """A wait within an exchange took too long; the text says which."""
+    """A wait within an exchange took too long. The text says which one."""
 
 
 async def _first_byte(
@@ -145,16 +150,16 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 
 
 def fault_of_body(error: EncodingError, status: int) -> Fault:
-    """Return what a body that cannot be decompressed, or not within its limit, means."""
+    """Return the fault for a body that cannot be decompressed or is too long."""
     what = "is" if isinstance(error, BodyTooLongError) else "cannot be decompressed:"
     words = f"the reply {what} {error}"
     return Fault(kind="invalid_reply", status=status, message=words)
 
 
 async def _decompressed(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the body as it comes: no piece is large, and no more of it than a reply can have."""
+    """Yield the decompressed body in small pieces. Raises if it is longer than `MAX_REPLY_BYTES`."""
     if response.is_stream_consumed:
-        # It never came over a network: a transport made it up and httpx has read it.
+        # A scripted transport made this response, and httpx has read and decompressed it already.
         async for chunk in response.aiter_bytes(STEP_BYTES):
             yield chunk
         return
@@ -179,11 +184,11 @@ def _answered(response: httpx.Response, body: bytes | None) -> Answered | Fault:
 
 
 class _Incoming:
-    """A reply as it comes: as events if any come, whatever its content type says.
+    """A reply while it arrives. It counts as a stream if events arrive, whatever its content type is.
 
     Args:
-        streamed: Takes the events; `None`: none are expected.
-        named: The content type says that events come.
+        streamed: Receives the events; `None`: no stream is expected.
+        named: Whether the content type announces events.
     """
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
@@ -196,16 +201,16 @@ class _Incoming:
 
     @property
     def finished(self) -> bool:
-        """The last event has come."""
+        """Whether the last event has arrived."""
         return self.streamed is not None and self.streamed.assembler.finished
 
     @property
     def whole(self) -> bool:
-        """Nothing that may still come is needed."""
+        """Whether the reply is complete. Further events may arrive, but are not needed."""
         return self.streamed is not None and self.streamed.assembler.whole
 
     async def take(self, chunk: bytes) -> None:
-        """Take the next bytes in, in a worker thread where an event in them may be long."""
+        """Add the next bytes. A long event is decoded in a worker thread."""
         self._size += len(chunk)
         limit = MAX_REPLY_BYTES if self._events else min(MAX_REPLY_BYTES, MAX_BODY_BYTES)
         if self._size > limit:
@@ -221,12 +226,13 @@ class _Incoming:
                     await anyio.lowlevel.checkpoint()
                 deltas += await self._read(self.streamed.assembler, chunk[start : start + _SLICE_BYTES])
         finally:
-            # What came before a fault was shown to be so, and the host is told when it is void.
+            # Show the text that arrived before a fault, too. If the request is retried, a restart message
+            # tells observers to discard it.
             for delta in _joined(deltas):
                 self.streamed.show(delta)
 
     async def body(self) -> bytes | None:
-        """Return what came, or `None` for a stream without an end."""
+        """Return the body, or `None` for a stream that ended too early."""
         if self.streamed is not None:
             self._last_event(self.streamed)
             if self._is_stream:
@@ -271,7 +277,7 @@ class _Incoming:
         return deltas
 
     def _last_event(self, streamed: Streamed) -> None:
-        """Take in the event that only the end of the stream completes; broken off, it counts as not sent."""
+        """Add the event that only the end of the stream completes. If it is damaged, it is ignored."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             for delta in _joined(self._feed(streamed.assembler, self._lines.end())):
@@ -281,7 +287,7 @@ class _Incoming:
 
 
 def _joined(deltas: list[Delta]) -> list[Delta]:
-    """Join what came together, so that a message in the trace is a piece of text and not a token."""
+    """Join the deltas that arrived together, so that the trace has one message for them, not one a token."""
     joined: list[Delta] = []
     for delta in deltas:
         if joined and joined[-1].part == delta.part:
@@ -298,14 +304,14 @@ async def _next(chunks: AsyncIterator[bytes], limit_s: float | None) -> bytes | 
 
 
 async def _used_up(chunks: AsyncIterator[bytes]) -> None:
-    """Read what follows the last event, if it is there: only then can the connection be used again."""
+    """Read the rest of the body if it is there already. Otherwise the connection could not be reused."""
     with contextlib.suppress(httpx.HTTPError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
         async for _ in chunks:
             pass
 
 
 def fault_of_exchange(error: TimeoutError | httpx.HTTPError, timeout_s: float) -> Fault:
-    """Return what an exchange that ended in `error` means; `timeout_s` is what it was given."""
+    """Return the fault for an exchange that ended with `error`; `timeout_s` was its time limit."""
     match error:
         case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
             return Fault(kind="unreachable", message=f"cannot connect: {_cause(error)}")
@@ -318,7 +324,7 @@ def fault_of_exchange(error: TimeoutError | httpx.HTTPError, timeout_s: float) -
 
 
 def _cause(error: BaseException) -> str:
-    """Return the innermost words: those of the operating system or the TLS library, where there are any."""
+    """Return the text of the innermost cause, which comes from the operating system or the TLS library."""
     words = str(error)
     cause = error.__cause__
     while cause is not None:

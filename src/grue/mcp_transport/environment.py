@@ -1,4 +1,7 @@
-"""What a server process inherits of the host's environment, and which keys it sees in it (decision 013)."""
+"""The environment of a server process: which variables of the host it inherits, and which keys that shows it.
+
+Decision 013 has the reasons.
+"""
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
@@ -7,8 +10,11 @@ from grue.errors import MCPConfigError
 from grue.protocol.secret_names import MIN_CHARS, looks_secret
 
 InheritEnv: TypeAlias = Literal["all", "no_keys", "safe", "none"]
-"""`all`: everything (R3.2). `no_keys`: all but what grue uses for models and observers. `safe`: what programs
-commonly need. `none`: nothing."""
+"""`all`: everything. `no_keys`: everything except the keys that grue uses for models and observers. `safe`:
+what programs commonly need. `none`: nothing.
+
+Source: R3.2
+"""
 
 _SAFE = frozenset(("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"))
 _SAFE_PREFIX = "LC_"
@@ -16,7 +22,7 @@ _SHELL_FUNCTION = "()"
 
 
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
-    """Return the part of an environment that a server gets.
+    """Return the part of the host's environment that a server gets.
 
     Args:
         environ: The host's environment.
@@ -24,7 +30,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
             out too, whatever its name is.
 
     Raises:
-        MCPConfigError: There is no such part.
+        MCPConfigError: `how` is not one of `InheritEnv`.
     """
     match how:
         case "all":
@@ -47,7 +53,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the variables that hold a key, sorted.
 
-    A key is what has one's name, and what has the same value as one of grue's own.
+    A variable holds a key if its name looks like a key's, or if its value equals one of grue's own keys.
 
     Args:
         environment: What a process would get.
@@ -64,13 +70,13 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Say whether a variable holds one of grue's own keys."""
+    """Return whether a variable holds one of grue's own keys."""
     return name in own_keys() or environment[name].strip() in _own_values(host)
 
 
 def own_keys() -> frozenset[str]:
     """Return the names of the variables whose values grue itself uses."""
-    # Only where it is asked for: an ordinary start does without the table of providers.
+    # Imported here, because an ordinary start does not need the table of providers.
     from grue.protocol.own_keys import OWN_KEYS
 
     return OWN_KEYS
@@ -82,5 +88,5 @@ def _own_values(environ: Mapping[str, str]) -> set[str]:
 
 
 def _is_safe(name: str, value: str) -> bool:
-    # A shell function in the environment is code that a shell below would run.
+    # An exported shell function is code that a shell started by the server would run.
     return (name in _SAFE or name.startswith(_SAFE_PREFIX)) and not value.startswith(_SHELL_FUNCTION)

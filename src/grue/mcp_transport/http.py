@@ -1,7 +1,8 @@
-"""Servers that are reached by URL: Streamable HTTP, and SSE as servers before it spoke.
+"""MCP servers that are reached by URL: Streamable HTTP, and the older SSE transport.
 
-The SDK's transports do the talking; what goes wrong below the protocol is told in `http_faults.py`'s words,
-without what an address or a header may hold of secrets.
+This module has the configuration of such a server (`HttpServer`) and its wire (`HttpWire`). `sdk_http.py`
+runs the SDK's transports, and `http_faults.py` has the texts of failures. No text may show a secret of the
+URL or of a header.
 """
 
 import os
@@ -28,31 +29,31 @@ if TYPE_CHECKING:
     from grue.mcp_transport.sdk_http import HttpStream
 
 _LEAVE_S = 1.0
-"""What the server gets to be told that the session ends."""
+"""Time limit for telling the server that the session ends."""
 
 _LEAVE_AT_LEAST_S = 0.3
-"""What it gets where the deadline that it was entered under has passed, or is about to."""
+"""Shortest such limit, used if the deadline that it was entered under has passed or is near."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 _OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
-"""A part of a path that looks like a key, not a word: some hosts give each user an address of their own."""
+"""A part of a path that looks like a key and not a word. Some hosts give each user a secret URL."""
 
 
 class HttpServer(Struct, frozen=True, kw_only=True):
     """A server that is reached by URL.
 
-    Its `repr` shows neither the headers nor of the URL what may be secret.
+    Its `repr` hides the headers and the parts of the URL that may be secret.
 
     Attributes:
         url: `http://` or `https://`; used as it is.
-        transport: `http` is Streamable HTTP; `sse` is what servers spoke before it.
-        headers: Sent with every request to that address, and nowhere else.
-        connect_timeout_s: Most that one connection may take to be made, and one notification to be taken.
+        transport: `http` is Streamable HTTP; `sse` is the older transport.
+        headers: Sent with every request to that URL, and nowhere else.
+        connect_timeout_s: Time limit for opening a connection, and for sending one notification.
         options: Time limits and tool choices.
 
     Raises:
-        MCPConfigError: The URL is none that can be connected to, or a header cannot be sent.
+        MCPConfigError: The URL cannot be used, or a header cannot be sent.
     """
 
     name: str
@@ -76,7 +77,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
                 )
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return what may be shown; rich shows this in tracebacks."""
+        """Return the fields with secrets redacted; rich shows them in tracebacks."""
         return [("name", self.name), ("url", self.address), ("transport", self.transport)]
 
     def __repr__(self) -> str:
@@ -84,7 +85,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """The URL as it may be shown: without user, query, and parts of the path that look like keys."""
+        """The URL without user, query, and parts of the path that look like keys."""
         parts = urlsplit(self.url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         port = f":{parts.port}" if parts.port is not None else ""
@@ -92,12 +93,12 @@ class HttpServer(Struct, frozen=True, kw_only=True):
         return f"{parts.scheme}://{host}{port}{path}"
 
     def named_values(self) -> Mapping[str, str]:
-        """Return what was configured that may hold secrets, by the names that tell."""
+        """Return the configured values that may be secret, by name, for redaction."""
         parts = urlsplit(self.url)
         found = dict(self.headers)
         for name, value in self.headers.items():
             scheme, _, token = value.strip().partition(" ")
-            if token and scheme.isalpha():  # the token may come back without its "Bearer"
+            if token and scheme.isalpha():  # the server may repeat the token without its "Bearer"
                 found[f"{name} token"] = token
         found |= dict(parse_qsl(parts.query))
         if parts.password:
@@ -111,7 +112,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
 
 
 class HttpWire:
-    """The way to a server by URL. There is no process, so nothing that it could end by or say last."""
+    """The wire to a server over HTTP. Everything about a process is `None` or empty."""
 
     def __init__(self, server: HttpServer, limits: ProcessLimits) -> None:
         self.redactor = Redactor({**os.environ, **server.named_values()})
@@ -145,11 +146,11 @@ class HttpWire:
         return self._stream
 
     async def broken(self, method: str, why: str | None) -> str:
-        """Return what the stream knows: there is nothing else to see."""
+        """Return the stream's cause, or a general text if it has none."""
         return why or f"the connection broke during {method}"
 
     async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return what to do: what the fault itself advises, or what fits the phase."""
+        """Return what the user can do: the advice of the fault, or else of the phase."""
         del missing
         if self._stream is not None and self._stream.remedy is not None:
             return self._stream.remedy
@@ -164,39 +165,39 @@ class HttpWire:
 
     @property
     def address(self) -> str:
-        """The URL as it may be shown."""
+        """The URL without secrets."""
         return self._server.address
 
     @property
     def alive(self) -> bool:
-        """Only asking tells."""
+        """Always `True`: without asking the server there is no way to know."""
         return True
 
     @property
     def pid(self) -> int | None:
-        """`None`: it is no process of ours."""
+        """`None`: there is no process."""
         return None
 
     @property
     def exit(self) -> ServerExit | None:
-        """`None`, likewise."""
+        """`None`: there is no process."""
         return None
 
     @property
     def ending(self) -> Ending | None:
-        """`None`, likewise."""
+        """`None`: there is no process."""
         return None
 
     @property
     def stderr_tail(self) -> str:
-        """Empty: its standard error is not ours to read."""
+        """Empty: there is no process."""
         return ""
 
 
 def _url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises where it is no number
+        parts.port  # noqa: B018 - raises if it is not a number
     except ValueError:
         return "cannot be read"
     if parts.scheme not in ("http", "https"):

@@ -1,8 +1,7 @@
-"""What can go wrong with an exchange over HTTP, as faults whose words say what happened and what to do; pure.
+"""The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. Pure.
 
-Whether a fault ends the session follows one rule: it does where no further exchange can succeed as things
-are (nobody answers, the connection was lost, the session is unknown, access is refused, the address is
-wrong); any other bad answer costs only the exchange that it was for.
+A fault ends the session if no further exchange can succeed: nobody answers, the connection is lost, the
+session is unknown, access is refused or the URL is wrong. Any other bad answer fails only its own exchange.
 """
 
 import socket
@@ -48,7 +47,7 @@ def status_fault(status: int, says: str = "") -> WireFault:
 
     Args:
         status: The HTTP status.
-        says: What the body says of it, printable and short; may be empty.
+        says: The message in the body, printable and short; may be empty.
     """
     cause: str
     remedy: str | None
@@ -74,7 +73,7 @@ def redirect_fault(status: int, location: str) -> WireFault:
 
     Args:
         status: The HTTP status.
-        location: Where it leads, as it may be shown.
+        location: Its target, without secrets.
     """
     return WireFault(
         f"the server redirects to {location} (HTTP {status}), which is not followed:"
@@ -85,7 +84,7 @@ def redirect_fault(status: int, location: str) -> WireFault:
 
 
 def content_fault(status: int, content_type: str) -> WireFault:
-    """Return the fault for an answer of a type that MCP does not use, such as a page to log in."""
+    """Return the fault for an answer of a type that MCP does not use, such as a login page."""
     shown = content_type.partition(";")[0].strip()[:100] or "something of no named type"
     return WireFault(
         f"it answered with {shown} instead of an MCP message (HTTP {status})",
@@ -95,17 +94,17 @@ def content_fault(status: int, content_type: str) -> WireFault:
 
 
 def too_long_fault(max_bytes: int) -> WireFault:
-    """Return the fault for an answer that was not read to its end."""
+    """Return the fault for an answer that is too long."""
     return WireFault(f"its answer is longer than {max_bytes} bytes", ends_session=False)
 
 
 def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> WireFault:
-    """Return the fault for an exchange that brought no answer.
+    """Return the fault for an exchange without an answer.
 
     Args:
-        error: What the HTTP library raised; its root cause decides.
+        error: The exception of the HTTP library; its root cause decides.
         where: Host and port.
-        connect_timeout_s: What a connection was given.
+        connect_timeout_s: The time limit for connecting.
     """
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
@@ -137,7 +136,7 @@ def _unreachable(cause: str) -> WireFault:
 
 
 def _words(causes: list[BaseException]) -> str:
-    """Return what the causes say: the innermost that says anything knows most."""
+    """Return the text of the innermost cause that has one, since it is the most precise."""
     for each in reversed(causes):
         text = getattr(each, "strerror", None) or str(each).partition("\n")[0]
         if text:

@@ -1,7 +1,7 @@
-"""Lines out of chunks of bytes, in linear time and bounded memory; pure.
+"""Split chunks of bytes into lines, in linear time and bounded memory. Pure.
 
-A line that is longer than a message may be is not kept: its two ends are, which tell whose answer it was. One
-that goes on beyond the limit for a line ends the reading.
+A line that is longer than the limit for messages is dropped except for its two ends, which show the id of the
+request that it answers (`incoming.refusal_of_cut`). A line longer than the limit for lines ends the reading.
 """
 
 import re
@@ -11,11 +11,11 @@ ENDS_BYTES = 4096
 
 
 class LineTooLongError(Exception):
-    """A line is longer than the limit; what follows cannot be told apart any more."""
+    """A line is longer than the limit for lines, so nothing more can be read."""
 
 
 class CutLineError(Exception):
-    """A line is longer than a message may be; the reading goes on behind it.
+    """A line is longer than the limit for messages. Reading continues after it.
 
     Attributes:
         head: Its first bytes.
@@ -31,11 +31,11 @@ class CutLineError(Exception):
 
 
 class LineBuffer:
-    """Take chunks, give lines.
+    """A buffer that takes chunks and returns lines.
 
     Args:
-        max_line_bytes: Longest line.
-        max_message_bytes: Longest line that is given whole.
+        max_line_bytes: Longest line that is accepted.
+        max_message_bytes: Longest line that is returned whole.
     """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
@@ -47,14 +47,14 @@ class LineBuffer:
         self._dropped = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Add what was read."""
+        """Add a chunk."""
         self._received += chunk
 
     def take(self) -> bytes | None:
-        """Return the next whole line without its newline, `None` if there is none yet.
+        """Return the next complete line without its newline; `None` if there is none yet.
 
         Raises:
-            CutLineError: The next line is longer than `max_message_bytes`; it is taken.
+            CutLineError: The next line is longer than `max_message_bytes`. It is removed from the buffer.
             LineTooLongError: More than `max_line_bytes` came without a newline.
         """
         found = self._end(self._received, self._searched)
@@ -68,13 +68,13 @@ class LineBuffer:
         return None
 
     def rest(self) -> bytes | None:
-        """Return what stands after the last newline, `None` if that is nothing; raises `CutLineError`."""
+        """Return the bytes after the last newline, or `None` if there are none; raises `CutLineError`."""
         if not self._received and self._head is None:
             return None
         return self._cut_off(len(self._received), skip=0)
 
     def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
-        """Return where the first line ends and the next one begins; `start`: how much was searched before."""
+        """Return where the first line ends and the next one begins; search from `start`."""
         newline = received.find(b"\n", start)
         return None if newline < 0 else (newline, newline + 1)
 
@@ -102,7 +102,7 @@ class LineBuffer:
 
 
 class EventBuffer(LineBuffer):
-    """The same for server-sent events, which end with an empty line: raw, without that."""
+    """A buffer that returns server-sent events, each without the empty line that ends it."""
 
     def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
         found = _EVENT_END.search(received, max(0, start - 3))

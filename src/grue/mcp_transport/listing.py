@@ -1,4 +1,7 @@
-"""From a raw page of `tools/list` to tool definitions; pure. One malformed tool spoils no other (P37)."""
+"""Read the tool definitions of a raw `tools/list` page. A malformed tool is left out. Pure.
+
+Source: P37
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,13 +14,13 @@ from grue.protocol.tool_results import json_object
 from grue.tool_sessions.notices import Notify
 
 MAX_TOOL_BYTES = 256 * 1024
-"""Longest definition of a tool; each request to the model carries it."""
+"""Longest definition of a tool. Each request to the model carries all definitions."""
 
 _NAME_CHARS = 1000
 
 
 def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> Iterator[ToolDefinition]:
-    """Yield the well-formed tools of a page; report each other one to `notify` as `bad_tool` with the reason.
+    """Yield the well-formed tools of a page. Report each other one as a `bad_tool` notice with the reason.
 
     Raises:
         ValueError: The page has no list of tools at all.

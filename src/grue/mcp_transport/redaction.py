@@ -1,7 +1,8 @@
-"""Keep secrets out of what is shown: the command line, a server's stderr, the text of an error.
+"""Remove secrets from texts about a server: its command line, its standard error, its errors.
 
-A secret is a value of a variable whose name says so (`protocol.secret_names`), an argument that follows such
-a name, or what authorises a request; replaced in every form that `runtime.redaction` knows.
+A secret is the value of a variable with a name such as `API_KEY` (`protocol/secret_names.py`), an argument
+after such a name, or a value that authorises a request. `runtime/redaction.py` finds each in all its encoded
+forms.
 """
 
 import shlex
@@ -18,15 +19,15 @@ class Redactor:
         self._redaction = Redaction(secrets_in(environment))
 
     def text(self, text: str) -> str:
-        """Return `text` without secrets."""
+        """Return `text` with secrets replaced."""
         return self._redaction.plain(text)
 
     def command_line(self, command: str, args: tuple[str, ...]) -> str:
-        """Return the command as one would type it, without secrets."""
+        """Return the command as a shell command line, with secrets replaced."""
         return shlex.join(self.words(command, args))
 
     def words(self, command: str, args: tuple[str, ...]) -> list[str]:
-        """Return the command and its arguments without secrets."""
+        """Return the command and its arguments, with secrets replaced."""
         shown = [self.text(command)]
         for before, arg in zip((command, *args), args, strict=False):
             flag, equals, _ = arg.partition("=")

@@ -1,6 +1,6 @@
-"""What a server may ask of its client, as data, and who answers it: sampling, elicitation, roots.
+"""The requests that a server may send to its client, as data: sampling, elicitation, roots.
 
-Off by default: a server is told of an ability only where there is somebody to answer.
+All are off by default. The client announces an ability to a server only if the host has a function for it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,11 +12,11 @@ from grue.messages import JsonObject
 
 
 class SamplingRequest(Struct, frozen=True):
-    """A server wants the host's model to say something.
+    """A server asks for a completion of the host's model.
 
     Attributes:
         system: Instructions; empty if there are none.
-        messages: What was said, oldest first; untrusted text.
+        messages: The conversation, oldest first; untrusted text.
     """
 
     system: str
@@ -24,24 +24,24 @@ class SamplingRequest(Struct, frozen=True):
 
 
 class Sampled(Struct, frozen=True):
-    """The model's text."""
+    """The answer to a sampling request: the model's text and its name."""
 
     text: str
     model: str
 
 
 class Declined(Struct, frozen=True):
-    """The host does not do what the server asks for; the reason is for the server."""
+    """The host declines a request. The reason is sent to the server."""
 
     reason: str
 
 
 class ElicitationRequest(Struct, frozen=True):
-    """A server wants something from the person behind the host.
+    """A server asks the user for input.
 
     Attributes:
-        message: What it says to them; untrusted text.
-        schema: JSON Schema of the answer; `None` for a URL to visit, which is in the message.
+        message: The text for the user; untrusted.
+        schema: JSON Schema of the answer; `None` if the user is to visit a URL, which is in the message.
     """
 
     message: str
@@ -53,12 +53,12 @@ Elicit: TypeAlias = Callable[[ElicitationRequest], Awaitable[JsonObject | Declin
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """What a server is offered beside calling its tools.
+    """What a server may request from the host.
 
     Attributes:
-        sample: Asks the host's model; `None`: servers are not told that they may ask.
-        elicit: Asks the person; `None`: every such request is declined.
-        roots: As the server's own options say.
+        sample: Answers sampling requests; `None`: the ability is not announced.
+        elicit: Asks the user; `None`: every such request is declined.
+        roots: The folders from the server's own options; `None`: the ability is not announced.
     """
 
     sample: Sample | None = None
