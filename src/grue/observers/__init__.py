@@ -1,1 +1,1 @@
-"""Read the trace as it is written."""
+"""Observers that read the trace while it is written: logs, the run folder, Langfuse and OpenTelemetry."""

@@ -6,9 +6,9 @@
 [INFO] Turn 47 Iteration 1: Tool result received (0.3s)
 ```
 
-Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; what is outside turns is turn 0.
-The lines that the seeds give stand here word for word. An event that they have no line for (a failed call,
-the end of the episode) is a line with its own level and text, except two that only repeat a neighbour.
+Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; events outside turns have turn 0.
+Lines that the requirements specify are written word for word. Any other event (a failed call, the end of the
+episode) is a line with its own level and text, except two events that only repeat a neighbouring line.
 """
 
 import json
@@ -28,7 +28,7 @@ _WITHOUT_A_LINE = {"mcp_iteration_start", "mcp_no_content"}
 
 
 class EpisodeLog:
-    """An observer that writes the log of an episode as people read it.
+    """An observer that writes an episode's log for human readers.
 
     Raises:
         TraceError: The file cannot be made or written.
@@ -74,7 +74,7 @@ class EpisodeLog:
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Say once a batch that the rest of it is skipped."""
+        """Log once per batch that the rest of it is skipped."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

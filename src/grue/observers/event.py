@@ -1,4 +1,4 @@
-"""One event of an episode's logs, whichever log it goes to."""
+"""One event of an episode, in the form that all logs share."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from grue.protocol.safe_text import printable
 Level = Literal["info", "warning", "error"]
 
 MESSAGE_LIMIT = 2000
-"""Longest message of an event, in characters; its fields have everything."""
+"""Longest message of an event, in characters. The event's fields hold the whole text."""
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -21,7 +21,8 @@ class Event(Struct, frozen=True, kw_only=True):
         event_type: Its name, such as `mcp_tool_call`.
         message: One printable line for people.
         turn: One-based number of the turn; 0 outside turns.
-        fields: What the event tells beside that, JSON values by their seeds' names; text in it is untrusted.
+        fields: Further data of the event: JSON values, with the names from the requirements. Text in it is
+            untrusted.
     """
 
     at: float
@@ -43,7 +44,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class Moment(Struct, frozen=True):
-    """When and where an event happens; makes the events of then and there."""
+    """The time and turn of an envelope; creates the events that happen then."""
 
     at: float
     episode_id: str

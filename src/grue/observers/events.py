@@ -1,12 +1,12 @@
-"""From the trace to the events of a log: which messages make which event, with which text and fields.
+"""Turn trace envelopes into log events: which message makes which event, with which text and fields.
 
 `EventFeed` takes the envelopes of an episode in order and returns the events that each one makes. It does no
-I/O; `json_log`, `episode_log` and `python_log` write what it returns. Where the seeds name an event, its text
-and fields are theirs too (R7.1-3).
+I/O; `json_log`, `episode_log` and `python_log` write what it returns. If the requirements name an event,
+its text and fields are theirs too.
 
-What becomes of a tool call decides its events. Each call that was sent has one `mcp_tool_call` (P28); each
-settlement has the events of its row (P29); each failure, that is each tool message with an error in it, has
-exactly one failure event (P21):
+The settlement of a tool call decides its events. Each call that was sent has one `mcp_tool_call`. Each
+settlement has the events of its row in the table. Each failure, that is, each tool message with an error, has
+exactly one failure event:
 
 | settlement                | completion        | failure            |
 |---------------------------|-------------------|--------------------|
@@ -18,7 +18,10 @@ exactly one failure event (P21):
 | skipped, never sent       |                   | `mcp_tool_skipped` |
 
 A turn in which tools were on offer has one `mcp_session_started`, with its first request, and one
-`mcp_session_complete`, with its end (P30), whose `tool_calls_count` and `tools_used` are of the calls sent.
+`mcp_session_complete`, with its end, whose `tool_calls_count` and `tools_used` count the calls that were
+sent.
+
+Source: R7.1-3, P21, P28-30
 """
 
 from typing import Any, TypeAlias, assert_never
@@ -180,7 +183,7 @@ class EventFeed:
         return []
 
     def _drift(self, moment: Moment, body: ToolDrifted) -> list[Event]:
-        """Say once an episode what every session of it notes."""
+        """Return a drift event only once per episode, although every session notes it."""
         if body in self._drifted:
             return []
         self._drifted.add(body)
@@ -209,7 +212,7 @@ class EventFeed:
         return moment.warning("mcp_disabled", f"{what}: {error}", server_name=body.server, error=error)
 
     def _without_tools(self, moment: Moment) -> list[Event]:
-        """Say once, when all servers have reported, that this turn leaves the episode without any."""
+        """Return one event when all servers have reported and none is left for the episode."""
         if self._expected or self._open or not self._newly_disabled:
             return []
         self._newly_disabled = False
@@ -275,7 +278,7 @@ class EventFeed:
         return [completion, self._failed(moment, call.name, result.error_message or "")]
 
     def _failed(self, moment: Moment, name: str, error: str) -> Event:
-        # Inside, an error text may already open with the words that the event's text opens with.
+        # The error text may already begin with the same words as the event's text.
         error = error.removeprefix(_CALL_FAILED)
         return moment.warning(
             "mcp_tool_error",
@@ -377,7 +380,7 @@ class EventFeed:
 
 
 def describe_failure(failure: TurnFailure) -> str:
-    """Return in one sentence why a turn has no answer; parts of it are untrusted text."""
+    """Return one sentence that says why a turn has no answer; parts of it are untrusted text."""
     match failure:
         case ServerFailure(server=server, cause=cause):
             return f"Failed to start MCP server '{server}': {cause}"
@@ -451,6 +454,6 @@ _NOT_TOLD = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
 
 
 def _plain(fact: Struct) -> dict[str, Any]:
-    """Return the fields of a host's fact that an event does not carry anyhow."""
+    """Return the fields of a host's fact, without those that every event has."""
     fields: dict[str, Any] = msgspec.to_builtins(fact)
     return {key: value for key, value in fields.items() if key not in _NOT_TOLD}

@@ -15,11 +15,12 @@ from grue.runtime.trace import Envelope
 class JsonLog:
     """An observer that writes `event_type`, `level`, `message`, `time`, `episode_id`, `turn` and the fields.
 
-    The time is ISO 8601 in UTC. Every line is in the operating system's hands before the next message is
-    recorded (R7.1-3).
+    The time is ISO 8601 in UTC. Every line is flushed before the next message is recorded.
 
     Raises:
-        TraceError: The file cannot be made or written.
+        TraceError: The file cannot be created or written.
+
+    Source: R7.1-3
     """
 
     def __init__(self, path: Path, *, episode_id: str = "") -> None:

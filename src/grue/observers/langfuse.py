@@ -1,4 +1,4 @@
-"""Langfuse 5: a trace an episode, with its turns, tool-calling sessions, completions and tool calls (R7.4-5).
+"""Report an episode to Langfuse 5: turns, tool-calling sessions, completions and tool calls.
 
 | in the trace             | observation                                                            |
 |--------------------------|------------------------------------------------------------------------|
@@ -7,11 +7,14 @@
 | its tool-calling session | span `agent-tool-calling-session`                                      |
 | completion               | generation `Agent`; `Sampling` where a server asks the model           |
 | call sent to a server    | tool `mcp-tool-{tool_name}`                                            |
-| what takes no time       | span without duration, such as `tool_skipped`, `completion_retried`    |
+| any other event          | span without duration, such as `tool_skipped`, `completion_retried`    |
 
-Observations are made in the outbox's thread, some time after what they tell of, so that they need explicit
-times. In Langfuse 5, `end` takes one, but `start_observation` does not: the start of the OpenTelemetry span
-inside is set instead, before anything reads it.
+The outbox's thread creates observations some time after the events that they describe, so they need explicit
+times. In Langfuse 5, `end` accepts a time, but `start_observation` does not. So the observer sets the start
+of
+the underlying OpenTelemetry span, before anything reads it.
+
+Source: R7.4-5
 """
 
 import os
@@ -74,28 +77,32 @@ _LONGEST_ATTRIBUTE = 200
 
 
 def require_langfuse() -> None:
-    """Raise `MissingDependencyError`, with the command that helps, unless langfuse is installed."""
+    """Raise `MissingDependencyError`, with the install command, unless langfuse is installed."""
     if find_spec("langfuse") is None:
         raise MissingDependencyError(INSTALL)
 
 
 class LangfuseObserver(Outbox):
-    """An observer that tells Langfuse of an episode, from a thread of its own (R7.4-5, P31-32).
+    """An observer that reports an episode to Langfuse, from its own thread.
 
-    Whatever is wrong with Langfuse is one warning and no more: no turn fails, waits or changes because of it.
+    A problem with Langfuse gives one warning. It never makes a turn fail, wait or behave differently.
 
     Args:
-        client: The caller's; it is flushed, never shut down. `None`: one is made from the environment
-            (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`), which leaves the global
-            tracer provider alone. It stays for the process, as Langfuse's clients do.
-        session_id: The episode's, unless `EpisodeStarted` says another; `None`: a new one.
-        capture_content: Send prompts, arguments, outputs and the words of errors; otherwise only names,
+        client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
+            from
+            the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does not
+            touch
+            the global tracer provider and, like all Langfuse clients, lives until the process ends.
+        session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
+        capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
             sizes, usage and kinds of errors.
-        warn: Takes the warning, from any thread; `None`: the logger `grue`.
-        bound: Envelopes that may wait; what does not fit is dropped and counted.
+        warn: Called with the warning, from any thread; `None`: the logger `grue`.
+        bound: How many envelopes the queue holds; further ones are dropped and counted.
 
     Attributes:
-        client: The client in use; `None`: there is none to be had, and nothing is sent.
+        client: The client in use; `None` if none could be created. Nothing is sent then.
+
+    Source: R7.4-5, P31-32
     """
 
     def __init__(
@@ -149,7 +156,7 @@ def _new_client(warn: Warn) -> Any:
         headers={
             "Authorization": f"Basic {b64encode(f'{public}:{secret}'.encode()).decode()}",
             "x-langfuse-public-key": public,
-            # Without it, what is sent shows up minutes later.
+            # Without this, observations appear in Langfuse only minutes later.
             "x-langfuse-ingestion-version": "4",
         },
         timeout=_EXPORT_TIMEOUT_S,
@@ -276,7 +283,7 @@ class _LangfuseSink(SpanSink):
                 assert_never(never)
 
     def _content(self, part: str, content: object, metadata: JsonObject) -> JsonObject:
-        """Return content and metadata, or where content is not to be sent, its size among the metadata."""
+        """Return content and metadata; if content may not be sent, the metadata has its size instead."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}
@@ -289,8 +296,8 @@ class _LangfuseSink(SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what makes the context in which observations get the session's id and the trace's name."""
-    if find_spec("langfuse") is None:  # then the client is somebody's stand-in
+    """Return what opens the context that gives observations the session's id and the trace's name."""
+    if find_spec("langfuse") is None:  # the client is a stand-in, for example in a test
         return nullcontext
     from langfuse import propagate_attributes
 

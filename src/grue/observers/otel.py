@@ -7,11 +7,11 @@
 | tool-calling session  | `agent-tool-calling-session`                    | internal |
 | completion            | `chat {model}`                                  | client   |
 | call sent to a server | `execute_tool {tool}`, `mcp.method.name` with it | client   |
-| what takes no time    | an event of the span that it happens in         |          |
+| any other event       | an event of the span that it happens in         |          |
 
-Names are written out as `opentelemetry-semantic-conventions` 0.66 has them; all of `gen_ai` is still in
-development there. What has no name in it is called `grue.*`. Times and parents are those of the trace, never
-those of the thread that writes the spans.
+The attribute names follow `opentelemetry-semantic-conventions` 0.66, where all of `gen_ai` is still in
+development. Attributes without a standard name are called `grue.*`. Times and parents come from the trace,
+never from the thread that writes the spans.
 """
 
 import os
@@ -68,11 +68,11 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 Attributes: TypeAlias = dict[str, Any]
-"""Of a span; what is `None` is left out."""
+"""Attributes of a span; those that are `None` are left out."""
 
 
 def require_otel() -> None:
-    """Raise `MissingDependencyError`, with the command that helps, unless OpenTelemetry is installed."""
+    """Raise `MissingDependencyError`, with the install command, unless OpenTelemetry is installed."""
     if not _installed():
         raise MissingDependencyError(INSTALL)
 
@@ -85,23 +85,24 @@ def _installed() -> bool:
 
 
 class OtelObserver(Outbox):
-    """An observer that writes an episode down as OpenTelemetry spans, from a thread of its own.
+    """An observer that exports an episode as OpenTelemetry spans, from its own thread.
 
-    Whatever is wrong with the backend is one warning and no more: no turn fails, waits or changes because of
-    it.
+    A problem with the backend gives one warning. It never makes a turn fail, wait or behave differently.
 
     Args:
-        tracer_provider: The caller's; it is flushed, never shut down. `None`: the global one where one is
-            set, or else one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP and ends with `close`.
-        capture_content: Send prompts, arguments, outputs and the words of errors; off by default, as the
-            conventions have it.
-        session_id: The conversation's, unless `EpisodeStarted` says another; `None`: a new one.
-        agent_name: Names the turns' spans.
-        warn: Takes the warning, from any thread; `None`: the logger `grue`.
-        bound: Envelopes that may wait; what does not fit is dropped and counted.
+        tracer_provider: The caller's provider, which is flushed but never shut down. `None`: the global
+            provider
+            if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP until
+            `close`.
+        capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
+            conventions recommend.
+        session_id: The conversation's id, unless `EpisodeStarted` has another one; `None`: a new id.
+        agent_name: The agent's name in the spans of turns.
+        warn: Called with the warning, from any thread; `None`: the logger `grue`.
+        bound: How many envelopes the queue holds; further ones are dropped and counted.
 
     Attributes:
-        tracer_provider: The one in use; `None`: there is none to be had, and nothing is sent.
+        tracer_provider: The provider in use; `None` if none could be created. Nothing is sent then.
     """
 
     def __init__(
@@ -178,7 +179,8 @@ class _OtelSink(SpanSink):
         client = isinstance(event.subject, Generation | ToolUse)
         self._spans[event.span] = self._tracer.start_span(
             name,
-            # Explicit, and empty for an episode: nothing that the thread's context holds is its parent.
+            # The context is explicit, and empty for an episode, so that the thread's own context never
+            # becomes a parent.
             context=Context() if inside is None else set_span_in_context(inside, Context()),
             kind=SpanKind.CLIENT if client else SpanKind.INTERNAL,
             attributes=_present(attributes),
@@ -201,7 +203,7 @@ class _OtelSink(SpanSink):
         span.set_attributes(_present({**self._say.ending(event.outcome), **self._say.verdict(event.verdict)}))
         match event.subject, event.outcome:
             case Generation(model=""), CompletionReceived(model=model) if model:
-                # Nothing said before which model is asked; the reply does.
+                # Only the reply names the model; no earlier message did.
                 span.set_attribute("gen_ai.request.model", model)
                 span.update_name(f"chat {model}")
         if event.verdict.level == "error":
@@ -216,7 +218,7 @@ class _OtelSink(SpanSink):
 
 
 class _Conventions:
-    """What the conventions call what there is to say."""
+    """Maps spans to the names and attributes of the conventions."""
 
     def __init__(self, agent_name: str, capture_content: bool) -> None:
         self._agent_name = agent_name
@@ -224,7 +226,7 @@ class _Conventions:
         self._conversation = ""
 
     def beginning(self, subject: Subject) -> tuple[str, Attributes]:
-        """Return the name of a span, and what is known when it begins."""
+        """Return a span's name, and the attributes that are known when it begins."""
         name, attributes = self._begun(subject)
         return name, {"gen_ai.conversation.id": self._conversation, **attributes}
 
@@ -288,7 +290,7 @@ class _Conventions:
         return f"execute_tool {use.name}", attributes
 
     def ending(self, outcome: Outcome | None) -> Attributes:
-        """Return what is known when a span ends."""
+        """Return the attributes that are known when a span ends."""
         match outcome:
             case None:
                 return {}
@@ -342,7 +344,7 @@ class _Conventions:
         return attributes
 
     def verdict(self, verdict: Verdict) -> Attributes:
-        """Return what failed, and in which words where they may be told."""
+        """Return the attributes of a failure, with its text if content may be sent."""
         detail = verdict.detail if self._capture and verdict.level != "default" else ""
         return {
             "error.type": verdict.error_type or None,

@@ -1,4 +1,4 @@
-"""Spans over OTLP to a backend that may be dead: said once, not with every batch."""
+"""Wrap an OTLP span exporter, so that a backend that is down gives one warning instead of one per batch."""
 
 import logging
 import threading
@@ -18,17 +18,17 @@ _exporting = threading.local()
 
 
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
-    """Return an exporter that warns of the first failure of `exporter`, and keeps the log of it silent.
+    """Return an exporter that warns about the first failure of `exporter` and suppresses its log records.
 
-    OpenTelemetry's own logs two retries and a failure with each batch, for as long as an episode lasts.
+    OpenTelemetry's exporter logs two retries and a failure for each batch, for as long as an episode lasts.
 
     Args:
         exporter: Sends the spans over HTTP.
-        backend: Who does not answer, in the warning.
-        warn: Takes it.
+        backend: The backend's name in the warning.
+        warn: Called with the warning.
     """
     logging.getLogger(_LOGGER).addFilter(_hold_back)
-    # A `SpanExporter` in all but its base class, which is not to be imported before it is wanted.
+    # This has the interface of `SpanExporter`, but does not derive from it, so that the import can wait.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
 
 
@@ -39,7 +39,7 @@ class _PatientExporter:
         self._warn = warn
 
     def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
-        """Send a batch, with the retries of the exporter inside."""
+        """Send a batch; the wrapped exporter retries."""
         said: list[str] = []
         _exporting.said = said
         try:
@@ -52,16 +52,16 @@ class _PatientExporter:
         return result
 
     def shutdown(self) -> None:
-        """Close the exporter inside."""
+        """Close the wrapped exporter."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Send what the exporter inside holds back."""
+        """Flush the wrapped exporter."""
         return self._exporter.force_flush(timeout_millis)
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Keep what is logged in this thread's export, and let everybody else's pass."""
+    """Hold back records that this thread logs during an export; let all others pass."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

@@ -1,11 +1,11 @@
-"""The way of envelopes to an observer that talks to a network: a bounded queue, and a thread that empties it.
+"""A bounded queue and a thread that pass envelopes to an observer that uses the network.
 
-Recording hands an envelope over and goes on: it never waits, and nothing that happens behind the queue is
-raised into a turn. What does not fit is dropped and counted; the count is told in one warning at the end.
-Files are written by the trace writer, and never drop.
+The recorder puts an envelope into the queue and continues. It never waits, and an exception behind the queue
+never reaches a turn. If the queue is full, the envelope is dropped and counted; one warning at the end names
+the count. The trace file does not use this queue and drops nothing.
 
-There is no thread before the first envelope. `close` ends it, and so does the end of the program. A process
-that was forked off in the middle of an episode sends nothing: the episode goes on in its parent.
+The thread starts with the first envelope. It ends with `close` or with the program. A process that was forked
+in the middle of an episode sends nothing, because the episode continues in its parent.
 """
 
 import atexit
@@ -23,20 +23,20 @@ from grue.messages import TextDelta
 from grue.runtime.trace import Envelope
 
 BOUND = 10_000
-"""Envelopes that may wait: some hundred turns, in case the thread gets no time at all."""
+"""How many envelopes the queue holds: some hundred turns, in case the thread gets no time to run."""
 
 CLOSE_S = 5.0
 """How long `close` waits unless told otherwise, in seconds."""
 
 Warn: TypeAlias = Callable[[str], None]
-"""Takes one sentence that the user has to read."""
+"""A function that shows one sentence to the user."""
 
 
 def warn_once(warn: Warn | None = None) -> Warn:
-    """Return what passes on the first warning, from any thread, and no other: trouble repeats itself.
+    """Return a function that passes on only the first warning, from any thread, because problems repeat.
 
     Args:
-        warn: Takes it; `None`: the logger `grue`.
+        warn: Called with the warning; `None`: the logger `grue`.
     """
     tell = warn or logging.getLogger("grue").warning
     first = iter([tell])
@@ -53,24 +53,24 @@ def _silent(text: str) -> None:
 
 
 class Consumer(Protocol):
-    """Takes envelopes in the outbox's thread, where it may take its time; what it raises is counted."""
+    """Handles envelopes in the outbox's thread. It may block; its exceptions are counted."""
 
     def consume(self, envelope: Envelope[Any]) -> None:
         """Take the next envelope."""
         ...
 
     def finish(self) -> None:
-        """Take notice that no envelope follows, and send what is left."""
+        """Send what is left; no envelope follows."""
         ...
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """What became of the envelopes so far.
+    """How many envelopes were handled, dropped or failed so far.
 
     Attributes:
-        taken: Handed to the thread.
-        dropped: Not taken, because too many waited.
-        failed: Taken, and the consumer raised.
+        taken: Taken by the thread.
+        dropped: Dropped, because the queue was full.
+        failed: Taken, but the consumer raised an exception.
         waiting: In the queue now.
     """
 
@@ -81,15 +81,15 @@ class OutboxStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Outbox:
-    """An observer that hands each envelope to `consumer` in a thread of its own; made for one recorder.
+    """An observer that passes each envelope to `consumer` in its own thread; use one per recorder.
 
-    Pieces of text that is still being streamed (`TextDelta`) are left out: whole replies follow.
+    Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
 
     Args:
-        consumer: Takes them, in order.
-        name: Who it is, in warnings and as the thread's name.
-        bound: Envelopes that may wait.
-        warn: Takes the one warning, from any thread; `None`: the logger `grue`.
+        consumer: Gets the envelopes, in order.
+        name: The observer's name, in warnings and as the thread's name.
+        bound: How many envelopes the queue holds.
+        warn: Called with the one warning, from any thread; `None`: the logger `grue`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Outbox:
         self._name = name
         self._bound = bound
         self._warn = warn_once(warn)
-        # Its `put` neither waits nor takes a lock that the thread could hold.
+        # `SimpleQueue.put` never waits, and it takes no lock that the thread could hold.
         self._queue: queue.SimpleQueue[Envelope[Any] | threading.Event | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -108,7 +108,7 @@ class Outbox:
         self._taken = self._dropped = self._failed = 0
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Hand `envelope` over. It waits for nothing and raises nothing."""
+        """Put `envelope` into the queue. Never waits and never raises."""
         del line
         if self._closed or isinstance(envelope.body, TextDelta) or self._process != os.getpid():
             return
@@ -121,20 +121,20 @@ class Outbox:
             self._start()
 
     def statistics(self) -> OutboxStatistics:
-        """Return what became of the envelopes so far."""
+        """Return the counts so far."""
         return OutboxStatistics(
             taken=self._taken, dropped=self._dropped, failed=self._failed, waiting=self._queue.qsize()
         )
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no further envelope."""
+        """Whether the outbox is closed and takes no further envelope."""
         return self._closed
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the thread has handed over everything taken so far; return whether it has.
+        """Wait until the consumer has handled everything queued so far; return whether it has.
 
-        It blocks, so call it where no event loop runs, or from a thread. Nothing is flushed.
+        This blocks, so do not call it from a thread that runs an event loop. It does not flush the backend.
 
         Args:
             timeout_s: How long to wait, in seconds.
@@ -150,16 +150,16 @@ class Outbox:
         return reached.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Take no further envelope, send what is left, and end the thread. A second call only waits again.
+        """Refuse further envelopes, send what is left, and end the thread. A second call only waits again.
 
-        It blocks, so call it where no event loop runs, or from a thread.
+        This blocks, so do not call it from a thread that runs an event loop.
 
         Args:
-            timeout_s: How long to wait for the thread; 0: not at all. It goes on by itself, as long as the
-                program does.
+            timeout_s: How long to wait for the thread; 0: not at all. After that the thread continues in the
+                background until the program ends.
 
         Returns:
-            Everything was handed over and the thread has ended.
+            Whether everything was sent and the thread has ended.
         """
         if self._process != os.getpid():
             return True
@@ -183,12 +183,15 @@ class Outbox:
             thread = threading.Thread(target=self._run, name=f"grue-{self._name}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the system has no thread left to give, or is going down
+            except (
+                RuntimeError
+            ) as error:  # the system cannot start another thread, or the interpreter is shutting down
                 self._closed = True
                 self._warn(f"{self._name}: nothing is sent: {error}.")
                 return
             self._thread = thread
-            # Handlers run last in, first out: this one before that of a client that was made earlier.
+            # atexit handlers run last in, first out, so this one runs before that of a client that was
+            # created earlier.
             atexit.register(self.close)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The events of an episode as records of a `logging.Logger`, as the seeds' programs expect them."""
+"""Log an episode's events as records of a `logging.Logger`, in the form that the requirements ask for."""
 
 import logging
 from typing import Any
@@ -8,7 +8,7 @@ from grue.observers.events import EventFeed
 from grue.runtime.trace import Envelope
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}
-"""Names that `logging` refuses in `extra`."""
+"""Names that `logging` does not allow in `extra`."""
 
 
 class LoggerObserver:
@@ -35,5 +35,5 @@ class LoggerObserver:
 
 
 def _extra(event: Event) -> dict[str, object]:
-    """Return the event's labels; a name that `logging` keeps for itself gets an underscore behind it."""
+    """Return the event's labels; a name that `logging` reserves gets a trailing underscore."""
     return {f"{name}_" if name in _RESERVED else name: value for name, value in event.labels().items()}

@@ -24,15 +24,15 @@ RESULT_FILE = "result.json"
 class RunFolder:
     """`trace.jsonl`, `events.jsonl`, `episode.log` and `result.json` of one episode, for its owner only.
 
-    What comes from or goes to `host` is on file before `record` returns: a host that notes a decision may
-    act upon it. The environment's secrets are in none of the files.
+    Messages from and to `host` are flushed to the file before `record` returns, so that a host can record a
+    decision and then act on it. Secrets from the environment are in none of the files.
 
     Args:
-        path: The folder; made with its parents if it is absent.
+        path: The folder; created with its parents if it does not exist.
         recorder: Everything that it records from now on is written.
-        episode_id: Named in the files.
-        resume: Go on with the files of an episode that was cut off; the recorder, which may not have
-            recorded anything, goes on with the numbers and the time of the trace.
+        episode_id: The episode's id in the files.
+        resume: Continue the files of an episode that was interrupted. The recorder must not have recorded
+            anything yet; it continues with the numbers and the time of the trace.
         options: How the trace is written.
 
     Raises:
@@ -89,16 +89,16 @@ class RunFolder:
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
 
     def flush(self) -> bool:
-        """Wait until all that was recorded is in the operating system's hands; say whether it is.
+        """Wait until everything recorded so far is flushed to the operating system; return whether it is.
 
         Raises:
-            TraceError: The disk took no more, or the folder is closed.
+            TraceError: The disk is full or failed, or the folder is closed.
         """
         self._recorder.settle()
         return self._trace.flush()
 
     def write_result(self, result: object) -> None:
-        """Write `result.json`, whole or not at all, and without secrets."""
+        """Write `result.json` atomically and without secrets."""
         target = self.path / RESULT_FILE
         draft = target.with_suffix(".json.part")
         text = msgspec.json.format(self._recorder.redacted(msgspec.json.encode(result)), indent=2)
@@ -113,7 +113,7 @@ class RunFolder:
         """Close the files. A second call does nothing.
 
         Raises:
-            TraceError: The disk took no more of the trace, and nobody has been told yet.
+            TraceError: The trace could not be written completely, and no earlier call has raised this.
         """
         with self._files:
             self._recorder.settle()

@@ -1,19 +1,22 @@
-"""From the trace to spans: what lasted from when to when, inside what, and how it ended.
+"""Turn trace envelopes into spans: when each begins and ends, which span contains it, and how it ended.
 
-`SpanFeed` takes the envelopes of an episode in order and returns what begins, happens and ends. It does no
-I/O and reads no clock.
+`SpanFeed` takes the envelopes of an episode in order and returns the spans that begin and end, and the notes
+in between. It does no I/O and reads no clock.
 
-What belongs to what is read from causes: an envelope belongs to the turn of the envelope that caused it. One
-without a cause (a deadline, a crash) belongs to the latest open turn of its number. A session that no turn
-has opened, as `MCPManager` opens them, stands under the episode by itself.
+Causes decide where an envelope belongs: it belongs to the turn of the envelope that caused it. An envelope
+without a cause (a deadline, a crash) belongs to the latest open turn with its number. A session that was
+opened
+outside a turn, for example by `MCPManager`, is a child of the episode.
 
-The rules that it keeps, whatever arrives:
+These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once, after everything inside it (`finish` closes what is left).
-- A tool use is a call that was sent (P31); a call that was skipped or rejected is a note.
-- A turn has at most one tool-calling session, and has one if and only if a request offered tools (P32).
-- What was under way when its turn ended is cut off: it is closed without an outcome. So is a turn whose agent
-  crashed, and every turn that is open when the episode ends, at the time of its last envelope.
+- A tool use is a call that was sent; a call that was skipped or rejected is a note.
+- A turn has one tool-calling session if a request offered tools, and otherwise none.
+- A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
+  every turn that is open when the episode ends, at the time of its last envelope.
 - Time never runs backwards: it is monotonic, counted from the wall clock's time of the first envelope.
+
+Source: P31-32
 """
 
 from typing import Any, TypeAlias
@@ -73,7 +76,7 @@ _Asking: TypeAlias = IterationStarted | RequestCompletion | CompletionReceived |
 
 
 class _Scope:
-    """A turn that is under way, or a session outside turns: its open spans, and what they need to know."""
+    """A running turn, or a session outside turns: its open spans and their state."""
 
     def __init__(self, turn: int, command: RunTurn | OpenSession) -> None:
         self.turn = turn
@@ -94,7 +97,7 @@ class _Scope:
 
     @property
     def innermost(self) -> SpanId:
-        """The span that generations, tool uses and notes are in."""
+        """The span that contains generations, tool uses and notes."""
         return self.session or self.root
 
 
@@ -102,8 +105,8 @@ class SpanFeed:
     """Turn the envelopes of one episode into its spans.
 
     Args:
-        episode_id: Names the episode until `EpisodeStarted` does.
-        model: The model that is asked, until the trace says it.
+        episode_id: The episode's id until `EpisodeStarted` gives it.
+        model: The model's name until the trace gives it.
     """
 
     def __init__(self, episode_id: str, *, model: str = "") -> None:
@@ -119,7 +122,7 @@ class SpanFeed:
         self._events: list[SpanEvent] = []
 
     def feed(self, envelope: Envelope[Any]) -> list[SpanEvent]:
-        """Return what `envelope` begins, notes and ends, in order; most do one thing or none."""
+        """Return the spans that `envelope` begins and ends and its notes, in order; mostly one or none."""
         self._events = []
         if self._epoch is None:
             self._epoch = envelope.at - envelope.t
@@ -140,7 +143,7 @@ class SpanFeed:
         return self._events
 
     def finish(self) -> list[SpanEvent]:
-        """Return the ends of everything that is still open; the episode goes no further."""
+        """Return the ends of all open spans; the episode is over."""
         self._events = []
         self._end_episode(None, CUT_OFF)
         return self._events
@@ -187,7 +190,7 @@ class SpanFeed:
         scope.session = scope.root
 
     def _abandon(self, scope: _Scope) -> None:
-        """End a turn of which no more will be heard, at the last moment that was heard of it."""
+        """End a turn that gets no further envelope, at the time of its last one."""
         verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
@@ -236,7 +239,7 @@ class SpanFeed:
                 self._outside_turns(scope, body)
 
     def _outside_turns(self, scope: _Scope, body: object) -> None:
-        """End a session of its own with the word that it is closed, or was never opened."""
+        """End a session outside turns when it is closed or could not be opened."""
         if isinstance(scope.command, RunTurn):
             return
         match body:
@@ -282,7 +285,7 @@ class SpanFeed:
                     self._close(scope, generation, self._now, body, verdict_of(body))
 
     def _asked_by(self, scope: _Scope, sender: str) -> SpanId:
-        """Return the span a request is made in: a server that asks the model does so in a call of its own."""
+        """Return the span that contains a request; a sampling request is inside the server's call."""
         for span in scope.open.values():
             if isinstance(span.subject, ToolUse) and span.subject.server == sender:
                 return span.span
@@ -342,9 +345,10 @@ class SpanFeed:
 
 
 def _answered(scope: _Scope, cause: int | None, request: int) -> SpanId | None:
-    """Return the generation that a reply ends, which is the one that caused it.
+    """Return the generation that a reply ends: the one whose request caused the reply.
 
-    An LLM actor of the host's own may not say what causes its replies: then it is the one of that number.
+    A host's own LLM actor may not give the cause of its replies; then the reply's number identifies the
+    request.
     """
     if cause is None:
         for asked, span in scope.generations.items():

@@ -1,4 +1,4 @@
-"""What an exporter of spans is, and how content looks in it."""
+"""The base class of span exporters, and the format in which they send content."""
 
 from abc import ABC, abstractmethod
 from typing import Any, assert_never
@@ -19,28 +19,28 @@ from grue.observers.spans import SpanClosed, SpanNoted, SpanOpened
 from grue.runtime.trace import Envelope
 
 CONTENT_LIMIT = 20_000
-"""Longest text of a prompt, an argument, an output, in characters; the trace has the whole."""
+"""Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
 
 DETAIL_LIMIT = 1_000
-"""Longest text that says why something failed."""
+"""Longest text of a failure's reason."""
 
 
 class SpanSink(ABC):
-    """Write spans down; an outbox's consumer. Runs in one thread.
+    """The base of span exporters, used as an outbox's consumer. Runs in one thread.
 
     Args:
-        feed: Makes the spans of the envelopes.
+        feed: Turns envelopes into spans.
     """
 
     def __init__(self, feed: SpanFeed) -> None:
         self._feed = feed
 
     def consume(self, envelope: Envelope[Any]) -> None:
-        """Write down what `envelope` begins, notes and ends."""
+        """Export the spans and notes of `envelope`."""
         self._write(self._feed.feed(envelope))
 
     def finish(self) -> None:
-        """Close what is open, and send everything that is not sent yet."""
+        """Close all open spans, and send everything that is not sent yet."""
         try:
             self._write(self._feed.finish())
         finally:
@@ -64,25 +64,25 @@ class SpanSink(ABC):
 
     @abstractmethod
     def note(self, event: SpanNoted) -> None:
-        """Say what happened in a span; one that is not known was not begun, or is lost."""
+        """Add a note to a span. Ignore a span that is not known: it was not begun, or was lost."""
 
     @abstractmethod
     def close(self, event: SpanClosed) -> None:
-        """End a span; one that is not known was not begun, or is lost."""
+        """End a span. Ignore a span that is not known: it was not begun, or was lost."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Send what is not sent yet, blocking."""
+        """Send everything that is not sent yet. Blocks."""
 
 
 def nanoseconds(seconds: float) -> int:
     """Return seconds since the epoch as OpenTelemetry counts them."""
-    # By way of microseconds: a float of this size has no more digits.
+    # Round to microseconds, because a float of this size has no more digits.
     return round(seconds * 1_000_000) * 1_000
 
 
 def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
-    """Return a JSON value as it is, or, if its text is longer than `limit`, the beginning of its text."""
+    """Return a JSON value unchanged, or the beginning of its text if that is longer than `limit`."""
     text = value if isinstance(value, str) else json_text(value)
     if len(text) <= limit:
         return value
@@ -100,7 +100,7 @@ def json_text(value: object) -> str:
 
 
 def chat_messages(items: tuple[ConversationItem, ...]) -> list[JsonObject]:
-    """Return what is new in a conversation in the shape of chat completions, each text clipped."""
+    """Return a conversation's new messages in chat-completions format, each text clipped."""
     return [_chat_message(item) for item in items]
 
 
@@ -119,7 +119,7 @@ def _chat_message(item: ConversationItem) -> JsonObject:
 
 
 def chat_reply(reply: CompletionReceived) -> JsonObject:
-    """Return a reply in the same shape."""
+    """Return a reply in the same format."""
     message: JsonObject = {"role": "assistant"}
     for part in ("content", "refusal", "reasoning"):
         text = getattr(reply, part)

@@ -1,16 +1,18 @@
-"""What Langfuse and OpenTelemetry are told: spans that begin and end, and what happens in them.
+"""The spans and notes that Langfuse and OpenTelemetry get.
 
 ```
 Episode
 └─ RunTurn
    ├─ ToolSession, from the first request that offers tools to the turn's end
    │  ├─ Generation, for each completion that was asked for
-   │  └─ ToolUse, for each call that was sent to its server (P31)
+   │  └─ ToolUse, for each call that was sent to its server
    └─ Generation, in a turn without tools
 ```
 
-`span_feed` makes these of the trace's envelopes. Both exporters write them down, so that they tell the same.
-Where a message says what a span is about, or what came of it, the message itself stands here.
+`span_feed` creates these from the trace's envelopes. Both exporters use them, so that both report the same.
+Many spans and outcomes hold the trace message itself.
+
+Source: P31
 """
 
 from typing import Literal, NamedTuple, NewType, TypeAlias, assert_never
@@ -60,14 +62,14 @@ Level = Literal["default", "warning", "error"]
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """A whole episode; `started` is what its host says of it, if it does."""
+    """A whole episode; `started` is its host's `EpisodeStarted`, if there is one."""
 
     episode_id: str
     started: EpisodeStarted | None = None
 
 
 class ToolSession(Struct, frozen=True, kw_only=True):
-    """What a turn does with tools on offer, or a session that was opened outside turns.
+    """The part of a turn in which tools are offered, or a session that was opened outside turns.
 
     Attributes:
         max_iterations: Replies with tool calls after which the turn is forced to its answer; `None` outside.
@@ -81,9 +83,9 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One completion: its request, with what is new in the conversation.
 
     Attributes:
-        model: As it was asked for, as far as the trace has said; empty otherwise.
-        endpoint: Base URL, as far as the trace has said; empty otherwise.
-        asked_by: Name of the actor that asks: the agent, or a server that samples.
+        model: The model that was requested; empty if the trace has not named it yet.
+        endpoint: The base URL; empty if the trace has not named it yet.
+        asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
 
     request: RequestCompletion
@@ -96,11 +98,11 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     """One call that was sent to its server.
 
     Attributes:
-        name: Canonical.
-        tool: As its server calls it.
-        timeout_s: What it was given.
-        iteration: One-based number of the reply that asked for it; 0 outside turns.
-        protocol_version: The MCP revision that its server speaks; empty for servers that are none.
+        name: The tool's canonical name.
+        tool: The tool's name at its server.
+        timeout_s: The call's time limit.
+        iteration: One-based number of the reply that requested it; 0 outside turns.
+        protocol_version: The MCP revision of its server; empty for servers that do not use MCP.
     """
 
     call_id: CallId
@@ -114,7 +116,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
-    """What came of a tool session; `tools_called` counts the calls that were sent."""
+    """The result of a tool session; `tools_called` counts the calls that were sent."""
 
     iterations_used: int
     tools_called: int
@@ -134,11 +136,11 @@ Outcome: TypeAlias = (
 
 
 class Verdict(Struct, frozen=True):
-    """How well something ended.
+    """Whether a span ended well.
 
     Attributes:
-        error_type: One word of few, fit for counting; empty unless something failed.
-        detail: The same for people; it may quote the model, a tool or a person.
+        error_type: One of a few fixed words, suitable for metrics; empty unless something failed.
+        detail: A description for people; it may quote the model, a tool or a person.
     """
 
     level: Level = "default"
@@ -157,7 +159,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """Something happens in a span that takes no time; `facts` are names and numbers, no content."""
+    """An event without duration in a span; `facts` are names and numbers, no content."""
 
     span: SpanId
     at: float
@@ -182,7 +184,7 @@ CUT_OFF = Verdict("warning", "cut_off", "what it was a part of ended first")
 
 
 def crash_verdict(crash: ActorFailed) -> Verdict:
-    """Return how a turn ends whose actor raised something unforeseen."""
+    """Return the verdict on a turn whose actor crashed."""
     return Verdict("error", "actor_crashed", f"{crash.actor}: {crash.error}")
 
 
@@ -194,7 +196,7 @@ def verdict_of(
     | CompletionFailed
     | ToolCallRecord,
 ) -> Verdict:
-    """Return how well something ended."""
+    """Return the verdict on a span's outcome."""
     match outcome:
         case CompletionReceived():
             return Verdict()
@@ -238,7 +240,7 @@ def _failed(failure: TurnFailure) -> Verdict:
 
 
 class Words(NamedTuple):
-    """What a note says."""
+    """The texts of a note."""
 
     name: str
     verdict: Verdict
@@ -246,7 +248,7 @@ class Words(NamedTuple):
 
 
 def words_of(body: object) -> Words | None:
-    """Return what a message has to say in the span it happens in; `None`: nothing."""
+    """Return the note that a message adds to its span; `None`: no note."""
     return _of_calls(body) or _of_model(body) or _of_turn(body)
 
 

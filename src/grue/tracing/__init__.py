@@ -1,1 +1,1 @@
-"""Read the trace afterwards."""
+"""Readers of a finished trace: show, stats, diagram, viewer, diff and replay."""

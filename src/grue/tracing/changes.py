@@ -1,4 +1,4 @@
-"""What may be changed for a replay, and what of the recorded events cannot have come about under it."""
+"""The settings that a replay can change, and which recorded events the changes make impossible."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,13 +34,13 @@ NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplin
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What a replay has otherwise than the recorded episode had.
+    """The settings in which a replay differs from the recorded episode.
 
     Attributes:
         policy: Fields of `FailurePolicy`, with their values.
         limits: Fields of `TurnLimits`; those of a budget stand in a mapping of their own.
         system: Instructions, for every turn.
-        user: What there is to decide upon, for every turn.
+        user: The user message, for every turn.
         final_request: The words with which a final answer is forced.
 
     Raises:
@@ -72,16 +72,16 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def reworded(self, command: TurnCommand | TurnNote) -> TurnCommand | TurnNote:
-        """Return what the machine says, with the words for a forced answer changed."""
+        """Return the machine's command, with the changed text for a forced answer."""
         if self.final_request is None or not isinstance(command, RequestCompletion):
             return command
         asked, changed = UserText(FINAL_REQUEST), UserText(self.final_request)
         return replace(command, new=tuple(changed if item == asked else item for item in command.new))
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return a command with the recorded values of what it only hands on.
+        """Return a command with the recorded values of limits and policies that it only passes on.
 
-        A limit that nothing has reached, or a policy for a failure that did not come, changes no turn's way.
+        A limit that was not reached, or a policy for a failure that did not happen, does not change a turn.
         """
         if not self or type(command) is not type(recorded):
             return command
@@ -96,7 +96,7 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why a recorded event could not have come as it did; empty: it could.
+        """Return why a recorded event could not have happened as recorded; empty: it could.
 
         Args:
             envelope: The event.

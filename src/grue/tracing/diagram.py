@@ -1,7 +1,7 @@
-"""Sequence diagrams of a trace: who said what to whom, in Mermaid's language or as plain text.
+"""Draw a trace as a sequence diagram, in Mermaid's language or as plain text.
 
-What is asked for is drawn with a solid line, what came of it with a dashed one; what nobody has to act upon
-is a note. Untrusted text in it is one short line of printable characters, and cannot end its place.
+Requests have a solid line and their results a dashed one; messages for the trace only are notes. Untrusted
+text is reduced to one short line of printable characters and escaped, so that it cannot break the diagram.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,11 +40,11 @@ class Drawn(Struct, frozen=True):
     """An envelope as both kinds of diagram draw it.
 
     Attributes:
-        sender: The actor it starts from; what the clock and the supervisor say is the agent's.
-        receiver: The actor it ends at; `None`: it is a note.
-        asks: It asks for something; what comes of that is dashed.
-        failed: Something was lost.
-        text: One printable line; begins with a sign where something is out of the ordinary.
+        sender: The actor where the line starts. Messages of the clock and the supervisor start at the agent.
+        receiver: The actor where the line ends; `None`: it is a note.
+        asks: It is a request, with a solid line; results have a dashed line.
+        failed: A call, a server or a turn failed.
+        text: One printable line; it begins with a sign if something unusual happened.
     """
 
     sender: str
@@ -130,7 +130,7 @@ class _MermaidLines:
 
 _HARMLESS = frozenset(" ,./()=+-'!?*|~_→…✗")
 _MARKERS = frozenset("ﬂ°¶ß")
-"""Characters of which Mermaid makes its own marks for entities while it parses."""
+"""Characters that Mermaid uses internally as marks for entities while it parses."""
 
 
 def escaped(text: str) -> str:

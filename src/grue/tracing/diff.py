@@ -1,9 +1,12 @@
-"""Where two traces part: aligned turn by turn, and in a turn message by message, by what caused them.
+"""Compare two traces, turn by turn, and within a turn message by message, along the causes.
 
-The i-th turn is held against the i-th. In it, what a message caused is held against what its counterpart
-caused: same sender, same receiver, same kind, in order. So actors may come in a different order in two traces
-that are otherwise the same. Numbers, times, durations and processes do not count; ids of calls and batches
-may differ as long as they name the same. Pieces of streamed replies are left out: the reply says it all.
+The i-th turn is compared with the i-th turn. Within a turn, the messages that a message caused are compared
+with
+those that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be
+identical even if their actors took turns in a different order. Numbers, times, durations and processes are
+ignored. Ids of calls and batches may differ if they are used consistently. Pieces of streamed replies are
+left
+out, because the whole reply follows.
 """
 
 from bisect import bisect_left
@@ -26,11 +29,11 @@ IDS = frozenset({"call_id", "batch"})
 """Fields of messages that are ids."""
 
 _MOST_MATCHED = 400
-"""Siblings that are told apart by what they say; the cost grows with their square."""
+"""Most siblings that are matched by their content; the cost is quadratic."""
 
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
-    """Yield where two traces part, in the order of the first; nothing: they are identical.
+    """Yield the differences between two traces, in the order of the first; none if they are identical.
 
     One turn of each is in memory at a time.
 
@@ -46,11 +49,11 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the lines that tell of divergences between `A` and `B`: the first at length, then how many more.
+    """Yield the report on divergences between `A` and `B`: the first one in full, then the number of others.
 
     Args:
-        divergences: Of `diff`.
-        every: Tell of each of them at length, not only of the first.
+        divergences: The results of `diff`.
+        every: Describe every divergence in full.
     """
     count = 0
     for divergence in divergences:
@@ -99,7 +102,7 @@ class _Tree:
             if isinstance(envelope.body, TextDelta):
                 continue
             cause = envelope.cause if envelope.cause in self.by_seq else None
-            # A cause that comes later is damage; it must not lead in circles.
+            # A cause with a later number is damage; following it could lead to a loop.
             parent = _ROOT if cause is None or cause >= envelope.seq else cause
             self._children.setdefault(parent, []).append(envelope)
 
@@ -111,7 +114,7 @@ class _Tree:
         return found
 
     def below(self, seq: int) -> int:
-        """Return how many messages came of this one."""
+        """Return how many messages this one caused, directly or indirectly."""
         count, open_ = 0, [seq]
         while open_:
             children = self._children.get(open_.pop(), ())
@@ -132,7 +135,7 @@ class _TurnDiff:
         self._lefts: dict[int, int] = {}  # by the number of its counterpart on the right
 
     def divergences(self) -> list[Divergence]:
-        """Return all, in the order of the left account; what is only in the right one where it would be."""
+        """Return all divergences in the left side's order; those only on the right are in place."""
         # Depth first, so that an id is met where it is given before it is met where it is used.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:
@@ -165,7 +168,7 @@ class _TurnDiff:
     def _paired(
         self, left: _Siblings, right: _Siblings
     ) -> Iterator[tuple[EpisodeEnvelope | None, EpisodeEnvelope | None]]:
-        """Pair siblings of one kind in order; where one side has more, find out which by what they say."""
+        """Pair siblings of one kind in order; if one side has more, match them by their content."""
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from _in_order(left, right)
             return
@@ -206,7 +209,7 @@ def _in_order(
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return what a message says without what does not count; `common` says what an id is on the right."""
+    """Return a message's content without ignored fields; `common` maps left ids to right ids."""
     return msgspec.json.encode(_counting(body, common))
 
 

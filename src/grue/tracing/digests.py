@@ -1,4 +1,4 @@
-"""Each turn of a trace in a few figures: when, how it ended and why, what it used."""
+"""Summarise each turn of a trace in a few figures: its times, its outcome and reason, and its usage."""
 
 from msgspec import Struct
 
@@ -12,18 +12,18 @@ _REASON_CHARS = 300
 
 
 class TurnDigest(Struct, kw_only=True):
-    """What came of one turn; filled while its messages are read.
+    """The summary of one turn; filled while its messages are read.
 
     Attributes:
-        turn: Its number; 0 for what came before the first turn.
-        start_s: Of its first message, in seconds since the trace began.
-        end_s: Of its last message.
+        turn: The turn's number; 0 for messages before the first turn.
+        start_s: Time of its first message, in seconds since the trace began.
+        end_s: Time of its last message.
         outcome: As in `TurnCompleted`; `failed`, `unfinished` (the trace ends in it), or empty for no turn.
         reason: Why it is not `answered`; printable.
-        action: What the host decided upon; printable.
-        requests: Completions that were asked for.
-        tool_calls: Tool calls that the model made.
-        usage: Of all its completions.
+        action: The action that the host decided on; printable.
+        requests: How many completions were requested.
+        tool_calls: How many tool calls the model made.
+        usage: Usage of all its completions.
     """
 
     turn: int
@@ -38,7 +38,7 @@ class TurnDigest(Struct, kw_only=True):
 
 
 class DigestWriter:
-    """Sum turns up as their messages come: `see` each envelope in order, then read `digests`.
+    """Summarises turns: call `see` with each envelope in order, then read `digests`.
 
     Attributes:
         digests: By turn, in the order in which the turns began.
@@ -49,7 +49,7 @@ class DigestWriter:
         self._latest = 0
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message, and return the turn that it is counted to: what says none is its predecessor's."""
+        """Add a message and return its turn; without a turn it belongs to that of the message before."""
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)
         digest = self.digests.get(turn)
@@ -63,7 +63,7 @@ class DigestWriter:
 def _add(digest: TurnDigest, body: EpisodeBody) -> None:
     match body:
         case messages.RunTurn():
-            # A turn that a resumed episode runs once more begins anew.
+            # A turn that a resumed episode runs again gets a new digest.
             digest.outcome, digest.reason = "unfinished", ""
         case messages.TurnCompleted(kind=kind, reason=reason):
             digest.outcome, digest.reason = kind, printable(reason, _REASON_CHARS)

@@ -1,7 +1,6 @@
-"""What two accounts of a turn disagree about, and how that is told.
+"""A difference between two accounts of a turn, and its description in text.
 
-Two accounts: two traces, or a trace and what the machine says to it. What is told is untrusted text, fit for
-one line of a terminal.
+The two accounts are two traces, or a trace and its replay. The text is printable, but quotes untrusted text.
 """
 
 from collections.abc import Iterator
@@ -28,9 +27,9 @@ class Divergence(Struct, frozen=True, kw_only=True):
         left: The message in the first account; `None`: it is missing there.
         right: The one in its place in the second; numbered 0 where it was not recorded but derived.
         differences: Where the two differ.
-        because: What led to it, the first cause first, as the first account has it.
-        reason: What is wrong, where that does not show; empty otherwise.
-        descendants: Messages that came of it and are missing with it.
+        because: Its causes in the first account, the first cause first.
+        reason: An explanation, if the differences do not show what is wrong; otherwise empty.
+        descendants: How many messages that it caused are missing with it.
     """
 
     turn: int
@@ -42,7 +41,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     descendants: int = 0
 
     def lines(self, left: str, right: str) -> Iterator[str]:
-        """Yield the whole of it; `left` and `right` name the accounts."""
+        """Yield the full description; `left` and `right` name the accounts."""
         width = max(len(left), len(right))
         for name, envelope in ((left, self.left), (right, self.right)):
             yield f"  {name:<{width}}  {described(envelope) if envelope else 'nothing'}"
@@ -66,7 +65,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
         return type(self.left.body) is not type(self.right.body)
 
     def line(self, left: str, right: str) -> str:
-        """Return the gist of it."""
+        """Return a one-line summary."""
         envelope = self.left or self.right
         told = described(envelope) if envelope else self.reason
         if self.left and self.right:

@@ -1,4 +1,4 @@
-"""Which messages of a trace are wanted: by turn, actor, kind and text."""
+"""Filter the messages of a trace by turn, actor, kind and text."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,13 +17,13 @@ KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Episo
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """What a message has to be to be wanted: one of each that is given; nothing given: any message is.
+    """A filter for messages: in each attribute that is not empty, one entry must match.
 
     Attributes:
-        turns: Ranges of turns; 0 is what belongs to none.
+        turns: Ranges of turns; 0 stands for messages outside turns.
         actors: Names of senders or receivers, in lower case.
         kinds: Types of messages.
-        texts: Words, of which one has to stand in the message's JSON, in whatever case.
+        texts: Texts, one of which the message's JSON must contain; case is ignored.
     """
 
     turns: tuple[range, ...] = ()
@@ -43,7 +43,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         """Read a filter as people write it: turns as `3` or `3-7`, kinds as a beginning or a part of a name.
 
         Raises:
-            MCPConfigError: What is written is no turn, or names no kind or several; says what was meant.
+            MCPConfigError: A turn cannot be read, or a kind is unknown or ambiguous; the text makes
+            suggestions.
         """
         return cls(
             turns=tuple(map(_turns, turns)),
@@ -53,7 +54,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         )
 
     def wants(self, envelope: EpisodeEnvelope) -> bool:
-        """Whether a message is wanted."""
+        """Whether a message passes the filter."""
         return (
             _any(self.turns, lambda turns: turn_of(envelope) in turns)
             and _any(self.actors, lambda name: name in (envelope.sender.lower(), envelope.receiver.lower()))
@@ -73,7 +74,7 @@ EVERYTHING = Filter()
 
 def turn_of(envelope: EpisodeEnvelope) -> int:
     """Return the turn that a message belongs to; 0: none."""
-    # A host notes its facts between turns too; most of them say which turn they belong to.
+    # A host also records facts between turns; most of them name the turn that they belong to.
     return envelope.turn or getattr(envelope.body, "turn", 0)
 
 
@@ -115,7 +116,8 @@ def _nearest(word: str) -> type:
 
 
 def _spellings(text: str) -> set[str]:
-    """Return how words can stand in JSON: quotes and newlines in them are escaped there."""
-    # A shell may hand over bytes that are no text, as surrogates, which JSON cannot hold.
+    """Return the forms that a text can have in JSON, where quotes and newlines are escaped."""
+    # A shell may pass bytes that are not valid text. Python represents them as surrogates, which JSON cannot
+    # hold.
     plain = text.encode(errors="replace").decode().casefold()
     return {plain, msgspec.json.encode(plain).decode()[1:-1]}

@@ -1,4 +1,4 @@
-"""What is wrong with a message, in a word: the marks by which a reader of a trace finds what went wrong."""
+"""Mark messages that report a problem, so that a reader of a trace finds them."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,10 +11,10 @@ from grue.tracing.reading import EpisodeBody
 
 
 class Mark(Struct, frozen=True):
-    """A word for what happened, and how bad it is.
+    """A word for a problem, and its severity.
 
     Attributes:
-        grade: `fail`: something was lost, a call, a server, a turn; `warn`: something was made good.
+        grade: `fail`: a call, a server or a turn failed; `warn`: a problem that was recovered from.
     """
 
     word: str
@@ -22,7 +22,7 @@ class Mark(Struct, frozen=True):
 
 
 def mark_of(body: EpisodeBody) -> Mark | None:
-    """Return the mark of a message; `None` for one that tells of nothing wrong."""
+    """Return the mark of a message; `None` if it reports no problem."""
     fixed = _FIXED.get(type(body))
     if fixed is not None:
         return fixed

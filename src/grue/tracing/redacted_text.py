@@ -1,9 +1,12 @@
-"""Whether two texts are the same, as far as one can tell once secrets were taken out of what they come of.
+"""Compare a recorded text with a replayed one, if secrets were replaced by placeholders.
 
-A recorded text was made of the secret, and the secret removed from it; a replayed one is made of what the
-recorder left. They differ around a placeholder in three cases: the secret was a number, which has no quotes
-until a placeholder stands for it; a full stop or a comma followed the secret, and was taken for its end; and
-the text was cut to a length, in which the secret counts, or its placeholder.
+The recorded text was computed with the secret, and the secret was replaced afterwards. The replayed text is
+computed from data in which the secret was already replaced. The two differ around a placeholder in three
+cases:
+the secret was a number, which is not quoted, while its placeholder is; a full stop or a comma after the
+secret
+was taken for its end; the text was cut to a length, which counts the secret in one and the placeholder in the
+other.
 """
 
 import re
@@ -17,7 +20,7 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts agree, or do up to where the first of them was cut."""
+    """Return whether two texts agree, at least up to the point where one of them was cut."""
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
         return True
@@ -26,7 +29,7 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # The cut may have gone through the secret, and what was left of it is none; or through the placeholder.
+    # The cut may have split the secret, whose rest is then not recognised as one, or the placeholder.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
@@ -36,7 +39,7 @@ def _around_placeholders(text: str) -> str:
 
 
 def _placeholders(text: str) -> Iterator[int]:
-    """Yield where placeholders begin, one that was cut included."""
+    """Yield the positions at which placeholders begin, including a truncated one."""
     yield from (match.start() for match in re.finditer(re.escape(_PLACEHOLDER), text))
     cut = text.find(_CUT)
     last = text.rfind(_PLACEHOLDER[0], 0, cut)
@@ -45,5 +48,5 @@ def _placeholders(text: str) -> Iterator[int]:
 
 
 def quote_placeholders(arguments: str) -> str:
-    """Return JSON text in which a placeholder that took a number's place is a text."""
+    """Return the JSON text with quotes around each placeholder that replaces a number."""
     return _TOKEN.sub(lambda token: f'"{token.group(1)}"' if token.group(1) else token.group(), arguments)

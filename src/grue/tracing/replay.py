@@ -1,12 +1,14 @@
-"""Replay: the pure parts of a recorded episode, driven anew from its events, and compared.
+"""Replay an episode: run its pure parts again on the recorded events and compare the results.
 
-Driven are the turn's machine (`protocol/tool_loop.py`), the connection policy (`protocol/connection.py`) and
-what a session makes of a settlement. Taken from the recording are what the model said, what the servers did,
-what the host's check found, when time was up. Of the model's actor only the order of what it says is checked:
-delays and the number of tries depend on the clock and the network. No model, server or tool is run.
+The replay runs the turn's state machine (`protocol/tool_loop.py`), the connection policy
+(`protocol/connection.py`) and a session's decisions after a settlement. It takes the model's replies, the
+servers' behaviour, the host's answer checks and the timeouts from the recording. For the LLM actor it checks
+only
+the order of its messages, because delays and the number of retries depend on the clock and the network. No
+model, server or tool is run.
 
-With `Changes`, a replay says where the episode would have gone another way. What would have come of that in
-the same turn nobody knows, so the rest of the turn is left, and the next one is taken as it was recorded.
+With `Changes`, a replay shows where the episode would have gone differently. What would have followed in the
+same turn is unknown, so the replay skips the rest of that turn and takes the next turn as it was recorded.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,12 +30,12 @@ _UNCHANGED = Changes()
 
 
 class TurnReplay(Struct, frozen=True, kw_only=True):
-    """What came of replaying one turn.
+    """The result of replaying one turn.
 
     Attributes:
-        compared: Messages that were derived and compared.
-        end: How the turn ended; one that did not finish is replayed as far as it goes.
-        divergence: The first message that is not as it was recorded; `None`: all are.
+        compared: How many messages were derived and compared.
+        end: How the turn ended; an unfinished turn is replayed as far as it was recorded.
+        divergence: The first message that differs from the recording; `None`: none differs.
     """
 
     turn: int
@@ -49,8 +51,8 @@ def replay(
 
     Args:
         envelopes: A reader of the trace, or its envelopes.
-        changes: What is otherwise than it was.
-        turn: Only the turns of this number; what earlier ones tell of the servers is taken into account.
+        changes: The settings to change.
+        turn: Replay only turns with this number. Earlier turns are still read, for the state of the servers.
 
     Raises:
         TraceError: While a file is read: it is damaged.
@@ -66,13 +68,13 @@ def replay(
 
 
 def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
-    """Yield the lines that tell what came of a replay: `identical`, or where turns go another way.
+    """Yield the lines of a replay's report: `identical`, or where turns differ.
 
-    The first divergence is told at length, that of each later turn in a line.
+    The first divergence is described in full, that of each later turn in one line.
 
     Args:
-        turns: Of `replay`.
-        changes: The same that it was given.
+        turns: The results of `replay`.
+        changes: The changes that `replay` was called with.
     """
     compared = total = unfinished = diverged = 0
     names = ("recorded", "changed" if changes else "replayed")
@@ -103,7 +105,7 @@ _WithCutOff: TypeAlias = Iterator[tuple[TurnSlice, bool]]
 
 
 def _with_cut_off(turns: Iterator[TurnSlice]) -> _WithCutOff:
-    """Say of each turn whether the trace ends with it or the episode was resumed after it."""
+    """Yield each turn with whether the trace ends in it or the episode was resumed after it."""
     before: TurnSlice | None = None
     for chapter in turns:
         if before is not None:
@@ -119,7 +121,7 @@ def _replay_turn(
     agent = replay_agent(turn, changes)
     sessions = replay_sessions(turn, chapter, connections, agent.commands if changes else {})
     if sessions.divergences and not changes:
-        # In a batch, a turn knows nothing of what those before it have learned of the servers.
+        # In a batch, turns do not share what they learn about the servers.
         alone = replay_sessions(turn, chapter, Connections(), {})
         sessions = sessions if alone.divergences else alone
     found = [*sessions.divergences, *_llm_divergences(turn, chapter), *_excluded(turn, chapter, changes)]
@@ -141,7 +143,7 @@ def _place(divergence: Divergence) -> float:
 
 
 def _excluded(turn: RecordedTurn, chapter: TurnSlice, changes: Changes) -> Iterator[Divergence]:
-    """Yield the first event that cannot have come as it did once the limits are changed."""
+    """Yield the first event that could not have happened as recorded under the changed limits."""
     for envelope in chapter.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
             because = causes(envelope, turn.by_seq)
@@ -150,7 +152,7 @@ def _excluded(turn: RecordedTurn, chapter: TurnSlice, changes: Changes) -> Itera
 
 
 def _llm_divergences(turn: RecordedTurn, chapter: TurnSlice) -> Iterator[Divergence]:
-    """Yield what the model's actor says and nobody asked: a reply to no request, a try out of order."""
+    """Yield messages of the LLM actor that do not fit: a reply without a request, a retry out of order."""
     asked: RequestCompletion | None = None
     attempts: dict[int, int] = {}
     for envelope in chapter.envelopes:

@@ -1,7 +1,7 @@
-"""The agent of a recorded turn, driven anew: the turn's machine with the recorded events.
+"""Replay the agent of a recorded turn: feed the recorded events to the turn's state machine again.
 
-Events are what entered the agent's mailbox, in that order, and what it noted of the clock and the supervisor.
-What the machine says to each is compared with what the agent said because of it.
+The events are the messages that entered the agent's mailbox, in that order, and the agent's notes about the
+clock and the supervisor. The machine's commands for each event are compared with the recorded ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,20 +41,20 @@ from grue.tracing.turn_slices import TurnSlice, causes
 AGENT = "agent"
 
 TurnEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
-"""How a recorded turn ends: with its outcome, by a crash of the agent, cancelled, or in the middle."""
+"""How a recorded turn ends: with its outcome, by a crash of the agent, by a cancellation, or unfinished."""
 
 
 class RecordedTurn(Struct, frozen=True, kw_only=True):
     """A turn as the agent saw it.
 
     Attributes:
-        begun: Its `RunTurn`.
-        inbox: What entered the agent's mailbox, `begun` first.
-        noted: What happened to the agent by the clock and the supervisor.
-        said: What the agent sent and noted.
-        crash: What the agent raised, if it did.
-        by_seq: Everything in its chapter, by number.
-        cut_off: The trace ends with it, or the episode was cut off in it.
+        begun: The turn's `RunTurn`.
+        inbox: The messages that entered the agent's mailbox, `begun` first.
+        noted: Events from the clock and the supervisor.
+        said: The messages and notes that the agent recorded.
+        crash: The agent's exception, if it crashed.
+        by_seq: All envelopes of its slice, by number.
+        cut_off: The trace ends in this turn, or the episode was interrupted in it.
     """
 
     begun: EpisodeEnvelope
@@ -68,7 +68,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def redacted(self) -> bool:
-        """Whether a secret was taken out of anything that the agent saw or said."""
+        """Whether a secret was replaced in any message from or to the agent."""
         return any(envelope.redacted for envelope in (*self.inbox, *self.said))
 
     @property
@@ -83,15 +83,15 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def may_stop(self) -> bool:
-        """Whether the agent may have left undone what the machine told it to do."""
+        """Whether the agent may have ended before it carried out all commands of the machine."""
         if any(isinstance(envelope.body, TurnCompleted | TurnFailed) for envelope in self.said):
             return False
-        # Cancelled before it read anything, an agent says nothing at all.
+        # An agent that is cancelled before it reads anything records nothing.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
 
 def recorded_turn(chapter: TurnSlice, *, cut_off: bool) -> RecordedTurn | None:
-    """Return the turn of a chapter; `None`: it has none that an agent ran."""
+    """Return the turn of a slice; `None`: no agent ran a turn in it."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
     for envelope in chapter.envelopes:
@@ -119,13 +119,13 @@ def recorded_turn(chapter: TurnSlice, *, cut_off: bool) -> RecordedTurn | None:
 
 
 class AgentReplay(Struct, frozen=True, kw_only=True):
-    """What came of driving the machine.
+    """The result of replaying an agent.
 
     Attributes:
-        compared: Messages that were compared.
+        compared: How many messages were compared.
         end: How the turn ended.
-        divergence: The first message that is not as it was recorded.
-        commands: What the machine said, by the number of the message that was recorded of it.
+        divergence: The first message that differs from the recording.
+        commands: The machine's commands, by the number of the corresponding recorded message.
     """
 
     compared: int
@@ -135,7 +135,7 @@ class AgentReplay(Struct, frozen=True, kw_only=True):
 
 
 def replay_agent(turn: RecordedTurn, changes: Changes) -> AgentReplay:
-    """Drive the machine with a turn's events, in an order in which the agent can have taken them."""
+    """Feed a turn's events to the machine, in an order in which the agent can have handled them."""
     replays = (_Drive(turn, changes).through(order) for order in _orders(turn))
     best: AgentReplay | None = None
     for replayed in replays:
@@ -147,10 +147,12 @@ def replay_agent(turn: RecordedTurn, changes: Changes) -> AgentReplay:
 
 
 def _orders(turn: RecordedTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
-    """Yield the orders in which the agent can have met its events, the likeliest first.
+    """Yield the orders in which the agent can have handled its events, the most likely first.
 
-    A mailbox keeps its order. But what the agent notes by itself it meets at once, while older messages may
-    still lie in the mailbox: then all that is known is that those were read of which something had come.
+    Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
+    at
+    once, while older messages may still be in the mailbox. All that is certain then is that the messages
+    which had caused something were handled before it.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
@@ -167,7 +169,7 @@ def _orders(turn: RecordedTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
 
 
 class _Drive:
-    """One way through a turn."""
+    """The replay of a turn with one order of events."""
 
     def __init__(self, turn: RecordedTurn, changes: Changes) -> None:
         self._turn = turn
@@ -181,7 +183,7 @@ class _Drive:
         state: TurnState = Idle()
         for event in order:
             if isinstance(state, Finished):
-                break  # what comes now is not read any more
+                break  # later messages are not read any more
             try:
                 state, commands = step(state, self._body(event))
             except IllegalEvent as error:
@@ -218,7 +220,7 @@ class _Drive:
             turn=self._turn.run.turn,
             cause=event.seq,
         )
-        # The end answers what the host asked, whatever it comes of.
+        # The cause of a turn's end is always the host's `RunTurn`, whichever event led to it.
         ends = isinstance(command, TurnCompleted | TurnFailed)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
@@ -247,7 +249,7 @@ class _Drive:
                 return "trace"
 
     def _had_nobody_to_tell(self, command: TurnCommand | TurnNote, event: EpisodeEnvelope) -> bool:
-        """Whether a session's actor had gone, and the agent told itself that it is closed."""
+        """Whether a session's actor had ended, so that the agent recorded `SessionClosed` itself."""
         return isinstance(command, CloseSession) and any(
             isinstance(message.body, SessionClosed)
             and message.sender == command.server
@@ -259,7 +261,7 @@ class _Drive:
         if self._turn.crashed_of(IllegalEvent) and self._compared == len(self._turn.said):
             return self._ended("crashed")
         if self._turn.cut_off and self._turn.may_stop and self._compared == len(self._turn.said):
-            return self._ended("unfinished")  # it lay in the mailbox when the host was killed
+            return self._ended("unfinished")  # it was still in the mailbox when the host was killed
         divergence = Divergence(
             turn=self._turn.run.turn,
             left=event,

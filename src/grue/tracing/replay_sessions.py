@@ -1,7 +1,7 @@
-"""The sessions of a recorded turn, driven anew: connection policy and what a settlement means for its batch.
+"""Replay the sessions of a recorded turn: the connection policy, and the effect of a settlement on its batch.
 
-What a server did (connected or not, answered, died) is taken from the recording; what its session made of it
-is compared.
+The servers' behaviour (connected or not, answered, died) is taken from the recording. The session's decisions
+are computed again and compared.
 """
 
 from collections import deque
@@ -59,23 +59,23 @@ _Said = ConnectFailed | _Outcome | ToolCalled | _Settled | ToolSkipped
 
 
 class Connections:
-    """What an episode remembers of its servers from turn to turn, as its trace tells it."""
+    """An episode's state of each server between turns, as the trace shows it."""
 
     def __init__(self) -> None:
         self._known: dict[ServerName, Settled] = {}
         self._told: dict[ServerName, Settled] = {}
 
     def of(self, server: ServerName) -> Settled:
-        """Return what is known of a server when a turn begins."""
+        """Return a server's state at the beginning of a turn."""
         return self._known.get(server, Untried())
 
     def begin(self, chapter: TurnSlice) -> None:
-        """Take over what the host did before a turn: a resumed episode knows what its trace tells."""
+        """Apply what the host recorded before a turn; a resumed episode gets its state from the trace."""
         if chapter.resumed:
             self._known = dict(self._told)
 
     def learn(self, chapter: TurnSlice) -> None:
-        """Take over what became of each server in a turn."""
+        """Update each server's state with what happened in a turn."""
         connecting: set[str] = set()
         learned: dict[ServerName, Settled] = {}
         for envelope in chapter.envelopes:
@@ -90,9 +90,9 @@ class Connections:
                 if not isinstance(body, StartupFailed):
                     self._told[ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, SessionClosed) and envelope.cause is not None:
-                # It was the turn's time that was up, which says nothing of the server.
+                # The turn's own time was up, which says nothing about the server.
                 connecting.discard(envelope.sender)
-        # Cancelled while it connects, a session leaves what was known before the turn.
+        # A session that is cancelled while it connects leaves the server's state unchanged.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 
@@ -107,7 +107,7 @@ def _after(outcome: _Outcome) -> Settled:
 
 
 class SessionsReplay(Struct, frozen=True):
-    """Messages of all sessions that were compared, and each one's first that is not as it was recorded."""
+    """How many messages of all sessions were compared, and each session's first difference."""
 
     compared: int
     divergences: tuple[Divergence, ...]
@@ -119,13 +119,13 @@ def replay_sessions(
     connections: Connections,
     commands: Mapping[int, TurnCommand | TurnNote],
 ) -> SessionsReplay:
-    """Drive the sessions of a turn.
+    """Replay the sessions of a turn.
 
     Args:
         turn: The turn.
-        chapter: The same, with everything that was recorded.
-        connections: What was known of the servers when it began.
-        commands: What the sessions are told instead of what was recorded, by its number.
+        chapter: The turn's slice of the trace.
+        connections: The state of the servers when the turn began.
+        commands: Commands that replace recorded ones, by the number of the recorded message.
     """
     compared = 0
     found: list[Divergence] = []

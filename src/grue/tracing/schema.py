@@ -1,4 +1,4 @@
-"""The trace's schema: `grue trace schema`. The messages are the schema; this writes it as JSON Schema."""
+"""Generate the trace's JSON Schema from the message classes, for `grue trace schema`."""
 
 import inspect
 from typing import Any

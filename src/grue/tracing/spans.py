@@ -1,7 +1,7 @@
-"""What took how long: a trace's messages, paired to spans of time.
+"""Pair a trace's messages into spans of time, to show how long each step took.
 
-A span begins with the message that starts something and ends with the one that tells of its end. One whose
-end is never told of ends with its trace, or where the host was cut off.
+A span begins with the message that starts a step and ends with the message that reports its end. A span
+whose end is not recorded ends with the trace, or where the host was killed.
 """
 
 from collections.abc import Hashable, Iterator
@@ -13,11 +13,11 @@ from grue import facts, messages
 from grue.tracing.reading import EpisodeEnvelope
 
 Phase: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "game"]
-"""What is going on: a turn as a whole, a session from its opening to its end, and the pieces of both."""
+"""The kind of a span: a whole turn, a whole session, or a part of either."""
 
 
 class Span(Struct, frozen=True, kw_only=True, array_like=True):
-    """A piece of time in which an actor was at one thing.
+    """A period in which an actor was busy with one step.
 
     Attributes:
         turn: Its turn's number.

@@ -1,7 +1,7 @@
-"""What an episode's trace comes to in numbers; `counting.py` counts it, `stats_table.py` shows it.
+"""The statistics of an episode, as data; `counting.py` computes them, `stats_table.py` prints them.
 
-Percentiles are by nearest rank: the smallest value that at least so many percent of all values do not exceed,
-which is always one that was measured. Times are rounded to the microsecond. `phases.py` says where they go.
+Percentiles use the nearest rank, so each is a value that was measured: the smallest one that is at least as
+large as the given percentage of all values. Times are rounded to the microsecond. `phases.py` assigns them.
 """
 
 import math
@@ -15,7 +15,7 @@ from grue.tracing.phases import Phases
 
 
 class Durations(Struct, frozen=True, kw_only=True):
-    """How long something took, in seconds; percentiles by nearest rank, all 0 where nothing was measured."""
+    """Durations in seconds; percentiles by nearest rank, all 0 if nothing was measured."""
 
     count: int = 0
     total_s: float = 0.0
@@ -56,7 +56,7 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
 
 class ModelStats(Struct, frozen=True, kw_only=True):
-    """What was asked of the model.
+    """The requests to the model.
 
     Attributes:
         requests: Completions that were asked for, servers' samplings included.
@@ -77,7 +77,7 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     """The calls of one tool, by its canonical name.
 
     Attributes:
-        calls: Sent to the server; each came to one of the next four, if it came to an end.
+        calls: Sent to the server; each one that ended is also counted in one of the next four.
         returned: Answered with a result.
         errors: Answered with an error.
         timed_out: Not answered in time.
@@ -105,9 +105,9 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         starts: Sessions that opened.
         failed_starts: Attempts to connect that failed.
         retries: Of those, followed by another attempt.
-        disabled: Times that it was given up for the rest of the episode.
+        disabled: How often it was disabled for the rest of the episode.
         deaths: Deaths in the middle of a call.
-        endings: How its processes went, as `SessionClosed` says or, of those that ended behind their turns,
+        endings: How its processes ended, from `SessionClosed` or, if a process outlived its turn, from
             `ServerEnded`; a session without a process: `none`.
         startup: Of the sessions that opened, as the session measured it: what the turn waited.
         spares: Sessions that were opened ahead of their turns.
@@ -142,9 +142,9 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
 
     Attributes:
         started_at: Seconds since the epoch.
-        wall_s: The sum of the phases, what passed while a host ran.
-        resumptions: How often the episode was gone on with after it was cut off.
-        ending: Why the host ended it; `None`: no host has.
+        wall_s: The sum of the phases, that is, the time during which a host ran.
+        resumptions: How often the episode was resumed after an interruption.
+        ending: Why the host ended it; `None`: it has not ended.
         tools: By name.
         servers: In the order of their first message.
         slowest_turns: The slowest first, at most five.

@@ -1,4 +1,4 @@
-"""What a message says, in one short line."""
+"""Summarise a message in one short line."""
 
 from typing import assert_never
 
@@ -20,7 +20,7 @@ _SAYS_WHO = {
 
 
 def telling(body: EpisodeBody) -> str:
-    """Return the most telling fields of a message; untrusted text in it is as it was received."""
+    """Return a message's most important fields as text; untrusted text in it is not escaped."""
     return _of_turn(body) or _of_session(body) or _of_call(body) or _of_model(body) or _of_host(body)
 
 

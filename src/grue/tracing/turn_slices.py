@@ -1,6 +1,6 @@
-"""An episode's trace, turn by turn, with no more in memory than the turns that are under way at once.
+"""Split an episode's trace into its turns, with only the turns that are running at the same time in memory.
 
-In an episode that is one; in a batch (`Runner.map`) turns overlap.
+In an episode one turn runs at a time; in a batch (`Runner.map`) turns overlap.
 """
 
 from collections import deque
@@ -15,15 +15,15 @@ from grue.tracing.reading import EpisodeEnvelope
 
 
 class TurnSlice(Struct):
-    """A turn and what its host noted around it; what precedes the first turn belongs to that one.
+    """A turn and the facts that its host recorded around it; the first turn has all facts before it.
 
     Attributes:
-        turn: Its number; 0 where there is no turn.
-        resumed: An episode that was cut off goes on with it.
-        again: The chapter before has no lower number: this turn was begun before.
-        begun: It has a turn that was run.
-        over: That turn has ended, or crashed.
-        outrun: Another turn began after all that is known of this one.
+        turn: The turn's number; 0 if there is no turn.
+        resumed: An interrupted episode continues with this turn.
+        again: The turn runs again: its number is not higher than that of the slice before.
+        begun: The turn was started.
+        over: The turn has ended or crashed.
+        outrun: A later turn has started, and nothing has arrived for this one since.
     """
 
     turn: int = 0
@@ -36,17 +36,17 @@ class TurnSlice(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of its turn is to be expected any more."""
+        """Whether no further envelope of this turn can arrive."""
         return self.over or not self.begun
 
     @property
     def cut_off(self) -> bool:
-        """Whether its turn may have been killed in the middle of a step."""
+        """Whether the turn may have been killed in the middle of a step."""
         return self.begun and not self.over and not self.outrun
 
 
 _MOST_AT_ONCE = 1000
-"""Chapters that are held for a turn without an end, which may never come: it was cancelled as it began."""
+"""How many slices wait for the end of their turn. A turn that was cancelled as it began never gets an end."""
 
 
 def chapters(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
@@ -59,22 +59,23 @@ def chapters(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 class TurnSplitter:
-    """The chapters that are being written; the last one is the one that what has no turn belongs to."""
+    """The slices that are still open. Envelopes without a turn are added to the last one."""
 
     def __init__(self) -> None:
         self.chapters: deque[TurnSlice] = deque()
         self._last = 0
 
     def make_way(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
-        """Yield the chapters that nothing more can belong to, now that this envelope has come."""
+        """Yield the slices that are complete now that this envelope has arrived."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, RunTurn)
-        # Turns that run at once begin in order: a number that is no higher is another run's.
+        # Turns that run at the same time begin in order, so a number that is not higher belongs to another
+        # run.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [chapter for chapter in self.chapters if not chapter.complete]
             if anew and len(unfinished) == 1:
-                unfinished[0].outrun = True  # only a batch goes on without a word of it
+                unfinished[0].outrun = True  # only a batch resumes without recording it
             while self.chapters:
                 yield self.chapters.popleft()
         elif turn and own is None:
@@ -87,7 +88,7 @@ class TurnSplitter:
         self.chapters.append(TurnSlice())
 
     def take(self, envelope: EpisodeEnvelope) -> None:
-        """Add an envelope to the chapter that it belongs to."""
+        """Add an envelope to its slice."""
         turn, body = turn_of(envelope), envelope.body
         resumes = isinstance(body, EpisodeResumed)
         if not self.chapters:
@@ -103,7 +104,7 @@ class TurnSplitter:
         chapter.outrun = False
 
     def _of(self, turn: int) -> TurnSlice | None:
-        """Return the chapter of a turn: its own, or the last one if that has none yet."""
+        """Return the slice of a turn: its own, or the last slice if that has no turn yet."""
         last = self.chapters[-1] if self.chapters else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last
@@ -113,14 +114,14 @@ class TurnSplitter:
 def turn_of(envelope: EpisodeEnvelope) -> int:
     """Return the number of the turn that an envelope belongs to; 0: none.
 
-    A host notes its facts between turns too; most of them say which turn they belong to.
+    A host also records facts between turns; most of them name the turn that they belong to.
     """
     turn: int = envelope.turn or getattr(envelope.body, "turn", 0)
     return turn
 
 
 def causes(envelope: EpisodeEnvelope, by_seq: dict[int, EpisodeEnvelope]) -> tuple[EpisodeEnvelope, ...]:
-    """Return what led to an envelope, the first cause first, as far as `by_seq` has it."""
+    """Return the causes of an envelope, the first cause first, as far as they are in `by_seq`."""
     chain: list[EpisodeEnvelope] = []
     cause = by_seq.get(envelope.cause) if envelope.cause is not None else None
     while cause is not None and cause.seq < (chain[-1] if chain else envelope).seq:
