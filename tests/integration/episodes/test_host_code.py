@@ -8,7 +8,16 @@ import httpx
 import pytest
 from worded_turns import WordedModel, ask
 
-from grue import ActorCrashed, AnswerSpec, FunctionTools, Recorder, Runner, TurnOutcome, TurnRequest
+from grue import (
+    ActorCrashed,
+    AnswerError,
+    AnswerSpec,
+    FunctionTools,
+    Recorder,
+    Runner,
+    TurnOutcome,
+    TurnRequest,
+)
 from grue.messages import CompletionReceived
 from grue.runtime.supervisor import ActorFailed
 from grue.testing.fault_turns import Mode
@@ -39,6 +48,8 @@ CRASHES: dict[str, BaseException] = {
     "MemoryError": MemoryError(),
     "RecursionError": RecursionError(),
 }
+# Text that a model made up can lead to these in a check that is sound: they refuse the answer.
+UNREADABLE = ("MemoryError", "RecursionError")
 
 # --- Where ---
 
@@ -124,6 +135,8 @@ def test_everything_else_is_a_crash_with_its_cause(
 ) -> None:
     error = CRASHES[kind]
     for name, make in CALLBACKS.items():
+        if name == "check" and kind in UNREADABLE:
+            continue
         options, request = make(error)
         notes: list[Any] = []
         with model.runner(mode, **options) as runner:
@@ -132,6 +145,14 @@ def test_everything_else_is_a_crash_with_its_cause(
                 way(runner, ask(**request))
         assert crash.value.__cause__ is error, name
         assert any(isinstance(note, ActorFailed) for note in notes)
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_check_that_a_text_is_too_much_for_refuses_the_answer(
+    model: WordedModel, mode: Mode, kind: str
+) -> None:
+    with model.runner(mode) as runner, pytest.raises(AnswerError, match=kind):
+        runner.run_turn(ask(answer=AnswerSpec(raising(CRASHES[kind]))))
 
 
 @pytest.mark.parametrize("kind", CRASHES)

@@ -10,6 +10,7 @@ import anyio.to_thread
 
 from grue.errors import MCPError
 from grue.hosts.zork.chat_messages import Sampling, model_settings
+from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.look_alikes import accepts, completion_body, completion_failure, foreign_failure
 from grue.hosts.zork.tool_support import METHOD, asked_of_client
 from grue.messages import (
@@ -139,7 +140,10 @@ class ClientActor(Actor[LlmCommand]):
     async def _ask(self, body: bytes) -> object:
         asked = from_json(body)
         assert isinstance(asked, dict), "a request is an object"
-        call = functools.partial(self._create, **(_as_seeds(asked) if self._profile is _SEEDS else asked))
+        if self._profile is _SEEDS:
+            # Our own client sets cache markers itself, as its endpoint's profile says.
+            asked = _as_seeds(asked, marked=not isinstance(self._client, LLMClient))
+        call = functools.partial(self._create, **asked)
         if inspect.iscoroutinefunction(self._create):
             return await call()
         answer = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
@@ -198,18 +202,18 @@ def client_actor(
     return ClientModel(client, settings, config)
 
 
-def _as_seeds(asked: JsonObject) -> dict[str, Any]:
+def _as_seeds(asked: JsonObject, *, marked: bool) -> dict[str, Any]:
     messages = asked.get("messages")
     assert isinstance(messages, list), "a request has messages"
     return {
         **_ALWAYS_PASSED,
         **asked,
-        "messages": [_seeds_message(each) for each in messages],
+        "messages": [_seeds_message(each, marked=marked) for each in messages],
         "name": "Agent",
     }
 
 
-def _seeds_message(message: dict[str, Any]) -> dict[str, Any]:
-    if message["role"] in ("system", "user"):
+def _seeds_message(message: dict[str, Any], *, marked: bool) -> dict[str, Any]:
+    if marked and message["role"] in ("system", "user"):
         return {**message, "cache_control": {"type": "ephemeral"}}
     return {key: value for key, value in message.items() if value is not None}
