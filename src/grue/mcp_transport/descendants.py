@@ -1,17 +1,16 @@
 """Find the descendants of a server that have left its process group, and kill them.
 
-A process that calls `setsid` leaves the group, and one whose parents have gone cannot be found by walking the
-process tree. Resource limits, however, are inherited by every child and kept by `exec`, whatever else a
-program clears. So each server gets a number of its own as its soft RLIMIT_RTTIME, a limit that only concerns
-realtime scheduling and at 10^18 microseconds or more limits nothing. A process with that number was started
-by this server.
+A process that calls `setsid` leaves the group, and one whose parent has exited cannot be found by walking the
+process tree. But every child inherits the resource limits, and `exec` keeps them. So each server is marked:
+it gets a unique number as its soft RLIMIT_RTTIME. That limit matters only for realtime scheduling, and a
+value of 10^18 microseconds or more limits nothing. A process with that number was started by this server.
 
-Linux only, and only where `prlimit` and pidfds work; elsewhere nothing is marked and nothing is found.
-A process loses the mark by setting that limit itself. One that another program starts on a server's behalf
-(systemd, Docker, cron) never had it.
+This works only on Linux, and only where `prlimit` and pidfds work. Elsewhere nothing is marked or found. A
+process loses the mark if it sets that limit itself. A process that another program starts on behalf of a
+server (systemd, Docker, cron) does not have it.
 
-Killing goes through a pidfd, opened before the mark is looked at: a process id that is given to somebody else
-meanwhile cannot be hit.
+A process is killed through a pidfd that was opened before its mark was checked. With a plain process id, the
+process could exit after the check, and the kill could hit an unrelated process that was given the same id.
 """
 
 import itertools
@@ -33,29 +32,29 @@ _BASE = 4 * 10**18
 
 _FEW_IDS = 64
 _IDS_PER_S = 20_000
-"""No system hands out more process and thread ids a second than this until they come round."""
+"""No system assigns more process and thread ids a second than this. It tells when ids may wrap around."""
 
 
 class HostMark:
-    """The part of the marks that all servers of this process share; a forked child needs one of its own."""
+    """The part of the marks that all servers of this process share. A forked child gets its own."""
 
     def __init__(self) -> None:
         self._digits: str | None = None
         self._serial = itertools.count(1)
 
     def digits(self) -> str:
-        """Return what every mark of this host begins with, in decimal; empty where marks cannot be set."""
+        """Return the decimal digits that each mark of this host begins with; empty if marks cannot be set."""
         if self._digits is None:
             self._digits = f"4{secrets.randbelow(10**9):09d}" if _can_mark() else ""
         return self._digits
 
     def next(self) -> int | None:
-        """Return a mark for one more server, or `None` where marks cannot be set."""
+        """Return a new mark for a server, or `None` if marks cannot be set."""
         digits = self.digits()
         return int(f"{digits}{next(self._serial) % 10**9:09d}") if digits else None
 
     def forget(self) -> None:
-        """Take another one at the next use; for a forked child."""
+        """Choose a new mark at the next use; for a forked child."""
         self._digits = None
 
 
@@ -63,7 +62,7 @@ host_mark = HostMark()
 
 
 class Descendants:
-    """All that a process starts, from the moment this is made. Call `kill` before the process is reaped."""
+    """All processes that a process starts from now on. Call `kill` before the process is reaped."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -75,10 +74,10 @@ class Descendants:
     def kill(self, within_s: float) -> int:
         """Kill every live descendant and wait until they are gone; return how many there were.
 
-        What they start meanwhile is killed too.
+        Processes that they start in the meantime are killed too.
 
         Args:
-            within_s: How many seconds to go on at most.
+            within_s: Time limit in seconds.
         """
         killed = 0
         deadline = time.monotonic() + within_s
@@ -95,15 +94,15 @@ class Descendants:
         return killed
 
     def _find(self) -> list[int]:
-        """Return a pidfd of each live process that carries the mark, the server itself excepted."""
+        """Return a pidfd of each live process that carries the mark, except the server itself."""
         if self._mark is None:
             return []
         found = []
         for pid in _ids_since(self._pid, time.monotonic() - self._since):
-            # Most ids are somebody else's: the mark is looked at first, and once more when the id is held.
+            # Most ids belong to other programs, so check the mark before opening a pidfd, and again after.
             if pid == self._pid or _mark_of(pid) != self._mark:
                 continue
-            with suppress(OSError):  # it has gone, or is a thread's id
+            with suppress(OSError):  # it has exited, or this is a thread's id
                 pidfd = os.pidfd_open(pid)
                 if _mark_of(pid) == self._mark and not _exited(pidfd, 0):
                     found.append(pidfd)
@@ -113,7 +112,7 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """Take away the mark that a child inherited from this process, if this is itself part of a server."""
+    """Remove the mark that a child inherited from this process, if this process is part of a server."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         _set_mark(pid, resource.RLIM_INFINITY)
 
@@ -123,17 +122,17 @@ def _can_mark() -> bool:
         return False
     soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if hard != resource.RLIM_INFINITY or (soft != resource.RLIM_INFINITY and soft < _BASE):
-        return False  # somebody uses the limit for what it is meant for
+        return False  # the limit is used for its real purpose
     try:
         os.close(os.pidfd_open(os.getpid()))
-        # Where /proc shows another namespace, its ids are not those that we could kill.
+        # If /proc belongs to another pid namespace, its ids are not the ids that we could kill.
         return Path("/proc/self").readlink().name == str(os.getpid())
     except OSError:
         return False
 
 
 def carries_host_mark(pid: int) -> bool:
-    """Say whether a server of this process has started that one, at whatever remove."""
+    """Return whether a server of this process, or any descendant of one, has started that process."""
     digits = host_mark.digits()
     return bool(digits) and _mark_of(pid) // 10**9 == int(digits)
 
@@ -147,7 +146,7 @@ def _set_mark(pid: int, mark: int) -> bool:
 
 
 def _mark_of(pid: int) -> int:
-    """Return the process's soft limit, marked or not; -1: unlimited, gone, or somebody else's."""
+    """Return the process's soft limit; -1 if it is unlimited, or the process is gone or not ours."""
     if sys.platform == "linux":
         with suppress(OSError):
             return resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
@@ -161,10 +160,10 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return the ids that a process may have which was started after `first`, `age_s` seconds ago.
+    """Return the ids that processes started after `first` may have; `first` started `age_s` seconds ago.
 
-    Ids are handed out in turn. While they cannot have come round, only those between `first` and the newest
-    are looked at: usually a handful, where a machine may have thousands of processes.
+    The kernel assigns ids in order. Unless they may have wrapped around, only the ids between `first` and the
+    newest are searched. Those are usually few, while a machine may have thousands of processes.
     """
     highest, newest = _highest_id(), _newest_id()
     if age_s > highest / _IDS_PER_S:

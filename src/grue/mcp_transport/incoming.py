@@ -1,9 +1,10 @@
-"""From what a server has written to a message of the SDK, whatever it is; never raises.
+"""Decode what a server has written into a message of the SDK. Never raises, whatever the bytes are.
 
-An answer that is not usable becomes an error for the request that it belongs to, which would otherwise wait
-for its timeout. A message with more than `MOST_VALUES` values keeps its structured parts as their JSON text:
-decoding holds up every thread of the host, and a value takes many times the memory of its text. Of a message
-that was too long to be kept only the two ends are known; a request whose id is in them fails.
+- An answer that is not usable becomes an error for its request, which would otherwise wait for its timeout.
+- A message with more than `MOST_VALUES` values keeps its structured parts as JSON text. Decoding it would
+  block every thread of the host, and a decoded value takes many times the memory of its text.
+- Of a message that was too long, only the two ends are kept. If they hold the id of a request, that request
+  fails at once.
 """
 
 import json
@@ -21,7 +22,7 @@ from grue.protocol.tool_results import JsonText
 from grue.runtime.aside import aside
 
 MOST_VALUES = tool_results.MAX_JSON_VALUES
-"""A message with more values than that is not decoded to the last one."""
+"""A message with more values than this is not decoded completely."""
 
 _SMALL_BYTES = 16_384
 _SHOWN_CHARS = 200
@@ -29,7 +30,7 @@ _MOST_BLOCKS = 1000
 _MOST_DIGITS = 4300
 _DEEP = 100
 _DEPTH = tool_results.MAX_DEPTH + 20
-"""Deepest nesting of what is given on: what is inside of a message may be `MAX_DEPTH` deep itself."""
+"""Deepest nesting of a decoded message. The content of a message may be `MAX_DEPTH` deep itself."""
 
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,18}|"[^"\\]{1,100}")'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
@@ -38,21 +39,21 @@ _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?
 
 
 def read_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, or `None` for a line that is none. Never raises."""
+    """Return the message of a line, or `None` if it is not a message. Never raises."""
     return _message_of(_decode(line))
 
 
 async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the same for a line of any length, in steps between which other tasks run."""
+    """Return the message of a line of any length, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # In a thread, because most of it is Python, which lets others run every few milliseconds.
+    # A thread helps because most of this is Python code, which releases the interpreter regularly.
     value = await aside(_decode_large, line)
     return _message_of(value)
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return the error for the request that a message of more than `limit` bytes answers, if that shows."""
+    """Return an error for the request that a too long message answers; `None` if its id is not visible."""
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None
@@ -64,7 +65,7 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
 
 
 def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
-    """Return the error that stands for an unusable answer, if it is an answer at all."""
+    """Return an error in place of an unusable answer; `None` if it is not an answer."""
     if "method" in value:
         return None
     member = "error" if "error" in value else "result"
@@ -74,7 +75,7 @@ def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
 
 
 def values_in(text: bytes) -> int:
-    """Return about how many values a JSON text has; never fewer. Commas in its strings count, too."""
+    """Return an upper estimate of the number of values in a JSON text. Commas in strings count too."""
     return len(text) - len(text.translate(None, b"[{,"))
 
 
@@ -84,7 +85,7 @@ def _refusal(request_id: object, text: str) -> types.JSONRPCError | None:
     error = types.ErrorData(code=types.INTERNAL_ERROR, message=text)
     try:
         return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
-    except ValueError:  # an id that is no Unicode text
+    except ValueError:  # the id is not valid Unicode
         return None
 
 
@@ -114,14 +115,14 @@ def _message_of(value: object) -> types.JSONRPCMessage | None:
 
 
 def is_usable(message: types.JSONRPCMessage) -> bool:
-    """Say whether the SDK's dispatcher can take a message; it breaks on numbers that are too large for it."""
+    """Return whether the SDK's dispatcher can take a message. Numbers too large for a float break it."""
     if isinstance(message, types.JSONRPCNotification) and message.method == "notifications/progress":
         return _is_progress(message.params)
     return True
 
 
 def _is_progress(params: object) -> bool:
-    """Say whether the SDK can make floating-point numbers of what it is told."""
+    """Return whether the numbers of a progress notification fit into floats."""
     if not isinstance(params, dict):
         return True
     try:
@@ -141,7 +142,7 @@ def _decode(line: bytes) -> object:
         value = _decode_damaged(line)
         if value is None:
             return None
-    # Everything that goes through a value later takes a level of the stack for each of its own.
+    # Limit the nesting: code that walks the value later recurses once a level.
     if line.count(b"[") + line.count(b"{") > _DEEP:
         return tool_results.json_value(value, depth=_DEPTH)
     return value
@@ -152,7 +153,7 @@ def _decode_large(line: bytes) -> object:
 
 
 def _decode_damaged(line: bytes) -> object:
-    """Decode what has a byte that is no text, a NaN, half a surrogate pair: not worth a lost answer."""
+    """Decode JSON with invalid UTF-8, a NaN or a lone surrogate, so that the answer is not lost."""
     text = line.decode("utf-8", "replace")
     try:
         return json.loads(text, parse_int=_integer)
@@ -165,7 +166,7 @@ def _integer(digits: str) -> int | str:
 
 
 class _Outside(Struct):
-    """A message, its parts still JSON."""
+    """A message whose parts are not decoded yet."""
 
     jsonrpc: str = "2.0"
     id: int | str | None = None
@@ -191,7 +192,7 @@ class _Error(Struct):
 
 
 def _decode_outside(line: bytes) -> object:
-    """Decode an answer with too many values, of which those stay text; of other messages nothing."""
+    """Decode an answer with too many values and keep its large parts as text. Drop any other message."""
     try:
         outside = msgspec.json.decode(line, type=_Outside)
     except (ValueError, RecursionError):
@@ -235,7 +236,7 @@ def _block(written: bytes) -> object:
     if values_in(written) <= MOST_VALUES:
         return _decode(written)
     try:
-        # The commas may be those of a text.
+        # The commas may be inside one long text.
         return msgspec.to_builtins(msgspec.json.decode(written, type=_Text))
     except (ValueError, RecursionError):
         return {"type": "text", "text": _json_text(written)}

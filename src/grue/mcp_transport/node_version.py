@@ -1,10 +1,12 @@
-"""Whether Node is too old for a server that has just failed to start (R14); read only then, never before.
+"""Find out whether Node is too old for a server that has just failed to start.
 
-A server may fail by exiting, by answering nothing in time, or by an answer that cannot be used.
+It is called only after a failure: the server exited, did not answer in time, or gave an unusable answer.
 
-What a package wants stands in the `engines.node` of its `package.json`: beside the script that is run, in a
-`node_modules` folder of the working directory or above, or where npx keeps what it has fetched. Nothing is
-fetched to find out.
+A package states the Node versions that it needs in `engines.node` of its `package.json`. That file is
+searched beside the script, in the `node_modules` folders of the working directory and above, and in npx's
+cache. Nothing is downloaded.
+
+Source: R14
 """
 
 import json
@@ -25,14 +27,14 @@ _RUNNERS = frozenset(("npx", "npm", "pnpm", "yarn", "bun", "bunx"))
 _WORDS = frozenset(("exec", "dlx", "x", "run"))
 _NAMING = ("-p", "--package")
 _KNOWN = {"@kastalien-research/thoughtbox": ">=22"}
-"""For packages whose `package.json` cannot be read, and that are known to want more than most."""
+"""Known requirements, for packages whose `package.json` cannot be read."""
 
 _ASK_LIMITS = ProcessLimits(exit_grace_s=0.1, term_grace_s=0.1, max_line_bytes=4096)
 ASK_S = 1.0
-"""How long Node may take to say its version."""
+"""Time limit for `node --version`."""
 
 ASK_AFTER_TIMEOUT_S = 0.3
-"""The same after a server has used up the start-up limit. Node takes about 30 ms."""
+"""The same after the server has used up its start-up limit. Node takes about 30 ms."""
 
 _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX*])){0,2})")
 
@@ -40,15 +42,15 @@ _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX
 async def node_too_old(
     server: StdioServer, registry: ProcessRegistry, *, limit_s: float = ASK_S
 ) -> str | None:
-    """Return what to do if Node is older than the server's package wants, or `None` if it is not.
+    """Return advice for the user if Node is older than the server's package needs, or else `None`.
 
-    Asks `node --version`. `None` also where the command is no Node program, or where either version cannot be
-    found out.
+    Runs `node --version`. Also returns `None` if the command does not run Node, or if either version cannot
+    be determined.
 
     Args:
         server: The server.
-        registry: Knows Node's process until it is reaped.
-        limit_s: How long Node may take to answer.
+        registry: Holds Node's process until it is reaped.
+        limit_s: Time limit for Node's answer.
     """
     found = _wanted(server)
     if found is None:
@@ -102,7 +104,7 @@ def _wanted(server: StdioServer) -> tuple[str, str] | None:
 
 
 def _package(args: tuple[str, ...]) -> str:
-    """Return the package that npx and its like are to run, without its version; empty if there is none."""
+    """Return the package that npx or a similar runner starts, without its version; empty if there is none."""
     named, rest = "", iter(args)
     for arg in rest:
         flag, equals, value = arg.partition("=")
@@ -132,7 +134,7 @@ def _engines(file: Path) -> str | None:
 
 
 async def _installed(server: StdioServer, registry: ProcessRegistry, limit_s: float) -> Version | None:
-    """Return the version of the Node that the server would be run by."""
+    """Return the version of the Node that runs the server."""
     own = server.command if PurePath(server.command).name == "node" else "node"
     node = shutil.which(own, path=server.environment().get("PATH"))
     if node is None:

@@ -1,9 +1,9 @@
-"""Whether a tool's result is what the tool said it would be: structured content against its output schema.
+"""Check the structured content of a tool's result against the tool's output schema.
 
-The schema comes from the server, and so does what is checked: neither is trusted. References are resolved
-within the schema only, nothing is fetched. Keywords that need regular expressions, which can run for ever, or
-compare every item with every other, are passed over. What is too large is not checked, and a check that takes
-too long is given up. What cannot be checked is let through, with a notice.
+Both come from the server and are untrusted. References are resolved only within the schema; nothing is
+fetched. Keywords that use regular expressions are ignored, since those can run for ever, and so are keywords
+that compare every item with every other. Content that is too large is not checked, and a check that takes too
+long is stopped. A result that cannot be checked passes, with a notice.
 
 `jsonschema` comes with the package mcp; it is imported when the first result is checked.
 """
@@ -27,7 +27,7 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_CONTENT_BYTES = 1_000_000
 MAX_CHECK_S = 0.5
 _CHECK_AT_ONCE_S = 0.003
-"""What takes longer than that goes on in a thread."""
+"""A check that takes longer is repeated in a thread."""
 
 _FAULT_CHARS = 300
 _NOT_CHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
@@ -37,24 +37,24 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _check_until: ContextVar[float] = ContextVar("check_until")
 
 Check: TypeAlias = Callable[[object, float], str | None]
-"""Says what is wrong with structured content, if anything is; takes so many seconds at most."""
+"""Returns the fault of structured content, or `None`. The second argument is its time limit in seconds."""
 
 
 class _GivenUpError(Exception):
-    """The text says why."""
+    """A schema or a content is not checked. The text says why."""
 
 
 class _OutOfTimeError(_GivenUpError):
-    """The check took longer than it was given."""
+    """The check exceeded its time limit."""
 
 
 class OutputSchemas:
-    """The output schemas of one session's tools, each compiled once, when its tool first answers.
+    """The output schemas of one session's tools. Each is compiled when its tool answers for the first time.
 
-    One that cannot be compiled or used is given up for the session.
+    A schema that cannot be compiled or used is ignored for the rest of the session.
 
     Args:
-        notify: Hears of what cannot be used or checked, as `bad_schema`.
+        notify: Receives a `bad_schema` notice for a schema or a result that cannot be checked.
     """
 
     def __init__(self, notify: Notify) -> None:
@@ -63,21 +63,21 @@ class OutputSchemas:
         self._checks: dict[str, Check | None] = {}
 
     def declare(self, tools: Iterable[ToolDefinition]) -> None:
-        """Take a listing in place of the one before."""
+        """Replace the tools by those of a new listing."""
         before = self._schemas
         self._schemas = {tool.tool: tool.output_schema for tool in tools if tool.output_schema is not None}
         for name in [name for name in self._checks if self._schemas.get(name) != before[name]]:
             del self._checks[name]
 
     async def checked(self, tool: str, answer: JsonObject, result: ToolCallResult) -> ToolCallResult:
-        """Return the result of a call, or an error with the same content if it breaks the tool's promise.
+        """Return the result of a call, or an error with the same content if it does not match the schema.
 
-        Cancelling gives the check up.
+        Cancelling stops the check.
 
         Args:
             tool: Bare name.
             answer: The result object of `tools/call`.
-            result: What was read from it.
+            result: The same result, decoded.
         """
         if result.is_error or tool not in self._schemas:
             return result
@@ -98,9 +98,9 @@ class OutputSchemas:
     async def _compiled(self, tool: str) -> Check | None:
         schema = self._schemas[tool]
         try:
-            # In a thread: reading a schema, and importing what reads it, takes up to a second.
+            # In a thread, because importing the validator and compiling a schema takes up to a second.
             return await aside(_check_of, schema)
-        except Exception as error:  # noqa: BLE001 - a server's schema may break its compiler in any way
+        except Exception as error:  # noqa: BLE001 - an untrusted schema may make the compiler raise anything
             self._give_up(tool, error)
             return None
 
@@ -114,7 +114,7 @@ class OutputSchemas:
                 return check(content, _CHECK_AT_ONCE_S)
             except _OutOfTimeError:
                 return await aside(check, content, MAX_CHECK_S)
-        except Exception as error:  # noqa: BLE001 - or show only when it is used that it cannot be
+        except Exception as error:  # noqa: BLE001 - some faults of a schema show only when it is used
             self._give_up(tool, error)
             return None
 
@@ -126,7 +126,7 @@ class OutputSchemas:
 def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    # The first line of the validator's own words; the others repeat the schema.
+    # Only the first line of the validator's text; the others repeat the schema.
     return printable(str(error).strip().partition("\n")[0] or type(error).__name__, _FAULT_CHARS)
 
 
@@ -134,7 +134,7 @@ def _check_of(schema: JsonObject) -> Check:
     """Compile a schema.
 
     Raises:
-        Exception: It is too large, or not valid; of whatever type the validator has for it.
+        Exception: The schema is too large or not valid. The validator chooses the type.
     """
     import jsonschema  # type: ignore[import-untyped]  # it ships no types
     from referencing import Registry
@@ -146,7 +146,7 @@ def _check_of(schema: JsonObject) -> Check:
         raise _GivenUpError("its dialect of JSON Schema is too old")
     own = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
     if _leads_elsewhere(own):
-        # The validator would go on there with its plain class, without our limits.
+        # The validator would follow it with its plain class, without our limits.
         raise _GivenUpError("it refers to something outside, or is made of several schemas")
     dialect.check_schema(own, format_checker=jsonschema.FormatChecker(()))
     validator = _bounded(dialect)(own, registry=Registry())
@@ -186,7 +186,7 @@ def _is_outside(reference: object) -> bool:
 
 @functools.cache
 def _bounded(dialect: Any) -> Any:
-    """Return a validator of the same dialect that keeps to our limits."""
+    """Return a validator class of the same dialect that applies our limits."""
     from jsonschema import validators
 
     keywords = {name: _timed(keyword) for name, keyword in dialect.VALIDATORS.items()}

@@ -1,7 +1,11 @@
-"""The official MCP SDK over a stream of messages; only this module and `sdk_http` import `mcp`, a slow thing.
+"""The official MCP SDK, connected to a stream of messages.
 
-The SDK's dispatcher reads from and writes to a server process directly: no tasks and no queues in between.
-Sending never blocks, so that its timeouts and cancellations hold against a server that has stopped reading.
+Only this module and `sdk_http.py` may import `mcp` when they are loaded, because the import is slow. Import
+them inside functions.
+
+The SDK's dispatcher reads from and writes to a server process directly, without tasks or queues in between.
+Sending never blocks. Otherwise a server that has stopped reading would block the SDK, and its timeouts and
+cancellations would not take effect.
 """
 
 import json
@@ -33,18 +37,18 @@ from grue.tool_sessions.notices import Notify
 
 _KNOWS_NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
 _MOST_ROUNDS = 10
-"""How often a request is repeated with what its server wanted to know first."""
+"""How often a request is repeated with the input that its server asked for."""
 
 MOST_UNASKED = 100_000
-"""Lines of a server in a row that answer nothing, until it is given up."""
+"""How many lines in a row a server may write without an answer among them."""
 
 _MOST_AT_ONCE = 8
-"""Requests of a server that are worked on at the same time; more are declined."""
+"""How many requests of a server are served at the same time; further ones are declined."""
 
 _TOO_MANY = f"{_MOST_AT_ONCE} requests are being worked on, which is the most at the same time"
 
 _DECLINED = -1
-"""The code that the specification uses for a request that a person turned down."""
+"""The error code that the specification uses for a request that the user declines."""
 
 __all__ = [
     "LineStream",
@@ -59,10 +63,12 @@ __all__ = [
 
 
 class MessageStream(ABC):
-    """Both streams of the SDK's contract in one; sending never blocks, and closing is the wire's own affair.
+    """The read and the write stream that the SDK expects, in one object. Sending never blocks.
+
+    Closing does nothing, because the wire closes the connection.
 
     Attributes:
-        broken: Why nothing more can be exchanged, or `None` while it can.
+        broken: Why nothing more can be exchanged; `None` while the stream works.
     """
 
     broken: str | None
@@ -73,10 +79,10 @@ class MessageStream(ABC):
 
     @abstractmethod
     async def send(self, item: SessionMessage) -> None:
-        """Hand a message over; raises `BrokenResourceError` where nothing can be sent any more."""
+        """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
 
     async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
-        """Do nothing: the connection belongs to whoever made it."""
+        """Do nothing: the wire closes the connection."""
 
     def __aiter__(self) -> Self:
         return self
@@ -95,10 +101,10 @@ class MessageStream(ABC):
 
 
 class LineStream(MessageStream):
-    """Both streams of the SDK's contract: one JSON-RPC message a line, in and out.
+    """A `MessageStream` over a process's pipes: one JSON-RPC message a line.
 
-    A line that is no message is reported and skipped, and so is a message that is too large. A server that
-    goes on saying what answers nothing is given up after `MOST_UNASKED` lines.
+    A line that is not a message is skipped with a notice, and so is a message that is too large. After
+    `MOST_UNASKED` lines without an answer the stream breaks.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
@@ -107,7 +113,7 @@ class LineStream(MessageStream):
         self._max_message_bytes = max_message_bytes
         self._unasked = 0
         self.broken: str | None = None
-        """Why nothing more can be exchanged, or `None` while it can."""
+        """Why nothing more can be exchanged; `None` while the stream works."""
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message."""
@@ -140,7 +146,7 @@ class LineStream(MessageStream):
         return message
 
     async def send(self, item: SessionMessage) -> None:
-        """Hand a message to the process; what it does not take at once is queued."""
+        """Write a message to the process; queue what the pipe does not take at once."""
         try:
             self._process.send_line(encode_message(item.message))
         except anyio.BrokenResourceError:
@@ -149,7 +155,7 @@ class LineStream(MessageStream):
 
 
 class Welcome(Struct, frozen=True):
-    """What a server says of itself when a session begins; its words are untrusted."""
+    """What a server reports when a session begins. The texts are untrusted."""
 
     protocol_version: str
     server_version: str
@@ -157,12 +163,12 @@ class Welcome(Struct, frozen=True):
 
 
 class Link:
-    """A `ClientSession` and the dispatcher below it, over one stream. One task enters and leaves it."""
+    """The SDK's `ClientSession` and dispatcher over one stream. The same task enters and leaves it."""
 
     def __init__(self, stream: MessageStream, notify: Notify, abilities: Abilities) -> None:
         self.stream = stream
         self.tools_changed = False
-        """The server has said so since this was last set to `False`."""
+        """Whether the server has announced changed tools since this was last set to `False`."""
         self._notify = notify
         self._abilities = abilities
         self._at_once = anyio.Semaphore(_MOST_AT_ONCE)
@@ -180,11 +186,11 @@ class Link:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # Without the body's exception, which would come back inside an ExceptionGroup.
+        # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
         await self._session.__aexit__(None, None, None)
 
     def _callbacks(self) -> dict[str, Any]:
-        """Return callbacks for what is offered; the SDK announces an ability where it has a callback."""
+        """Return a callback for each ability that is offered; the SDK announces those with a callback."""
         offered = self._abilities
         return {
             "sampling_callback": None if offered.sample is None else self._sample,
@@ -232,14 +238,15 @@ class Link:
         return types.ListRootsResult.model_validate({"roots": roots})
 
     async def initialize(self) -> Welcome:
-        """Agree on a revision of the protocol: by a handshake, or with servers that know none, by discovery.
+        """Agree on a protocol revision: by handshake, or else by discovery, for servers without one.
 
-        The handshake comes first. A server that offers nothing older than 2026-07-28 refuses it at once,
-        while one that ignores what it does not know would let a probe wait for its timeout.
+        The handshake is tried first. A server of the revision 2026-07-28 or later refuses it at once. In the
+        other order, an older server that ignores unknown requests would leave a discovery request
+        unanswered until its timeout.
 
         Raises:
             SdkError: The server refused, or the connection broke.
-            RuntimeError, ValueError: The answer makes no sense.
+            RuntimeError, ValueError: The answer is not usable.
         """
         try:
             result = await self._session.initialize()
@@ -258,14 +265,14 @@ class Link:
         )
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and return its result as it came, which the SDK's typed methods would not.
+        """Send a request and return the raw result. The SDK's typed methods would not return it unchanged.
 
-        A server of the revision 2026-07-28 may want something first; it gets what this host offers, and is
-        asked again. Cancelling sends `notifications/cancelled` to the server.
+        A server of the revision 2026-07-28 may ask for input first. It gets the input if the host offers it,
+        and the request is sent again. Cancelling sends `notifications/cancelled` to the server.
 
         Raises:
-            SdkError: The server answered with an error, wants what is not offered, or the connection broke:
-                see `is_closed`.
+            SdkError: The server answered with an error, asks for input that is not offered, or the connection
+                broke (`is_closed` tells which).
         """
         result = await self._send(method, params)
         for _ in range(_MOST_ROUNDS):
@@ -277,7 +284,7 @@ class Link:
     async def _send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         sent: dict[str, Any] = {"method": method, "params": dict(params)}
         options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
-        # What a revision wants of every request (metadata, HTTP headers) only the session knows.
+        # Only the session knows the metadata and HTTP headers that a revision requires in every request.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
         return await self._dispatcher.send_raw_request(method, sent["params"], options)
 
@@ -320,7 +327,7 @@ class Link:
 
 
 def _text_of(content: object) -> str:
-    """Return the text of what a server wants to say to the model; what is not text is named."""
+    """Return the text of a sampling message. Other content is replaced by its type in brackets."""
     blocks = content if isinstance(content, list) else [content]
     return "\n".join(
         block.text if isinstance(block, types.TextContent) else f"[{getattr(block, 'type', 'content')}]"
@@ -329,7 +336,7 @@ def _text_of(content: object) -> str:
 
 
 def is_closed(error: SdkError, stream: MessageStream) -> bool:
-    """Tell the dispatcher's word for a broken connection from a server's error that has the same code."""
+    """Return whether an error means a broken connection, not a server's own error with the same code."""
     return (
         stream.broken is not None
         and error.code == types.CONNECTION_CLOSED
@@ -341,5 +348,5 @@ def encode_message(message: types.JSONRPCMessage) -> bytes:
     """Return a message as one line of JSON, without its newline. Never raises."""
     try:
         return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-    except ValueError:  # a lone surrogate in a model's arguments: JSON can carry it escaped
+    except ValueError:  # a lone surrogate in the arguments, which JSON can hold in escaped form
         return json.dumps(message.model_dump(by_alias=True, exclude_unset=True)).encode()

@@ -1,8 +1,9 @@
-"""A stream of server-sent events on its way to the SDK, which reads what is left of it.
+"""Filter a stream of server-sent events before the SDK reads it, so that it cannot block the event loop.
 
-The SDK parses an event in one go in the event loop, and passes over comments without a pause. So comments are
-left out here, at a pace that lets other tasks run, and a large event is read here: the SDK gets a small one
-with the same id in its place, for which the message is put back (`put_back`) once it comes out.
+The SDK parses an event in one step in the event loop, and skips comments without a pause. So this module
+drops the comments, with pauses for other tasks, and parses large events itself. In place of a large event the
+SDK gets a small one with the same id. When that message comes out of the SDK, `put_back` replaces it with the
+large one.
 """
 
 import re
@@ -24,32 +25,32 @@ Answer = types.JSONRPCResponse | types.JSONRPCError
 
 
 class LargeAnswers:
-    """Answers that were too large for the SDK to read, by the ids under which they will be asked for."""
+    """Answers too large for the SDK, by the id of the small message that stands in for each."""
 
     def __init__(self) -> None:
         self._kept: dict[int | str, Answer] = {}
 
     def keep(self, answer: Answer) -> None:
-        """Keep an answer until something small comes with its id."""
+        """Keep an answer until its stand-in comes out of the SDK."""
         if answer.id is not None:
             self._kept[answer.id] = answer
 
     def put_back(self, message: types.JSONRPCMessage) -> types.JSONRPCMessage:
-        """Return the answer that this message stands for, or the message itself."""
+        """Return the answer that this message stands in for, or else the message itself."""
         if self._kept and isinstance(message, types.JSONRPCResponse):
             return self._kept.pop(message.id, message)
         return message
 
 
 class CalmEvents(httpx2.AsyncByteStream):
-    """The body of a response: events, without comments and without large ones.
+    """The body of a response: its events without comments, and with stand-ins for large events.
 
     Args:
-        source: The body as it comes.
-        request_id: Of the request that it answers; `None` for a stream of whatever the server has to say.
-        answers: Takes the large answers.
-        notify: Hears of what is left out.
-        limits: Longest event that is read, and longest one that does not end the stream, in bytes.
+        source: The original body.
+        request_id: Id of the request that it answers; `None` for the stream of the server's own messages.
+        answers: Keeps the large answers.
+        notify: Receives a notice for each event that is left out.
+        limits: Longest event that is read, and longest one that does not break the stream, in bytes.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class CalmEvents(httpx2.AsyncByteStream):
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
-        """Keep the answer, and return a small event in its place; a comment if there is none."""
+        """Keep the answer and return its stand-in event; return a comment if there is no answer."""
         if answer is None:
             self._notify("noise", "a large event that is no message")
             return b": left out\n\n"

@@ -1,9 +1,9 @@
-"""The SDK's HTTP transports as one stream of messages that fails the way a process's pipes do.
+"""The SDK's HTTP transports as a `MessageStream` that fails in the same way as a process's pipes.
 
-The transports run in a task of their own, beside two unbounded queues, so that neither a send nor the end of
-a session ever waits for the server. They are given a client (`_Client`) that lets no fault through to them:
-most would make them end with an exception group, log a traceback, or never answer. Each fault becomes,
-instead, the answer to the request that it befell.
+The transports run in their own task, with an unbounded queue for each direction, so that neither sending nor
+ending a session waits for the server. They get an HTTP client (`_Client`) that hides every fault from them.
+With most faults they would otherwise end with an exception group, log a traceback, or never answer. The
+client turns a fault into the answer to the request that failed.
 """
 
 import contextvars
@@ -56,32 +56,32 @@ _SESSION_ID = "mcp-session-id"
 _SAYS_CHARS = 200
 _SAYS_BYTES = 65_536
 _IDLE_S = 3.0
-"""How long an unused connection is kept: less than the five seconds after which common servers close it, for
-a request that meets the closing is lost."""
+"""How long an unused connection is kept. Common servers close one after five seconds, and a request that is
+sent at that moment is lost, so we close it earlier."""
 
 _MOST_WAITING = 1000
-"""Messages of the server that wait for the session to take them; more wait with the server."""
+"""How many messages of the server are queued for the session before reading pauses."""
 
 _MOST_UNSENT = 10_000
-"""Messages that wait for the server to take them, until it is given up."""
+"""How many messages may wait to be sent before the connection counts as broken."""
 
 _LOOK_AGAIN_S = 0.002
 
 _ELSEWHERE = "Endpoint origin does not match"
-"""What the SDK logs, and then waits for ever, where a server names an endpoint at another host."""
+"""The SDK logs this if a server names an endpoint at another host, and then waits for ever."""
 
 _our_stream = contextvars.ContextVar["HttpStream | None"]("grue_http_stream", default=None)
-"""Set in the tasks that the libraries run for us: whom to tell what they log."""
+"""The stream for which a library's task runs. It receives the library's log records (`_LogToStream`)."""
 
 
 class HttpStream(MessageStream):
-    """Both directions of a connection; see `MessageStream`.
+    """A `MessageStream` over HTTP.
 
     Attributes:
-        broken: Why nothing more can be exchanged.
-        remedy: What to do about that, where the fault says so.
-        large: Answers that are kept from the SDK.
-        notify: Hears of what the server does beside the protocol.
+        broken: Why nothing more can be exchanged; `None` while the stream works.
+        remedy: What the user can do about that, if the fault says so.
+        large: Large answers that bypass the SDK.
+        notify: Receives the server's notices.
     """
 
     def __init__(self, server: HttpServer, limits: ProcessLimits, notify: Notify) -> None:
@@ -100,15 +100,16 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Connect, and carry messages both ways until `leave` or until the connection breaks. Never raises.
+        """Connect, and carry messages both ways until `leave` is called or the connection breaks.
 
-        Shielded, because ending the session takes an exchange of its own: `leave` ends it, always.
+        Never raises. It is shielded from cancellation because ending the session takes an HTTP exchange of
+        its own, which a cancelled task could not make. `leave` always ends it.
         """
         _our_stream.set(self)
         try:
             with self._scope:
                 await self._carry()
-        except Exception as error:  # noqa: BLE001 - whatever the transports raise means that they are broken
+        except Exception as error:  # noqa: BLE001 - any exception of the transports breaks the stream
             self.break_off(_broken_by(error))
         finally:
             self.break_off(CUT_SHORT)
@@ -117,7 +118,7 @@ class HttpStream(MessageStream):
             self._left.set()
 
     async def leave(self, grace_s: float) -> None:
-        """End the session at the server, which gets `grace_s` for it, also while being cancelled."""
+        """End the session at the server within `grace_s`, even while this task is being cancelled."""
         self._leaving.set()
         if self._connected:
             with anyio.move_on_after(grace_s, shield=True):
@@ -128,24 +129,24 @@ class HttpStream(MessageStream):
         self._inbound.close()
 
     def answer(self, request_id: int | str, message: types.JSONRPCMessage) -> None:
-        """Deliver the server's answer to a request, under the id that the request had."""
+        """Deliver the server's answer to a request, with the id of that request."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             message.id = request_id
         self._deliver(SessionMessage(message))
 
     def fail(self, request_id: int | str, fault: WireFault) -> None:
-        """Answer a request with the fault that has befallen it."""
+        """Answer a request with the fault that made it fail."""
         error = types.ErrorData(code=types.INTERNAL_ERROR, message=fault.cause, data=fault)
         self._deliver(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
 
     def break_off(self, fault: WireFault) -> None:
-        """End the stream; the first fault counts."""
+        """Break the stream. The first fault is kept as the cause."""
         if self.broken is None:
             self.broken, self.remedy = fault.cause, fault.remedy
         self._arrived.close()
 
     def logged(self, text: str) -> None:
-        """Take what a library logs on our behalf."""
+        """Receive a log record that a library wrote for this stream."""
         self.notify("noise", text)
         if text.startswith(_ELSEWHERE):
             self.break_off(ENDPOINT_ELSEWHERE)
@@ -173,7 +174,7 @@ class HttpStream(MessageStream):
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
         if self._server.transport == "sse":
-            # Its own factory makes the client.
+            # This transport creates the client itself, with our factory.
             async with sse_client(self._server.url, httpx_client_factory=self._client) as streams:
                 yield streams
         else:
@@ -200,14 +201,14 @@ class HttpStream(MessageStream):
             refusal = _refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        self._leaving.set()  # and what the transport raises now is the reason
+        self._leaving.set()  # what the transport raises while it ends is the cause
 
     async def _send_all(self, write: Any) -> None:
         async for item in self._unsent:
             await write.send(item)
 
     async def _wait_for_room(self) -> None:
-        """Read on when what was read before is being taken."""
+        """Wait until the session has taken enough of the messages that are queued."""
         while self.broken is None and self._arrived.statistics().current_buffer_used > _MOST_WAITING:  # noqa: ASYNC110
             await anyio.sleep(_LOOK_AGAIN_S)
 
@@ -221,16 +222,16 @@ class HttpStream(MessageStream):
 
 
 class _Client(httpx2.AsyncClient):
-    """A client for one server that answers its user whatever happens.
+    """An HTTP client for one server that never raises a transport error; it always returns a response.
 
-    Its timeouts are for connecting and for notifications, which nobody waits for; whoever waits for an answer
-    has a time limit of their own.
+    Its timeouts apply to connecting and to notifications, which have no answer. A request that waits for an
+    answer has the caller's time limit.
     """
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s
         super().__init__(
-            # Not compressed: what is read can be no longer than what was sent.
+            # Ask for no compression, so that a short body cannot expand to a huge one.
             headers={"accept-encoding": "identity", **server.headers},
             timeout=httpx2.Timeout(None, connect=connect_s),
             limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
@@ -242,7 +243,7 @@ class _Client(httpx2.AsyncClient):
         self._max_event_bytes = limits.max_line_bytes
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request; a fault goes to the stream, and the caller gets an answer that it can ignore."""
+        """Send a request. A fault goes to the stream, and the SDK gets a response that it ignores."""
         head = await _head(request)
         limit_s = None if _is_awaited(request, head) else self._server.connect_timeout_s
         try:
@@ -262,13 +263,13 @@ class _Client(httpx2.AsyncClient):
         elif request.method == "GET" and self._server.transport == "sse":
             self._stream.break_off(fault)
             return httpx2.Response(503, request=request)
-        # A stream for the server's own messages is an offer; it is declined with a 405.
+        # A GET opens an optional stream for the server's own messages. A 405 tells the SDK there is none.
         return httpx2.Response(405, request=request) if request.method == "GET" else _taken(request)
 
     async def _judge(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response that the transport can use, or what is wrong with it."""
+        """Return a response that the SDK's transport can use, or the fault."""
         following = response.next_request
         if following is not None and _stays(request, following):
             return response
@@ -297,7 +298,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Read the body of an answer, or of a refusal."""
+        """Read the body of an answer or of an error."""
         body = await _body(response, self._max_message_bytes if response.is_success else _SAYS_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
@@ -322,7 +323,7 @@ class _Client(httpx2.AsyncClient):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What of a message tells whether it is a request, and which."""
+    """The fields of a message that show whether it is a request, and which one."""
 
     id: int | str | None = None
     method: str | None = None
@@ -342,32 +343,32 @@ async def _head(request: httpx2.Request) -> _Head:
 
 
 def _stays(request: httpx2.Request, following: httpx2.Request) -> bool:
-    """Say whether a redirect leads to the same server, as the same request: only then it is followed."""
+    """Return whether a redirect keeps server and method. Only such a redirect is followed."""
     before, after = request.url, following.url
     same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
     return same and request.method == following.method and after.userinfo in (b"", before.userinfo)
 
 
 def _taken(request: httpx2.Request) -> httpx2.Response:
-    """Return the response after which a transport has nothing more to do."""
+    """Return a response that the SDK's transport takes as complete and ignores."""
     return httpx2.Response(200 if request.method == "DELETE" else 202, request=request)
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
-    """Say whether somebody waits for what the server says to this, with a time limit of their own."""
+    """Return whether a caller waits for the answer, with a time limit of its own."""
     return head.is_request or request.method == "GET"
 
 
 def _refusal(
     request: httpx2.Request, response: httpx2.Response, message: types.JSONRPCMessage | None, body: bytes
 ) -> WireFault | None:
-    """Return the fault for a status from 400 on; `None` if the body has an error that says it better."""
+    """Return the fault for a status from 400 on; `None` if the body has a JSON-RPC error to use instead."""
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
     if request.method == "POST" and (_SESSION_ID in request.headers or _names_session(request.url)):
         if status == 404 and (error is None or error.code != types.METHOD_NOT_FOUND):
             return SESSION_LOST
-        # What the TypeScript SDK's own examples answer to a session that they do not know.
+        # The examples of the TypeScript SDK answer like this if they do not know the session.
         if status == 400 and error is not None and "session" in error.message.lower():
             return SESSION_LOST
     says = error.message if error is not None else ""
@@ -382,14 +383,14 @@ def _names_session(url: httpx2.URL) -> bool:
 
 
 def _is_compressed(response: httpx2.Response) -> bool:
-    """Say whether a few bytes of the body may become millions."""
+    """Return whether the body is compressed, so that few bytes may expand to millions."""
     return bool(response.headers.get("content-encoding", "identity").strip().lower() != "identity")
 
 
 async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     """Return the body, or `None` if it is longer than `limit` bytes."""
     if _is_compressed(response):
-        return b""  # of a refusal: its status has to do
+        return b""  # the body of an error; its status is enough
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
@@ -404,7 +405,7 @@ def _kind(response: httpx2.Response) -> str:
 
 
 def _in_our_words(item: SessionMessage) -> SessionMessage:
-    """Return a message, or where the transport made it up, what it stands for."""
+    """Return a message. An error that the SDK's transport made up gets our own fault and text."""
     message = item.message
     if isinstance(message, types.JSONRPCError):
         fault = _stands_for(message.error)
@@ -425,7 +426,7 @@ def _stands_for(error: types.ErrorData) -> WireFault | None:
 
 
 def _refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return the error that stands for an answer that the transport could not use, if it was one."""
+    """Return the error for an answer that the transport could not read; `None` if it was no answer."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     values = (each["input"] for each in error.errors())
@@ -435,27 +436,27 @@ def _refusal_in(error: Exception) -> types.JSONRPCError | None:
 def _broken_by(error: Exception) -> WireFault:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, RuntimeError):  # its reader has ended before there was an endpoint
+    if isinstance(error, RuntimeError):  # the SSE transport ended before the server named an endpoint
         return WireFault("its stream of events ended before it named an endpoint", ends_session=True)
     return WireFault(f"its stream of events is not usable: {first_fault(error)}", ends_session=True)
 
 
 @functools.cache
 def _tls(*, secure: bool) -> ssl.SSLContext:
-    """Return the context for one kind of server; to read the system's authorities takes a while."""
+    """Return the TLS context, cached because reading the system's certificates is slow."""
     return httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-class _Told(logging.Filter):
-    """Keeps back what libraries log on our behalf, and tells it where it belongs: it may show a URL."""
+class _LogToStream(logging.Filter):
+    """Sends the log records that a library writes for a stream to that stream. They may show a secret URL."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         stream = _our_stream.get()
-        # What comes with an exception comes as an item of the stream, too.
+        # An exception that is logged arrives as an item of the stream as well.
         if stream is not None and record.levelno >= logging.WARNING and not record.exc_info:
             stream.logged(record.getMessage())
         return stream is None
 
 
 for _name in ("httpx2", "mcp.client.sse", "mcp.client.streamable_http"):
-    logging.getLogger(_name).addFilter(_Told())
+    logging.getLogger(_name).addFilter(_LogToStream())
