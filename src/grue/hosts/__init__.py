@@ -1,1 +1,1 @@
-"""Programs that drive agents, each small and built on the public API."""
+"""Host programs that drive an agent, each built on the public API of grue."""

@@ -1,4 +1,7 @@
-"""The agent as its host sees it: one blocking call a turn, a dict back (R10.4, R15.4)."""
+"""The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
+
+Source: R10.4, R15.4
+"""
 
 import logging
 import weakref
@@ -28,36 +31,38 @@ from grue.runtime.trace import Recorder
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
 _TOLD_S = 2.0
-"""How long a turn waits at its end until the manager's Langfuse client knows of it. A few ms are usual; the
-first turn may have to wait for the import of langfuse."""
+"""How long a turn waits at its end until the manager's Langfuse client has its events. It usually takes a few
+milliseconds; the first turn may have to wait for the import of langfuse."""
 
 
 class ZorkAgent:
-    """Decide on one game command a turn, thinking with tools where the model asks for them.
+    """Decide on one game command for each turn, with tool calls if the model makes them.
 
-    Sampling parameters that are `None` are taken from the configuration.
+    Sampling settings that are `None` are taken from the configuration.
 
     Args:
         config: Limits and policies of the turn.
-        model: The model; `None`: the configuration's.
-        client: An `LLMClient`, or any object with `chat.completions.create`; `None`: a new `LLMClient`. A
-            `_supports_tool_calling` of its own decides whether the model is offered tools.
+        model: The model; `None` for the configuration's.
+        client: An `LLMClient`, or any object with `chat.completions.create`; `None` creates an `LLMClient`.
+            If the client has a `_supports_tool_calling`, that decides whether the model is offered tools.
         max_tokens: Longest completion, in tokens.
-        logger: Takes the seeds' records. The logger and the Langfuse client of an `MCPManager` are told of
-            the turns too, and once, though agent and manager may have been given the same ones.
-        episode_id: Carried by every record.
+        logger: Gets the log records. The logger and the Langfuse client of an `MCPManager` get the events of
+            the turns too. Each gets an event once, even if agent and manager have the same logger.
+        episode_id: Put into every log record.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the four coroutines;
-            `None`: no tools. Methods that a subclass of `MCPManager` overrides are called in every turn.
-        recorder: Where every message is recorded; `None`: a new one.
-        policy: What failures lead to; what becomes of a tool that drifts is the configuration's word.
-        turn_timeout_s: Limit for a turn; `None`: none.
-        spawn_ahead: One event loop for the episode, and each turn's server started while the host plays the
-            move before; `close` ends it. `False`: one `anyio.run` an action (R10.1).
+            `None` for no tools. If a subclass of `MCPManager` overrides methods, every turn calls them.
+        recorder: Records every message; `None` creates one.
+        policy: What failures lead to. `on_tool_drift` in it is replaced by the configuration's.
+        turn_timeout_s: Time limit of a turn; `None` for none.
+        spawn_ahead: Whether to use one event loop for the episode and to start each turn's server while the
+            host plays the move before; end it with `close`. `False` calls `anyio.run` once for each action.
 
     Attributes:
-        stream: The model's words are in the trace as they come. A host may set it.
-        turn: Number of the last turn; the next one gets one more. A host may set it.
-        last_outcome: What came of the last turn, whole; `None` before the first.
+        stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
+        turn: Number of the last turn; the next turn gets one more. A host may set it.
+        last_outcome: The complete outcome of the last turn; `None` before the first.
+
+    Source: R10.1
     """
 
     def __init__(
@@ -113,33 +118,35 @@ class ZorkAgent:
 
     @property
     def server(self) -> str | None:
-        """Name of the tool server; `None`: MCP is off."""
+        """Name of the tool server; `None` if MCP is off."""
         return self._server
 
     @property
     def recorder(self) -> Recorder:
-        """Where every message of the turns is recorded; hosts add facts of their own."""
+        """Records every message of the turns; a host may record facts of its own."""
         return self._runner.recorder
 
     @property
     def budget_spent(self) -> str:
-        """Which limit of the episode's budget is reached, in words; empty: none."""
+        """A sentence that names the limit of the episode's budget that is reached; empty if none is."""
         return self._runner.budget_spent
 
     def get_action_with_reasoning(
         self, game_state_text: str, relevant_memories: str | None = None
     ) -> dict[str, str | None]:
-        """Think and decide, blocking; one `anyio.run` (R10.1).
+        """Run a turn and return its decision; blocks until the turn has ended.
 
         Args:
-            game_state_text: What there is to decide upon.
+            game_state_text: The situation in the game.
             relevant_memories: Added to it after a blank line.
 
         Returns:
             `action` (a playable command), `reasoning`, `new_objective`, `raw_response`.
 
         Raises:
-            MCPError: Tools are wanted of a model that cannot call any (R12.5), or one of `Runner.run_turn`'s.
+            MCPError: Tools are configured but the model cannot call any, or an error of `Runner.run_turn`.
+
+        Source: R10.1, R12.5
         """
         request = self._request(game_state_text, relevant_memories)
         try:
@@ -152,19 +159,19 @@ class ZorkAgent:
         return self._result(outcome)
 
     def close(self) -> None:
-        """End what lives from turn to turn, and flush the manager's Langfuse client, within seconds.
+        """Stop what runs between turns, and flush the manager's Langfuse client; takes at most seconds.
 
-        Without it, that client is flushed at the program's end. A second call does nothing.
+        Without this call, the client is flushed at the program's end. A second call does nothing.
         """
         self._runner.close()
         if self._langfuse is not None:
             self._langfuse.close()
 
     def recall(self, end: TurnCompleted | TurnFailed) -> dict[str, str | None]:
-        """Return what a turn decided that ended before this program was started; nothing is asked again.
+        """Return the decision of a turn that an earlier run of the program finished; sends no request.
 
         Raises:
-            MCPError: What the turn failed with.
+            MCPError: The turn failed; this is its error.
         """
         self.turn = end.turn
         if isinstance(end, TurnFailed):
@@ -175,9 +182,11 @@ class ZorkAgent:
         return self._result(outcome_of(end, response, 0.0))
 
     def resume(self, turns: int, spent: Spent, connections: Mapping[ServerName, Settled]) -> None:
-        """Go on after so many turns of an episode, with what they took and what is known of the servers.
+        """Continue an episode after `turns` turns, with what they spent and the states of the connections.
 
-        A turn that is resumed is never the first: a server that was in use before gets its retry (D12, P27).
+        A resumed turn does not count as the first: a server that was connected before gets its retry.
+
+        Source: D12, P27
         """
         self.turn = turns
         self._runner.spent = spent
@@ -188,7 +197,7 @@ class ZorkAgent:
     async def _generate_action_async(
         self, game_state_text: str, relevant_memories: str | None = None
     ) -> dict[str, str | None]:
-        """Think and decide in the caller's event loop; otherwise the same."""
+        """As `get_action_with_reasoning`, but in the caller's event loop."""
         request = self._request(game_state_text, relevant_memories)
         try:
             outcome = await self._runner.run_turn_async(request)
@@ -226,7 +235,7 @@ class ZorkAgent:
         }
 
     def _wire(self, recorder: Recorder) -> Runner:
-        """Return a runner for the turns from now on, and have those who want to hear of them told."""
+        """Return a runner for the coming turns, and add the observers to the recorder."""
         servers: dict[str, ToolServer] = {}
         manager = own_manager(self.mcp_manager) if self.mcp_enabled else None
         if self.mcp_enabled:
@@ -250,7 +259,7 @@ class ZorkAgent:
         )
 
     def _rewire(self) -> None:
-        """Wire the turns anew if the manager or the client was replaced, or methods of them were."""
+        """Create a new runner if the manager or the client, or a method of theirs, was replaced."""
         route = route_of(self.mcp_manager, self.client)
         if route == self._route:
             return
@@ -267,30 +276,30 @@ class ZorkAgent:
         observer = tell_langfuse(recorder, client, session_id=session_id)
         if observer is not None:
             self._langfuse = observer
-            # An agent that is lost without `close` has everything sent in the background.
+            # If the agent is dropped without `close`, the rest is sent in the background.
             weakref.finalize(self, observer.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the manager's client has been told of the turn, so that its `flush` sends all of it.
+        """Wait until the manager's Langfuse client has the turn's events, so that its `flush` sends them.
 
-        A client that takes too long is not waited for again: it would hold up every turn.
+        If the client takes too long once, later turns do not wait for it, because it would delay every turn.
         """
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 
     def _before_turn(self) -> None:
-        """Take over from the manager that its server is given up."""
+        """Disable the server in the runner if the manager says that it is disabled."""
         if self._server is None or not getattr(self.mcp_manager, "is_disabled", False):
             return
         if not isinstance(self._runner.connection(self._server), Disabled):
             self._runner.remember(self._server, Disabled("the MCP manager is disabled"))
 
     def _after_turn(self) -> None:
-        """Let the façade know what the episode knows of its server."""
+        """Copy the state of the connection to the manager."""
         manager = own_manager(self.mcp_manager)
         if manager is not None and self._server is not None:
             manager.connection = self._runner.connection(self._server)
 
 
 def _unheard(delta: TextDelta) -> None:
-    """Leave it to the trace's observers."""
+    """Do nothing: the observers of the trace get the text."""

@@ -1,4 +1,4 @@
-"""What an agent's turns are made of: the tool server and the model that its manager and client stand for."""
+"""Choose the tool server and the model of a turn from the manager and the client of an agent."""
 
 from typing import Any
 
@@ -18,18 +18,19 @@ from grue.messages import ServerName
 from grue.runner import LlmFactory
 
 _UNNAMED = "mcp"
-"""The session's name where a manager does not say its server's; its tools keep their own names."""
+"""The server's name if a manager has no `server_name`; its tools keep their own names."""
 
 
 class Route(Struct, frozen=True):
-    """How a turn reaches its tools and its model; where that changes, the next turn is wired anew.
+    """How a turn reaches its tools and its model. If this changes, the next turn gets a new runner.
 
     Attributes:
-        manager: The manager's identity.
-        manager_called: The manager is an `MCPManager`, and a turn has to call its methods.
-        client: The client's identity.
-        client_called: The client is an `LLMClient`, and a turn has to call its `chat_completions_create`.
-        client_asked: The client says by a method of its own whether a model can call tools.
+        manager: The `id` of the manager.
+        manager_called: Whether the manager is an `MCPManager` whose methods a turn has to call.
+        client: The `id` of the client.
+        client_called: Whether the client is an `LLMClient` whose `chat_completions_create` a turn has to
+        call.
+        client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
     """
 
     manager: int
@@ -40,12 +41,12 @@ class Route(Struct, frozen=True):
 
 
 def own_manager(manager: object) -> MCPManager | None:
-    """Return an `MCPManager`, or of a class made from it; a mock that only looks like one is none."""
+    """Return the manager if it is an `MCPManager`; `None` for any other object, such as a mock of one."""
     return manager if isinstance(manager, MCPManager) and issubclass(type(manager), MCPManager) else None
 
 
 def route_of(manager: object, client: object) -> Route:
-    """Return how a turn that begins now reaches its tools and its model."""
+    """Return how a turn that starts now reaches its tools and its model."""
     ours = own_manager(manager)
     llm = client if isinstance(client, LLMClient) else None
     return Route(
@@ -58,10 +59,10 @@ def route_of(manager: object, client: object) -> Route:
 
 
 def tool_server_of(manager: Any, route: Route) -> tuple[ServerName, ToolServer]:
-    """Return the name and the tool server that a manager stands for.
+    """Return the name and the tool server for a manager.
 
     Raises:
-        MCPError: It lacks one of the four coroutines.
+        MCPError: The manager lacks one of the four coroutines.
     """
     if isinstance(manager, McpServer):
         return ServerName(manager.name), manager
@@ -75,10 +76,10 @@ def tool_server_of(manager: Any, route: Route) -> tuple[ServerName, ToolServer]:
 def model_of(
     client: Any, model: str, config: GameConfiguration, sampling: Sampling, route: Route
 ) -> LlmEndpoint | LlmFactory:
-    """Return the model that a client stands for.
+    """Return the model for a client.
 
     Raises:
-        MCPError: It has no `chat.completions.create`.
+        MCPError: The client has no `chat.completions.create`.
     """
     if isinstance(client, LLMClient) and not route.client_called:
         return client.endpoint(model, force_tool_support=config.mcp_force_tool_support, **sampling)

@@ -1,4 +1,4 @@
-"""The reasoning server that comes with grue, as a tool server of the Zork host."""
+"""The reasoning server that is part of grue, as a tool server for the Zork host."""
 
 import importlib.util
 import sys
@@ -6,11 +6,11 @@ import sys
 from grue.mcp_transport.stdio import StdioServer
 
 BUNDLED_NAME = "mind"
-"""Its name in tool names: the model sees `mind.think`."""
+"""The server's name in tool names: the model sees `mind.think`."""
 
 
 def bundled_server() -> StdioServer:
-    """Return how to start it: this Python, isolated and without site packages, so that it boots at once."""
+    """Return the server: this Python, isolated and without site packages, so that it boots fast."""
     spec = importlib.util.find_spec("grue.servers.think")
     assert spec is not None, "think.py is part of the package"
     assert spec.origin is not None, "and a file"

@@ -1,4 +1,4 @@
-"""Between the seeds' message dicts and a `Conversation`, which knows how each endpoint wants them.
+"""Convert message dicts, as `LLMClient` takes them, to a `Conversation`, and a reply to an `LLMResponse`.
 
 ```
 {"role": "system" | "user", "content": "...", "cache_control": {"type": "ephemeral"}}
@@ -36,7 +36,7 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 
 
 class Sampling(TypedDict, total=False):
-    """How the model samples; what is `None` or left out is left to the endpoint."""
+    """Sampling settings; the endpoint chooses those that are `None` or left out."""
 
     temperature: float | None
     top_p: float | None
@@ -47,7 +47,7 @@ class Sampling(TypedDict, total=False):
 
 
 def model_settings(model: str, sampling: Sampling) -> ModelSettings:
-    """Return a model and its sampling as the wire format takes them."""
+    """Return the settings of a model for the wire formats."""
     stop = sampling.get("stop") or ()
     return ModelSettings(
         model=model,
@@ -64,14 +64,14 @@ _ECHOED = ("reasoning_details", "reasoning_content")
 
 
 def given_tool(schema: Mapping[str, Any], server: ServerName | None = None) -> ToolDefinition:
-    """Read a tool in OpenAI's format; it keeps the name that its giver uses, dot or no dot.
+    """Read a tool in OpenAI's format; its name is kept, with or without a dot.
 
     Args:
         schema: The tool.
-        server: Whose tool it is, where that matters.
+        server: The server of the tool, if it matters.
 
     Raises:
-        MCPError: It has no name.
+        MCPError: The tool has no name.
     """
     function = schema.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -93,14 +93,14 @@ def conversation_of(
     mode: OfferTools | RequireAnswer,
     profile: WireProfile,
 ) -> Conversation:
-    """Return the conversation that the messages tell, with `mode` as what its next request is for.
+    """Return a conversation with these messages, ready for a request of the given `mode`.
 
-    Calls without an answer are left out, since no provider takes them. Without `tools`, those that the
-    history names stand in for them, for endpoints that insist on some.
+    Calls without a result are left out, because providers refuse them. If there are no `tools`, the tools
+    that the history names are used, for endpoints that require a list of tools.
 
     Raises:
-        MCPError: A message has an unknown role, or something else than text in it.
-        ValueError: A tool message answers no call of the assistant's message before it.
+        MCPError: A message has an unknown role, or content other than text.
+        ValueError: A tool message does not belong to a call of the assistant's message before it.
     """
     given = sum(len(_cache_points(message)) for message in messages)
     conversation = Conversation(profile, given_markers=given)
@@ -124,7 +124,10 @@ def call_ids(messages: Iterable[ChatMessage]) -> set[str]:
 
 
 def response_of(reply: Reply, model: str) -> LLMResponse:
-    """Return a completion as the seeds' object; its content is `None` beside tool calls (R4.3, P12)."""
+    """Return a completion as an `LLMResponse`; its content is `None` if there are tool calls.
+
+    Source: R4.3, P12
+    """
     calls = [
         ToolCall(id=call.call_id, type="function", function=FunctionCall(call.name, call.arguments))
         for call in reply.tool_calls
@@ -178,7 +181,7 @@ def _reply(message: ChatMessage) -> Reply:
 
 
 def _cache_points(message: ChatMessage) -> tuple[CachePoint, ...]:
-    """Return where a system or user message, or a part of it, carries a cache marker."""
+    """Return the cache markers of a system or user message and of its parts, with their positions."""
     if message.get("role") not in ("system", "developer", "user"):
         return ()
     content = message.get("content")

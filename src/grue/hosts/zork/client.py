@@ -1,8 +1,10 @@
-"""`LLMClient`: the seeds' synchronous client (R4) on the core's wire format, profiles and retries.
+"""`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
 
-A turn does not go through `chat_completions_create` as long as it is the one below: `ZorkAgent` takes the
-client's endpoint and lets the LLM actor ask it. A client with a `chat_completions_create` of its own is
-called like any other object (`client_actor.py`); one with its own `_supports_tool_calling` is asked by that.
+A turn does not call `chat_completions_create`: `ZorkAgent` takes the client's endpoint and lets the LLM actor
+ask it. If a program overrides `chat_completions_create`, a turn calls it as it calls any other client object
+(`client_actor.py`). If a program overrides `_supports_tool_calling`, a turn asks that.
+
+Source: R4
 """
 
 import dataclasses
@@ -52,7 +54,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
 
 
 class CompletionError(LLMError):
-    """The model gave no completion, after all retries; `failure` has the facts as data."""
+    """The model gave no completion, after all retries; `failure` has the details."""
 
     def __init__(self, failure: LlmFailure) -> None:
         super().__init__(
@@ -71,15 +73,15 @@ class LLMClient:
     Safe to share between threads. Close it, or use it as a context manager.
 
     Args:
-        config: Endpoint, retries and tool support; `None`: the defaults.
-        base_url: Instead of the configuration's.
-        api_key: Instead of the environment's.
-        transport: Takes the requests instead of the network. `chat_completions_create` needs an
+        config: Endpoint, retries and tool support; `None` for the defaults.
+        base_url: Replaces the base URL of the configuration.
+        api_key: Replaces the key from the environment.
+        transport: Sends the requests, in place of the network. `chat_completions_create` needs an
             `httpx.BaseTransport`, turns need an `httpx.AsyncBaseTransport`; `httpx.MockTransport` is both.
-        sleep: Waits between two tries, for so many seconds.
+        sleep: Waits for a number of seconds between two attempts.
 
     Attributes:
-        chat: `chat.completions.create` is `chat_completions_create`.
+        chat: Has `chat.completions.create`, which calls `chat_completions_create`.
 
     Raises:
         MCPConfigError: The base URL or the key cannot be used.
@@ -100,7 +102,7 @@ class LLMClient:
         self._settings = llm_settings(self.config)
         if api_key is not None:
             self._settings = replace(self._settings, api_key=api_key)
-        LlmEndpoint(self._settings)  # refuses what cannot be used, now rather than with the first request
+        LlmEndpoint(self._settings)  # raises now, and not at the first request, if the settings are unusable
         self._transport = transport
         self._sleep = sleep
         self._http: httpx.Client | None = None
@@ -115,7 +117,7 @@ class LLMClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. A later request opens new ones."""
+        """Close the connections; a later request opens new ones."""
         http, self._http = self._http, None
         if http is not None:
             http.close()
@@ -124,8 +126,8 @@ class LLMClient:
         """Return this client's endpoint, key and retries with a model and its sampling.
 
         Args:
-            model: `None`: the configuration's.
-            sampling: All of it: what is left out here is left to the endpoint.
+            model: The model; `None` for the configuration's.
+            sampling: The sampling settings; the endpoint chooses those that are left out.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
         return replace(self._settings, **{name: getattr(settings, name) for name in ("model", *_SAMPLING)})
@@ -136,12 +138,14 @@ class LLMClient:
         """Return the endpoint for a `Runner`: same address, key, retries and transport.
 
         Args:
-            model: `None`: the configuration's.
-            force_tool_support: Offer tools whatever the configuration says of it (R12.4).
+            model: The model; `None` for the configuration's.
+            force_tool_support: Whether to offer tools without a check, whatever the configuration says.
             sampling: As in `llm_settings`.
 
         Raises:
             MCPConfigError: The transport cannot be used asynchronously.
+
+        Source: R12.4
         """
         transport = self._transport
         if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
@@ -155,12 +159,12 @@ class LLMClient:
 
     @property
     def judges_tool_support(self) -> bool:
-        """Whether a program has put a method of its own in the place of `_supports_tool_calling`."""
+        """Whether a program has overridden `_supports_tool_calling`."""
         return is_overridden(self, _SUPPORT_METHOD)
 
     @property
     def completes_by_itself(self) -> bool:
-        """Whether a program has put a method of its own in the place of `chat_completions_create`."""
+        """Whether a program has overridden `chat_completions_create`."""
         completions = getattr(self.chat, "completions", None)
         ours = isinstance(completions, _Completions) and not is_overridden(completions, _COMPLETIONS_METHOD)
         return not ours or is_overridden(self, _COMPLETION_METHOD)
@@ -186,26 +190,28 @@ class LLMClient:
 
         Args:
             model: The model, as the endpoint names it.
-            messages: The seeds' message dicts. Their `cache_control`, or that of their parts, goes out as it
-                is, four at most, unless the endpoint is known to refuse it or does so. Others are marked as
-                far as the endpoint takes more.
-            temperature: As the other sampling parameters, `None` leaves it to the endpoint.
-            top_p: See above.
-            top_k: See above; left out where the endpoint does not know it.
-            min_p: See above; left out where the endpoint does not know it.
+            messages: Message dicts in OpenAI's format. The `cache_control` of a message or of its parts is
+                sent unchanged, at most four times, unless the endpoint refuses it. Other messages get markers
+                if the endpoint accepts more.
+            temperature: As for all sampling settings, the endpoint chooses if it is `None`.
+            top_p: See `temperature`.
+            top_k: See `temperature`; not sent to an endpoint that does not accept it.
+            min_p: See `temperature`; not sent to an endpoint that does not accept it.
             max_tokens: Longest completion.
             stop: Texts that end the completion.
-            response_format: The shape of the answer, a `json_schema` object. Not sent with tools on offer
-                (R4.6, P14).
-            extra_headers: Sent along with this request.
-            name: What the completion is called in traces; the endpoint does not see it.
-            tools: Tools in OpenAI's format, with canonical names (R4.1).
+            response_format: The schema of the answer, a `json_schema` object. It is not sent if tools are
+                offered.
+            extra_headers: Further headers for this request.
+            name: Ignored.
+            tools: Tools in OpenAI's format, with canonical names.
             tool_choice: `auto` (default), `none`, `required`, or the function to call.
             kwargs: Further fields of the request.
 
         Raises:
-            MCPError: Tools for a model that cannot call any (R4.5, R12.5), or a message that is no text.
-            LLMError: No completion, after all retries.
+            MCPError: There are tools, but the model cannot call any; or a message is not text.
+            LLMError: There was no completion, after all retries.
+
+        Source: R4.1, R4.5, R4.6, R12.5, P14
         """
         del name
         if tools and not self._supports_tool_calling(model):
@@ -232,7 +238,10 @@ class LLMClient:
         return response_of(self._complete(request, messages), model)
 
     def _supports_tool_calling(self, model: str, config: GameConfiguration | None = None) -> bool:
-        """Say whether the model may be offered tools (R12, P13)."""
+        """Return whether the model may be offered tools.
+
+        Source: R12, P13
+        """
         return supports_tool_calling(model, config or self.config)
 
     def _complete(self, request: "_Request", messages: Sequence[ChatMessage]) -> Reply:
@@ -256,7 +265,7 @@ class LLMClient:
             failure = replace(endpoint.describe(reply), attempts=attempt)
             if endpoint.adapt_to_error(reply):
                 request.conversation.adopt(endpoint.profile)
-                # What a refusal taught is good for every later request.
+                # Keep the adapted profile for later requests.
                 self._settings = replace(self._settings, profile=endpoint.profile)
                 lessons += 1
                 continue
@@ -289,13 +298,13 @@ class LLMClient:
 
 
 class _Completions:
-    """`client.chat.completions`: calls what the client's `chat_completions_create` is at that time."""
+    """`client.chat.completions`; calls the client's `chat_completions_create`, even a replaced one."""
 
     def __init__(self, client: LLMClient) -> None:
         self._client = client
 
     def create(self, *args: Any, **kwargs: Any) -> LLMResponse:
-        """Ask for a completion, as `LLMClient.chat_completions_create`."""
+        """Call `LLMClient.chat_completions_create`."""
         return self._client.chat_completions_create(*args, **kwargs)
 
 
@@ -305,7 +314,7 @@ _COMPLETIONS_METHOD = own_methods(_Completions, ("create",))
 
 
 class _AskedByClient(LlmEndpoint):
-    """An endpoint whose client says by its own method whether a model can call tools."""
+    """An endpoint that asks its client's `_supports_tool_calling` whether a model can call tools."""
 
     def __init__(
         self, client: LLMClient, settings: LlmSettings, *, transport: httpx.AsyncBaseTransport | None
@@ -314,11 +323,11 @@ class _AskedByClient(LlmEndpoint):
         self._client = client
 
     def support_check(self) -> SupportCheck:
-        """Return that the client is to be asked before anything else, unless tools are forced."""
+        """Return when to ask the client: before a server starts, or not at all if tool support is forced."""
         return "skip" if self.settings.force_tool_support else "before"
 
     async def tool_support(self) -> ToolSupportChecked:
-        """Ask the client."""
+        """Ask the client whether the model can call tools."""
         settings = self.settings
         config = self._client.config
         return await asked_of_client(
@@ -327,7 +336,7 @@ class _AskedByClient(LlmEndpoint):
 
 
 class _Request:
-    """One request on its way, encoded anew whenever the endpoint has taught something."""
+    """One request; its body is encoded again for each attempt, because the profile may have changed."""
 
     def __init__(
         self,
@@ -360,7 +369,7 @@ def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguratio
 
 
 def _answer(response_format: Mapping[str, Any] | None) -> AnswerSchema | None:
-    """Return the shape that a `json_schema` format asks for; `None` for any other format."""
+    """Return the schema of a `json_schema` format; `None` for any other format."""
     shape = (response_format or {}).get("json_schema")
     if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
         return None
@@ -368,7 +377,7 @@ def _answer(response_format: Mapping[str, Any] | None) -> AnswerSchema | None:
 
 
 def _received(response: httpx.Response, timeout_s: float) -> Answered | Fault:
-    # The limits of httpx are for each read: a reply that drips could last for ever.
+    # The limits of httpx are for each read, so a slow reply could take for ever.
     deadline = time.monotonic() + timeout_s
     received = bytearray()
     try:
@@ -390,7 +399,7 @@ def _received(response: httpx.Response, timeout_s: float) -> Answered | Fault:
 
 def _decompressed(response: httpx.Response) -> Iterator[bytes]:
     if response.is_stream_consumed:
-        # A transport made it up, and httpx has read it.
+        # A mock transport made the response, and httpx has read it already.
         yield from response.iter_bytes()
         return
     decoder = ContentDecoder(response.headers.get("content-encoding", ""), MAX_REPLY_BYTES)

@@ -1,4 +1,8 @@
-"""Any object with `chat.completions.create(**kwargs)`, blocking or not, as the model of a turn."""
+"""Use any object with `chat.completions.create(**kwargs)`, blocking or not, as the model of a turn.
+
+Come here to change how a client that is not an `LLMClient` is called. Its answers are read in
+`look_alikes.py`.
+"""
 
 import functools
 import inspect
@@ -39,7 +43,7 @@ _SDK = WireProfile(
     name="an SDK",
     names="encoded",
     sampling=frozenset({"temperature", "top_p", "max_tokens", "stop"}),
-    # Whatever it raises is final, so nothing may be tried that its model may not take.
+    # An exception of the client ends the turn, so send nothing that its model might refuse.
     images=False,
 )
 
@@ -61,18 +65,20 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 class ClientActor(Actor[LlmCommand]):
     """Ask a client object for completions, one at a time.
 
-    A client whose `create` takes a `name` gets every argument of the seeds' call, `None` where there is
-    nothing to say, canonical tool names, and `cache_control` on system and user messages. Any other is
-    somebody's SDK: it gets only what is set, and names that every endpoint takes.
+    A client whose `create` has a parameter `name` is taken to have the interface of `LLMClient`. It gets all
+    arguments, with `None` for those that are not set, canonical tool names, and `cache_control` on system and
+    user messages. Any other client is taken to be an SDK's. It gets only the arguments that are set, and tool
+    names that every endpoint accepts.
 
-    A blocking client runs in a worker thread. Cancelled, the actor leaves it there and drops what it returns.
+    A blocking client runs in a worker thread. When the actor is cancelled, the thread runs on and its result
+    is dropped.
 
     Args:
-        mailbox: Where requests come from.
-        agent: Where replies go.
-        client: The client; its retries are its own.
+        mailbox: The mailbox of requests.
+        agent: The mailbox that replies are sent to.
+        client: The client; grue does not retry its requests.
         settings: The model and its sampling.
-        config: Handed to the client when it is asked whether the model can call tools; `None`: nothing is.
+        config: Passed to the client when it is asked whether the model can call tools; `None` passes none.
     """
 
     def __init__(
@@ -94,7 +100,7 @@ class ClientActor(Actor[LlmCommand]):
         self._call_ids: set[str] = set()
 
     async def receive(self, envelope: Envelope[LlmCommand]) -> None:
-        """Ask the client, and tell the agent what came of it."""
+        """Ask the client, and send the outcome to the agent."""
         outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
         match envelope.body:
             case CheckToolSupport():
@@ -151,13 +157,13 @@ class ClientActor(Actor[LlmCommand]):
 
 
 class ClientModel:
-    """What a `Runner` takes as its model: it makes the actors that ask a client.
+    """A client as the model of a `Runner`: a factory of the actors that ask the client.
 
     Args:
-        client: Any object with `chat.completions.create`. One that has `_supports_tool_calling` too is asked
-            by it whether the model can call tools, before a server is started.
+        client: Any object with `chat.completions.create`. If it also has `_supports_tool_calling`, that
+            method decides whether the model can call tools, before a server is started.
         settings: The model and its sampling.
-        config: Forces tool support, where it says so; handed to that method.
+        config: May force tool support; passed to that method.
     """
 
     def __init__(self, client: Any, settings: ModelSettings, config: ToolSupportPolicy | None) -> None:
@@ -168,12 +174,12 @@ class ClientModel:
     def __call__(
         self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
     ) -> Actor[LlmCommand]:
-        """Make the actor of a turn."""
+        """Create the actor for a turn."""
         del note
         return ClientActor(mailbox, agent, self._client, self._settings, self._config)
 
     def support_check(self) -> SupportCheck:
-        """Return when to ask whether the model can call tools: before anything else, unless it is forced."""
+        """Return when to check whether the model can call tools: before a server starts, or not at all."""
         if self._config is not None and self._config.mcp_force_tool_support:
             return "skip"
         asks = callable(getattr(self._client, METHOD, None))
@@ -183,20 +189,20 @@ class ClientModel:
 def client_actor(
     client: Any, model: str, config: ToolSupportPolicy | None = None, **sampling: Unpack[Sampling]
 ) -> ClientModel:
-    """Return what a `Runner` takes as its model: a factory of actors that ask `client`.
+    """Return a client as the model of a `Runner`.
 
     Args:
         client: Any object with `chat.completions.create`.
-        model: The model to ask for.
+        model: The model to request.
         config: See `ClientModel`.
-        sampling: How it samples; what is left out is left to the client.
+        sampling: Sampling settings; the client chooses those that are left out.
 
     Raises:
         MCPError: The client has no `chat.completions.create`.
     """
     settings = model_settings(model, sampling)
     try:
-        client.chat.completions.create  # noqa: B018 - asked for here, so that its absence is told at once
+        client.chat.completions.create  # noqa: B018 - checked here, so that the error comes at once
     except AttributeError as error:
         raise MCPError(f"{type(client).__name__} has no chat.completions.create: {error}") from error
     return ClientModel(client, settings, config)

@@ -1,4 +1,4 @@
-"""What the agent is shown of a turn: pure text building from plain facts."""
+"""Build the text that the agent reads in each turn; pure."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from msgspec import Struct
 from grue.games.game import Observation
 
 RECENT = 6
-"""How many past commands are shown, and looked at to see whether the player is stuck."""
+"""How many past commands are shown, and are checked for a player who is stuck."""
 
 _REPLY_CHARS = 160
 
 
 class Move(Struct, frozen=True):
-    """A command that was played, and what came of it.
+    """A command that was played, and its result.
 
     Attributes:
         location: Where it was played; `None` if unknown.
@@ -49,10 +49,10 @@ def context_text(
 
 
 def stuck_warning(moves: Sequence[Move]) -> str:
-    """Return a word to a player who gets nowhere; empty while there is no reason for one.
+    """Return a warning for a player who is stuck; empty if the player is not.
 
-    Stuck is: the same command three times running, or `RECENT` moves in one place that brought no points and
-    no reply that was not already among them.
+    A player is stuck after the same command three times in a row, or after `RECENT` moves in one place that
+    brought no points and at most half as many different replies.
     """
     last = [move.command for move in moves[-3:]]
     if len(last) == 3 and len(set(last)) == 1:

@@ -1,7 +1,7 @@
-"""Have a logger or a Langfuse client told of what a recorder records, once each.
+"""Add observers for loggers and Langfuse clients to a recorder, one for each.
 
-An agent, its manager and its orchestrator may each be given a logger and a client, and often the same ones.
-All of them share the agent's recorder, so what is told already is found there.
+An agent, its manager and its orchestrator may each be given a logger and a client, often the same ones. They
+share the agent's recorder, so the observers that exist already are found there, and no event is sent twice.
 """
 
 import logging
@@ -14,17 +14,17 @@ from grue.runtime.trace import Recorder
 
 
 def tell_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
-    """Tell each logger of what is recorded from now on, unless it hears of it already.
+    """Add an observer for each logger, unless it gets the records already.
 
-    A logger hears of what is logged to itself, and of what a logger below it passes on.
+    A logger also gets the records that the loggers below it propagate.
 
     Args:
-        recorder: What records.
-        loggers: Loggers, or objects with `info`, `warning` and `error`; `None` is passed over.
-        episode_id: Carried by every record.
+        recorder: The recorder.
+        loggers: Loggers, or objects with `info`, `warning` and `error`; `None` is ignored.
+        episode_id: Put into every record.
     """
     told = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
-    # The lowest first: what is logged to it is passed on to those above.
+    # The lowest first, because it propagates its records to the loggers above it.
     for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
         if not any(logger is heard for each in told for heard in _hearing(each)):
             recorder.add(LoggerObserver(logger, episode_id=episode_id))
@@ -32,15 +32,15 @@ def tell_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
 
 
 def tell_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
-    """Tell a Langfuse client of what is recorded from now on, unless it is told already.
+    """Add an observer for a Langfuse client, unless the recorder has one for it.
 
     Args:
-        recorder: What records.
-        client: The client; `None` is passed over.
-        session_id: The episode's id; `None`: a new one.
+        recorder: The recorder.
+        client: The client; `None` is ignored.
+        session_id: The episode's id; `None` creates one.
 
     Returns:
-        The observer, for whoever has to close it; `None` if none was added.
+        The observer, which the caller has to close; `None` if none was added.
     """
     told = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
     if client is None or any(each.client is client for each in told):
@@ -51,7 +51,7 @@ def tell_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) ->
 
 
 def _hearing(logger: Any) -> Iterator[Any]:
-    """Yield the logger, and those that it passes its records on to."""
+    """Yield the logger, and the loggers that it propagates its records to."""
     yield logger
     while isinstance(logger, logging.Logger) and logger.propagate and logger.parent is not None:
         logger = logger.parent

@@ -1,4 +1,4 @@
-"""Read what foreign clients and managers give back: the seeds' own objects, an SDK's, or the like."""
+"""Read the results of foreign clients and managers: grue's own objects, an SDK's, or similar ones."""
 
 import inspect
 import os
@@ -21,7 +21,7 @@ def completion_body(response: object) -> JsonObject:
     """Return a client's answer as the body of a chat completion.
 
     Args:
-        response: The seeds' `LLMResponse`, an SDK's object with `choices[0].message`, or either's look-alike.
+        response: An `LLMResponse`, an SDK's object with `choices[0].message`, or an object like either.
     """
     dump = getattr(response, "model_dump", None)
     plain = dump() if callable(dump) else response
@@ -40,12 +40,12 @@ def completion_body(response: object) -> JsonObject:
 
 
 def completion_failure(error: Exception, client: object, model: str) -> LlmFailure:
-    """Return what a client raised as the failure that it means.
+    """Return the failure for an exception that a client raised.
 
     Args:
-        error: What was raised. A status is read from `status_code`, `status`, or those of its `response`.
-        client: The client; its `base_url` is told, its `api_key` never.
-        model: The model that was asked for.
+        error: The exception. Its status is read from `status_code` or `status`, its own or its `response`'s.
+        client: The client; its `api_key` is redacted.
+        model: The model that was requested.
     """
     told = getattr(error, "failure", None)
     if isinstance(told, LlmFailure):
@@ -58,7 +58,7 @@ def completion_failure(error: Exception, client: object, model: str) -> LlmFailu
 
 
 def tool_result(answer: object) -> ToolCallResult:
-    """Return what a manager's `call_tool` gave as a result: its own object's fields, or a plain value."""
+    """Return the result of a manager's `call_tool`, which may be a result object or a plain value."""
     if isinstance(answer, Mapping) or not (hasattr(answer, "content") and hasattr(answer, "is_error")):
         return tool_results.success(answer)
     if answer.is_error is True:
@@ -70,7 +70,7 @@ def tool_result(answer: object) -> ToolCallResult:
 
 
 def accepts(function: Callable[..., Any], parameter: str) -> bool:
-    """Say whether a function takes an argument of that name; one that cannot be inspected is taken to."""
+    """Return whether a function accepts an argument of that name; yes if it cannot be inspected."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -115,7 +115,7 @@ def _status(error: Exception) -> int | None:
 
 
 def foreign_failure(fault: Fault, client: object, model: str) -> LlmFailure:
-    """Return a fault as what is told of it; the client's `api_key` never is, nor an environment's secret."""
+    """Return the failure for a fault, without the client's `api_key` and the secrets of the environment."""
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)

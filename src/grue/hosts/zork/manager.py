@@ -1,9 +1,11 @@
-"""`MCPManager`: the seeds' façade over one MCP server (R2, R3, R8).
+"""`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
-A turn does not go through its coroutines as long as they are the ones below: `ZorkAgent` takes the server
-from here and lets its runner open the sessions, so that the turn's machine sees everything. A manager that
-overrides any of them is called, as `manager_turn.py` says. Both ways use the same session actor and the same
-rules for connecting.
+A turn does not call these coroutines. `ZorkAgent` takes the server's configuration from here, and its runner
+opens the sessions, so that the turn's state machine gets every event. If a program overrides one of the
+coroutines, a turn calls them (`manager_turn.py`). Both ways use the same session actor and the same rules for
+connecting.
+
+Source: R2, R3, R8
 """
 
 import logging
@@ -47,34 +49,36 @@ from grue.runtime.trace import Recorder
 class MCPManager:
     """Manage sessions with the first configured MCP server, one at a time.
 
-    One task owns each session, so that its coroutines may be called from any task of the event loop. No
-    process outlives `disconnect_session`, the manager, or the interpreter. Needs asyncio.
+    A task of its own runs each session, so the coroutines may be called from any task of the event loop. No
+    server process is left after `disconnect_session`, when the manager is garbage-collected, or when the
+    interpreter ends. Needs asyncio.
 
     Args:
-        config: Names the file of servers, and the limits. To make a manager is to want MCP: the file is read
-            whatever `mcp_enabled` says (R2.1, R2.5).
-        logger: Takes the seeds' records of what the coroutines do, and of the turns of an agent that is given
-            this manager.
-        langfuse_client: Told of the same, by an observer; what it was told is sent when the client is
-            flushed, at the latest at the program's end. It is never shut down here.
+        config: Has the path of the file of servers, and the limits. The file is read even if `mcp_enabled` is
+            false, because whoever creates a manager wants MCP.
+        logger: Gets log records of the coroutines, and of the turns of an agent that uses this manager.
+        langfuse_client: Gets the same events through an observer. They are sent when the client is flushed,
+            at the latest at the program's end. The manager never shuts the client down.
 
     Attributes:
-        logger: As given.
-        langfuse_client: As given.
+        logger: The argument.
+        langfuse_client: The argument.
         server_name: Name of the first server.
-        server_config: Its configuration, expanded.
-        ignored_servers: Names of the others (R2.6).
-        config_warnings: What else of the file has no effect, one sentence each.
-        tool_server: How it is reached.
+        server_config: Its configuration, with variables expanded.
+        ignored_servers: Names of the other servers in the file, which are not used.
+        config_warnings: A sentence for each other part of the file that has no effect.
+        tool_server: How to start or reach the server.
         tool_lock: The approved definitions of its tools, from `mcp_tools.lock` next to the file of servers;
-            `None`: whatever it lists.
-        connection: What the episode knows of it: never connected, connected before, given up. Plain data,
-            to be read, stored and set.
-        recorder: Where the messages of the sessions that its coroutines open are recorded.
+            `None` accepts any definition.
+        connection: The state of the connection in this episode: untried, proven or disabled. It is plain data
+            that may be read, stored and set.
+        recorder: Records the messages of the sessions that the coroutines open.
 
     Raises:
-        MCPConfigError: The file is missing, or names no server that can be used (R2.2, R2.3); the tool lock
-            cannot be used.
+        MCPConfigError: The file is missing, or has no server that can be used, or the tool lock cannot be
+            used.
+
+    Source: R2.1-3, R2.5, R2.6
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class MCPManager:
             self._news.observers.append(langfuse)
             weakref.finalize(self, langfuse.close, timeout_s=0)
         self._registry = ProcessRegistry()
-        # Whoever loses the manager without a disconnect, or its loop, does not keep its server.
+        # If the manager is dropped without a disconnect, or its event loop ends, the server is killed.
         weakref.finalize(self, self._registry.kill_leftovers, loop_running=True)
         self._session: OwnedSession | None = None
         self._last_session: OwnedSession | None = None
@@ -111,38 +115,47 @@ class MCPManager:
 
     @property
     def stdio_server(self) -> StdioServer | None:
-        """How its process is started; `None` for a server that is reached by URL."""
+        """How to start the server's process; `None` for a server that is reached by URL."""
         return self.tool_server if isinstance(self.tool_server, StdioServer) else None
 
     @property
     def is_disabled(self) -> bool:
-        """Whether the server is given up for the rest of the episode (R6.10)."""
+        """Whether the server is disabled for the rest of the episode.
+
+        Source: R6.10
+        """
         return isinstance(self.connection, Disabled)
 
     @property
     def timeout_seconds(self) -> float:
-        """What a tool call may take, unless its caller says otherwise (R13.2)."""
+        """Default time limit of a tool call, in seconds.
+
+        Source: R13.2
+        """
         return self.config.mcp_tool_call_timeout_seconds
 
     @property
     def session(self) -> OwnedSession | None:
-        """The session that is open, or the last one that was; `None` before the first."""
+        """The open session, or else the last one; `None` before the first."""
         return self._session or self._last_session
 
     @property
     def failure(self) -> ServerFailure | None:
-        """Why the last session could not be opened, or what ended its server; `None`: nothing has."""
+        """Why the last session could not be opened, or how its server died; `None` if neither happened."""
         return self._startup_failure or (self.session.died if self.session else None)
 
     async def connect_session(self) -> None:
-        """Start or reach the server, initialize the session and list the tools (R3.1-3.4).
+        """Start or reach the server, initialize the session and list the tools.
 
-        The first connect of an episode has one try; a later one that fails is tried once more, and when that
-        fails too, the server is given up for good (R6.1, R6.7-10). Cancelled, it leaves no process.
+        The first connect of an episode gets one attempt. A later one is retried once, and if the retry fails
+        too, the server is disabled for the rest of the episode. If this coroutine is cancelled, no process is
+        left.
 
         Raises:
-            MCPServerStartupError: It failed; see `is_disabled` for whether another connect would be tried.
+            MCPServerStartupError: The connect failed. If `is_disabled` is set, later calls fail at once.
             MCPError: A session is open already.
+
+        Source: R3.1-4, R6.1, R6.7-10
         """
         turn = self._news.turn
         if isinstance(self.connection, Disabled):
@@ -151,15 +164,15 @@ class MCPManager:
             raise MCPError(
                 f"A session with MCP server '{self.server_name}' is open already: disconnect it first."
             )
-        self._registry.kill_leftovers(loop_running=True)  # of a loop that ended without a disconnect
+        self._registry.kill_leftovers(loop_running=True)  # from an event loop that ended without a disconnect
         self._sessions += 1
         self._startup_failure = None
         limit_s = self.config.mcp_server_startup_timeout_seconds if turn is None else turn.startup_timeout_s
         command = OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
-        # The session must not refer to the manager, or nobody could lose the manager while it is open.
+        # The session must not refer to the manager, or an open session would keep the manager alive.
         options = ClientOptions(pinning=pinning(self.tool_lock, self.server_name, on_tool_drift(self.config)))
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
-        # A turn has its own rules for trying again, and remembers for itself: here it gets a single try.
+        # A turn does its own retries and keeps its own connection state, so here it gets one attempt.
         known = self.connection if turn is None else Untried()
         session = OwnedSession(command, SessionWiring(connect, self.recorder, known))
         self._session = session
@@ -180,17 +193,22 @@ class MCPManager:
                 ) from session.fault
 
     async def disconnect_session(self) -> None:
-        """Close the session, if there is one; no process of it is alive afterwards (R3.5, R3.7, P9)."""
+        """Close the session, if one is open; afterwards none of its processes is alive.
+
+        Source: R3.5, R3.7, P9
+        """
         session, self._session = self._session, None
         if session is not None:
             self._last_session = session
             await session.close()
 
     async def get_tool_schemas(self) -> list[JsonObject]:
-        """Return the server's tools in OpenAI's format, named `server.tool` (R8).
+        """Return the server's tools in OpenAI's format, named `server.tool`.
 
         Raises:
             MCPError: No session is open.
+
+        Source: R8
         """
         if self._session is None or not self._session.alive:
             raise MCPError(self._not_connected())
@@ -199,17 +217,17 @@ class MCPManager:
     async def call_tool(
         self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
     ) -> ToolCallResult:
-        """Call a tool; whatever goes wrong but a timeout is an error result.
+        """Call a tool. Every failure except a timeout is returned as an error result.
 
-        Calls made at once are served one after the other. Cancelled, it takes back its own call only.
+        Concurrent calls are made one after the other. Cancelling one call does not affect the others.
 
         Args:
             tool_name: `server.tool`.
             arguments: A JSON object.
-            timeout_seconds: For this call; default: the configuration's.
+            timeout_seconds: Limit for this call; default: the configuration's.
 
         Raises:
-            TimeoutError: No answer in time; the server was told that the call is cancelled.
+            TimeoutError: The server did not answer in time. It has been sent a cancellation.
         """
         refused = self._refusal(tool_name, arguments)
         if refused is not None:
@@ -225,8 +243,8 @@ class MCPManager:
     def lend(self, turn: TurnUse) -> None:
         """Let a turn use the coroutines until `give_back`.
 
-        Meanwhile `connect_session` has one try and the turn's limit, and what the sessions record is not told
-        to `logger` and `langfuse_client`, which hear of the turn itself.
+        Until then `connect_session` makes one attempt with the turn's time limit. `logger` and
+        `langfuse_client` get no events from the sessions, because they get those of the turn.
         """
         self._news.turn = turn
 
@@ -235,11 +253,11 @@ class MCPManager:
         self._news.turn = None
 
     def kill_leftovers(self) -> None:
-        """Kill the processes of sessions whose event loop has ended without a disconnect."""
+        """Kill the processes of sessions whose event loop ended without a disconnect."""
         self._registry.kill_leftovers(loop_running=True)
 
     def _refusal(self, tool_name: str, arguments: object) -> ToolCallResult | None:
-        """Return the result of a call that is not worth sending."""
+        """Return the error result of a call that cannot be sent, or `None` if it can."""
         try:
             self._parse_tool_name(tool_name)
         except ValueError as error:
@@ -257,11 +275,13 @@ class MCPManager:
         return None
 
     def _translate_schema(self, mcp_tool: object, server_name: str) -> JsonObject:
-        """Return a tool, as the server lists it, in OpenAI's format (R8.1, P33, P36).
+        """Convert a tool from the server's format to OpenAI's.
 
         Args:
-            mcp_tool: A dict by the protocol's names, or an object of any version of the SDK.
-            server_name: Goes before the tool's name.
+            mcp_tool: A dict with the names of the protocol, or an object of any version of the MCP SDK.
+            server_name: The prefix of the tool's name.
+
+        Source: R8.1, P33, P36
         """
         schema = _member(mcp_tool, "inputSchema") or _member(mcp_tool, "input_schema")
         definition = ToolDefinition(
@@ -273,10 +293,12 @@ class MCPManager:
         return openai_tool(definition)
 
     def _parse_tool_name(self, tool_name: str) -> tuple[str, str]:
-        """Split `server.tool` at its first dot (R8.3, P35).
+        """Split `server.tool` at its first dot.
 
         Raises:
-            ValueError: There is no dot.
+            ValueError: The name has no dot.
+
+        Source: R8.3, P35
         """
         return split_name(tool_name)
 
@@ -299,7 +321,7 @@ TURN_METHODS = own_methods(
         "_parse_tool_name",
     ),
 )
-"""What a turn does by itself, unless a program has a method of its own for it."""
+"""A turn does the work of these methods itself, unless a program has overridden one of them."""
 
 
 def _as_listed(tool: ToolDefinition) -> JsonObject:

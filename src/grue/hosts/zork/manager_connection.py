@@ -1,4 +1,7 @@
-"""Any object with the seeds' four coroutines as a tool server of a turn."""
+"""Use any object with the four coroutines of `MCPManager` as the tool server of a turn.
+
+The coroutines are `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`.
+"""
 
 import asyncio
 import time
@@ -19,17 +22,17 @@ from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 
 DISCONNECT_TIMEOUT_S = 4.0
-"""What a manager gets for `disconnect_session`, or less where the turn's limit leaves less."""
+"""Time limit of `disconnect_session`; it is less if the turn has less time left."""
 
 
 class SessionManager(Protocol):
-    """The seeds' four coroutines.
+    """The interface of a manager object: four coroutines.
 
-    `is_disabled` is optional, and so is the argument `timeout_seconds` of `call_tool`.
+    The attribute `is_disabled` and the argument `timeout_seconds` of `call_tool` are optional.
     """
 
     async def connect_session(self) -> None:
-        """Connect; raises what it likes."""
+        """Connect; may raise any exception."""
         ...
 
     async def disconnect_session(self) -> None:
@@ -48,21 +51,23 @@ class SessionManager(Protocol):
 class ManagerConnection:
     """One session with a manager object; a `ToolConnection`. Needs asyncio.
 
-    `connect_session` and `disconnect_session` run in one task of their own, with no cancel scope around
-    them: a manager may enter a task group in the one and leave it in the other, as the MCP SDK's clients do.
+    `connect_session` and `disconnect_session` run in the same task, which has no cancel scope around it. The
+    reason is that a manager may enter a task group in the first and leave it in the second, as the clients of
+    the MCP SDK do. A task group must be left in the task that entered it, and inside the same cancel scopes;
+    otherwise anyio raises an error.
 
-    `disconnect_session` is called once for every `connect_session` that succeeded or was cancelled, and not
-    for one that raised. It is not cancelled with the turn, and has `DISCONNECT_TIMEOUT_S`.
+    `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not
+    after one that raised. It is not cancelled with the turn; its time limit is `DISCONNECT_TIMEOUT_S`.
 
     Args:
         manager: The manager.
-        server: What the session calls it. A tool of another prefix keeps its own name.
-        note: Records what cannot be used.
+        server: The server's name in the session. A tool with another prefix keeps its own name.
+        note: Records tools and results that cannot be used.
     """
 
     alive = True
     report_s = 0.0
-    """What a manager that keeps the start-up limit itself gets beyond it, to say what went wrong."""
+    """Extra seconds for a manager that applies the start-up limit itself, so that it can report the cause."""
 
     def __init__(self, manager: SessionManager, server: ServerName, note: Note) -> None:
         self._manager = manager
@@ -75,7 +80,7 @@ class ManagerConnection:
         self._close_by = float("inf")
 
     async def __aenter__(self) -> Self:
-        # In a scope that is cancelled already, nothing tells when it would have ended.
+        # If the scope is cancelled already, its deadline is -inf and says nothing about the time left.
         deadline = anyio.current_effective_deadline()
         self._close_by = float("inf") if deadline == float("-inf") else deadline
         return self
@@ -116,7 +121,7 @@ class ManagerConnection:
         return ""
 
     async def open(self, timeout_s: float) -> Listing:
-        """Connect and list the tools; a manager that says that it is disabled has none.
+        """Connect and list the tools; the list is empty if the manager is disabled.
 
         Raises:
             ServerFailed: `connect_session` or `get_tool_schemas` raised, or took longer than `timeout_s`.
@@ -141,11 +146,11 @@ class ManagerConnection:
         return Listing(tools=self._read(schemas), protocol_version="")
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Managers do not say that their tools have changed."""
+        """Do nothing: a manager does not report that its tools have changed."""
         del timeout_s
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a tool; whatever the manager raises but a timeout is an error result.
+        """Call a tool; an exception of the manager other than a timeout becomes an error result.
 
         Raises:
             ToolTimedOutError: The manager raised `TimeoutError`, or took longer than `timeout_s`.
@@ -166,7 +171,7 @@ class ManagerConnection:
     async def _own(self, opened: "asyncio.Future[list[dict[str, Any]]]") -> None:
         try:
             await self._manager.connect_session()
-        except Exception as error:  # noqa: BLE001 - told to whoever opens the session, if they still wait
+        except Exception as error:  # noqa: BLE001 - passed on to `open`, if it still waits
             if not self._leaving.is_set():
                 opened.set_exception(error)
             return
@@ -185,7 +190,7 @@ class ManagerConnection:
     async def _disconnect(self) -> None:
         try:
             await self._manager.disconnect_session()
-        except Exception as error:  # noqa: BLE001 - the turn is over for this session, however it went
+        except Exception as error:  # noqa: BLE001 - the session is over in any case
             self._say("log", f"disconnect_session failed: {type(error).__name__}: {error}")
 
     def _read(self, schemas: Sequence[Mapping[str, Any]]) -> tuple[ToolDefinition, ...]:
@@ -230,7 +235,7 @@ class ManagerConnection:
 
 
 def connect_manager(manager: SessionManager, server: ServerName) -> Connect:
-    """Return what a `Runner` takes as a tool server: connections to a manager object.
+    """Return a manager object as a tool server for a `Runner`.
 
     Raises:
         MCPError: The manager lacks one of the four coroutines.

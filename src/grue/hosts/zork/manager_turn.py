@@ -1,7 +1,7 @@
-"""An `MCPManager` with methods of the program's own, as the tool server of a turn: its methods are called.
+"""Use an `MCPManager` with overridden methods as the tool server of a turn, by calling its methods.
 
-Where those methods call ours, a turn learns the same as from an ordinary manager: why the server did not
-start, that it died, its process, how it ended and its last words.
+If the overriding methods call the original ones, the turn gets the same facts as from an ordinary manager:
+why the server did not start, whether it died, its process, how it ended, and the end of its standard error.
 """
 
 from types import TracebackType
@@ -17,14 +17,14 @@ from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit
 from grue.tool_sessions.failures import ServerFailed
 
 _REPORT_S = 0.45
-"""What our `connect_session` gets beyond the start-up limit, which it keeps itself, to say why it failed."""
+"""Extra time for `connect_session`, which applies the start-up limit itself and then reports the cause."""
 
 
 class OverriddenManagerConnection(ManagerConnection):
-    """One session with such a manager.
+    """One session with a manager whose methods are overridden.
 
-    The manager's coroutines run in one task from connect to disconnect. They have one try and the turn's time
-    limits, and its logger and Langfuse client hear of the turn instead of them.
+    The manager connects and disconnects in one task. Its connect gets one attempt with the turn's time
+    limits. Its logger and Langfuse client get the events of the turn and not those of the coroutines.
 
     Args:
         manager: The manager.
@@ -50,7 +50,7 @@ class OverriddenManagerConnection(ManagerConnection):
         """Connect and list the tools.
 
         Raises:
-            ServerFailed: It failed; with what our session knows of the cause, where that is what failed.
+            ServerFailed: The connect failed. If the original method failed, this has the cause it found.
         """
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)
@@ -75,24 +75,24 @@ class OverriddenManagerConnection(ManagerConnection):
 
     @property
     def exit(self) -> ServerExit | None:
-        """How the process ended; known only where it exited with a status."""
+        """How the process ended; `None` unless it exited with a status."""
         closed = self._closed
         return ServerExit(closed.exit_status) if closed and closed.exit_status is not None else None
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end the process."""
+        """How the process had to be ended, if it had to be."""
         closed = self._closed
         return None if closed is None or closed.ending == "none" else closed.ending
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what the server wrote to standard error."""
+        """The last output of the server on standard error."""
         return self._closed.stderr_tail if self._closed else ""
 
     @property
     def _session(self) -> OwnedSession | None:
-        """Our session, if the manager's methods have opened one in this turn."""
+        """The session that the original methods have opened in this turn, if any."""
         session = self._lent.session
         return None if session is self._before else session
 
@@ -108,5 +108,5 @@ class OverriddenManagerConnection(ManagerConnection):
 
 
 def connect_overridden(manager: MCPManager) -> Connect:
-    """Return what a `Runner` takes as a tool server: connections by the manager's own methods."""
+    """Return a tool server for a `Runner`, which connects by calling the manager's methods."""
     return lambda note: OverriddenManagerConnection(manager, note)

@@ -1,4 +1,4 @@
-"""What the host remembers of each place: where points were gained, and what killed."""
+"""The host's memory of each place: where points were gained, what killed, and where exits lead."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ MOST_PER_PLACE = 8
 
 
 class Memories:
-    """Short notes by location, the oldest forgotten first."""
+    """Short notes for each location; the oldest are dropped first."""
 
     def __init__(self) -> None:
         self._notes: dict[str, list[str]] = {}
 
     def learn(self, move: Move, after: Observation) -> str | None:
-        """Keep what is worth remembering of a move; return the note, or `None` if there is none."""
+        """Keep a note about a move, and return it; `None` if there is nothing new to note."""
         if move.location is None:
             return None
         note = self._note(move, after)

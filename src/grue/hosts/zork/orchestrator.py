@@ -1,9 +1,10 @@
-"""The host that plays: a plain synchronous loop around the agent (R9, R10.2).
+"""The host that plays a text adventure: a plain synchronous loop around the agent.
 
-Every turn it shows the agent what the game shows, plays the command that comes back, and learns from what
-came of it. It ends when the game is won, lost for good or left, when the turns are used up, when the agent
-falls back too often in a row, or when something is wrong that another turn would not mend; always with a
-reason.
+In every turn it shows the agent what the game shows, plays the command that the agent returns, and remembers
+the result. The episode ends, always with a reason, when the game, the turns or the budget are at an end, when
+the agent falls back too often in a row, or after an error that another turn cannot mend.
+
+Source: R9, R10.2
 """
 
 import time
@@ -47,12 +48,12 @@ EndReason = Literal["won", "died", "quit", "turn_limit", "budget", "fallbacks", 
 
 
 class GameState(Struct, kw_only=True):
-    """Where an episode stands.
+    """The current state of an episode.
 
     Attributes:
-        last_action: The command that was played last; `None` before the first.
-        fallbacks_in_a_row: Turns since the model last decided one itself.
-        last_reason: Why the last decision is not an ordinary one; empty if it is.
+        last_action: The last command that was played; `None` before the first.
+        fallbacks_in_a_row: Number of fallbacks since the last decision of the model.
+        last_reason: Why the last decision was a fallback, forced or degraded; empty if it was none of these.
     """
 
     episode_id: str
@@ -74,9 +75,9 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
     """How an episode ended; `result.json`.
 
     Attributes:
-        reason: Why it ended; `detail` says the same for people.
-        commands: What was played, in order.
-        scripted: The model was the offline script, not an LLM.
+        reason: Why it ended; `detail` is a sentence for people.
+        commands: The commands that were played, in order.
+        scripted: Whether the model was the offline script and not an LLM.
     """
 
     episode_id: str
@@ -99,29 +100,29 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """The episode ran to an end of its own: it was not stopped by failures."""
+        """Whether the episode came to a regular end, and was not stopped by failures or an interruption."""
         return self.reason not in ("fallbacks", "failed", "interrupted")
 
 
 class EpisodeSetup(Struct, kw_only=True):
-    """What an episode is made of, beside its configuration; everything has a default.
+    """The parts of an episode other than its configuration; all have a default.
 
     Attributes:
-        game: What to play; `None`: the embedded world.
-        seed: Of the game.
-        max_turns: Turns after which the episode ends.
+        game: The game; `None` for the embedded one.
+        seed: The seed of the game.
+        max_turns: Most turns of the episode.
         client: The model's client, as for `ZorkAgent`.
-        mcp_manager: Instead of one made from the configuration.
-        recorder: Where everything is recorded; its observers write the logs.
-        logger: Takes the seeds' records.
-        langfuse_client: Told of the whole episode, by an observer; flushed by `close`, never shut down.
+        mcp_manager: Used in place of a manager made from the configuration.
+        recorder: Records every message; its observers write the logs.
+        logger: Gets the log records.
+        langfuse_client: Gets the events of the episode; `close` flushes it and does not shut it down.
         policy: What failures lead to.
-        turn_timeout_s: Limit for each turn; `None`: none.
-        scripted: The model is the offline script; said wherever results are shown.
-        spawn_ahead: Start each turn's server while the move before is played.
-        stream: The model's words are in the trace as they come.
-        settings: Recorded with the episode's start, for whoever resumes it.
-        past: The episode so far, to go on with it; `None`: a new one.
+        turn_timeout_s: Time limit of each turn; `None` for none.
+        scripted: Whether the model is the offline script, which results then say.
+        spawn_ahead: Whether to start each turn's server while the move before is played.
+        stream: Whether replies are streamed, so that the trace has the text as it arrives.
+        settings: Recorded with the episode's start, to be used by a resume.
+        past: The episode to resume; `None` for a new one.
     """
 
     game: Any = None
@@ -145,19 +146,19 @@ class ZorkOrchestratorV2:
     """Play one episode of a text adventure.
 
     Args:
-        episode_id: Names the episode in every record.
-        config: Settings; `None`: from `pyproject.toml` in the working directory, defaults where it has none.
-        setup: What the episode is made of.
+        episode_id: The name of the episode in every record.
+        config: Settings; `None` for those of `pyproject.toml` in the working directory, or the defaults.
+        setup: The other parts of the episode.
 
     Raises:
-        MCPError: The MCP configuration cannot be used (R9.3).
-        GameError: The game cannot be opened, or is not the one that the past tells of.
-        MCPConfigError: The past tells of tools of another server, or of none. Nothing is recorded then.
+        MCPError: The MCP configuration cannot be used.
+        GameError: The game cannot be opened, or is not the game of the episode to resume.
+        MCPConfigError: The episode to resume had tools from another server, or none; nothing is recorded.
 
     Attributes:
-        game_state: Where the episode stands.
-        mcp_manager: `None` when MCP is off (R9.4).
-        changes: What is not as it was when a resumed episode was last played.
+        game_state: The current state of the episode.
+        mcp_manager: The manager; `None` if MCP is off.
+        changes: The conditions that have changed since a resumed episode was last played.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class ZorkOrchestratorV2:
         self.recorder: Recorder = self.setup.recorder or Recorder()
         self.recorder.add(self._count)
         if self.setup.logger is not None:
-            # Before anything is recorded: what becomes of the MCP configuration belongs in it too.
+            # Add it before anything is recorded, because the log has to show MCP configuration errors too.
             self.recorder.add(LoggerObserver(self.setup.logger, episode_id=episode_id))
         self._langfuse: LangfuseObserver | None = None
         if self.setup.langfuse_client is not None:
@@ -203,22 +204,22 @@ class ZorkOrchestratorV2:
             self._record_resumption(past, unrecorded)
 
     def play_episode(self) -> EpisodeResult:
-        """Play until the episode ends, and say how it went.
+        """Play until the episode ends, and return the result.
 
         Raises:
-            MCPError: It cannot go on: the server never started, the endpoint refuses the key or the model.
-            KeyboardInterrupt: Ctrl-C. Either way the end is recorded, and `result` tells.
+            MCPError: The episode cannot go on: the server never started, the endpoint refuses the key.
+            KeyboardInterrupt: Ctrl-C. After either error the end is recorded, and `result` has the reason.
         """
         try:
             while self._process_turn():
                 pass
-        except KeyboardInterrupt:  # one that strikes between two turns; within one it is recorded already
+        except KeyboardInterrupt:  # between two turns; within a turn it is recorded already
             self._ends("interrupted", "interrupted by Ctrl-C")
             raise
         return self.result()
 
     def result(self) -> EpisodeResult:
-        """Return how the episode went, or how it stands."""
+        """Return the result of the episode, or its current state if it has not ended."""
         state, seen = self.game_state, self.game_state.observation
         reason: EndReason = self._end.reason if self._end else "interrupted"
         return EpisodeResult(
@@ -242,7 +243,7 @@ class ZorkOrchestratorV2:
         )
 
     def close(self) -> None:
-        """Release the game, and send what Langfuse has not been sent yet, within seconds."""
+        """Close the agent and the game, and flush Langfuse; takes at most seconds."""
         self.agent.close()
         self.game.close()
         if self._langfuse is not None:
@@ -291,10 +292,10 @@ class ZorkOrchestratorV2:
         )
 
     def _come_back(self, past: Past) -> list[Remembered]:
-        """Come back to where an episode was cut off: the game by its commands, the rest by the trace.
+        """Restore the state of an episode: replay its commands in the game, and read the rest from the trace.
 
-        Nothing is recorded before the game and the tools are known to be those that the trace tells of.
-        Returns the memories that are not recorded yet.
+        Nothing is recorded here, because the game and the tools may turn out not to be those of the trace.
+        Returns the memories that the trace does not have yet.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:
@@ -314,7 +315,7 @@ class ZorkOrchestratorV2:
                 unrecorded.append(memory)
             if decided.turn == past.forgiven:
                 state.fallbacks_in_a_row = 0
-        # Played or not, what was shown of the turn that was cut off is what its decision rests on.
+        # Check the text of the unfinished turn too, because its decision was or will be based on that text.
         self._check_replayed(past.shown.get(past.turns + 1))
         self._turn_end = past.end
         self._began -= past.lasted_s
@@ -345,15 +346,14 @@ class ZorkOrchestratorV2:
             )
 
     def _process_turn(self) -> bool:
-        """Play one turn; return whether there was one to play.
+        """Play one turn; return `False` if the episode has ended already.
 
-        An error that another turn would not mend ends the episode here, whoever calls: it is recorded and
-        raised once, `result` tells the reason, and every later call returns `False` and starts nothing.
+        An error that another turn cannot mend ends the episode. It is recorded and raised once.
 
         Raises:
             MCPServerStartupError: The server did not start in the first turn.
             MCPError: The episode cannot go on for another reason.
-            KeyboardInterrupt: Ctrl-C. The turn is cut off, so that the episode ends with it too.
+            KeyboardInterrupt: Ctrl-C was pressed during the turn, which also ends the episode.
 
         Source: R6.1, R10.2
         """
@@ -385,7 +385,7 @@ class ZorkOrchestratorV2:
         return True
 
     def _decide(self, seen: Observation) -> Decided:
-        """Ask the agent; what another turn may mend becomes a fallback with its cause."""
+        """Ask the agent for a decision; after an error that another turn may mend, return a fallback."""
         state = self.game_state
         self.agent.turn = state.turn - 1
         context = context_text(self.game.name, state.turn, seen, state.moves, state.objectives)
@@ -423,7 +423,7 @@ class ZorkOrchestratorV2:
         )
 
     def _play(self, decided: Decided) -> Remembered | None:
-        """Play a decided command and learn from what comes of it; return what is worth remembering."""
+        """Play a command, update the state, and return a memory if the move gave one."""
         state, seen = self.game_state, self.game_state.observation
         after = self.game.step(decided.action)
         gained = None if after.score is None or seen.score is None else after.score - seen.score
@@ -462,7 +462,7 @@ class ZorkOrchestratorV2:
             self._ends("turn_limit", f"all {self.setup.max_turns} turns are used up")
 
     def _ends(self, reason: EndReason, detail: str) -> None:
-        """Record the end, unless the episode has ended already."""
+        """Record why the episode ends, unless it has ended already."""
         if self._end is not None:
             return
         seen = self.game_state.observation
@@ -478,7 +478,7 @@ class ZorkOrchestratorV2:
         self._note(self._end)
 
     def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Count what turns cost, those without an answer included; an observer."""
+        """Add up what turns cost, including failed turns; an observer of the recorder."""
         del line
         end = envelope.body
         if isinstance(end, TurnCompleted | TurnFailed):
@@ -495,6 +495,6 @@ def _observed(turn: int, seen: Observation) -> Observed:
 
 
 def _default_configuration() -> GameConfiguration:
-    """Return the settings of the working directory's project, or the defaults where there is none."""
+    """Return the settings of the project in the working directory, or the defaults if there is none."""
     project = Path("pyproject.toml")
     return GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()

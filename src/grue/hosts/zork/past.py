@@ -1,7 +1,7 @@
-"""What the trace of an episode says of it, as far as it is needed to go on: `grue play --resume`.
+"""Read from a trace how far an episode got, so that `grue play --resume` can continue it.
 
-A turn is behind the episode as soon as its end is in the trace: it is not played or paid for again. What the
-game had answered is not needed, since the same seed and the same commands give the same game.
+A turn is finished as soon as its end is in the trace; its request is not sent to the model again. The replies
+of the game are not needed, because the same seed and the same commands give the same game.
 """
 
 from collections.abc import Iterable
@@ -34,28 +34,30 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed
 
 FINAL_STATUSES = frozenset({401, 402, 403, 404})
-"""Key, credit, permission, model: no further turn would fare better."""
+"""HTTP statuses after which every further turn would fail too: key, credit, permission, model."""
 
 _FOR_GOOD = ("won", "died", "quit")
 
 
 class Past(Struct, kw_only=True):
-    """An episode so far.
+    """The recorded part of an episode.
 
     Attributes:
-        started: What it was started with.
+        started: The settings that the episode started with.
         decided: The decisions, in the order of the turns.
-        shown: What the game showed before each turn, as far as it was recorded.
-        end: How the turn ended whose decision was not recorded; `None`: it did not, or it is tried again.
+        shown: The text that the game showed before each turn, if it was recorded.
+        end: The end of a turn whose decision was not recorded; `None` if there is none, or if the turn is to
+            be played again.
         remembered: The turns whose memory was recorded.
-        spent: What its turns took of the model, one that was cut off included.
-        tool_calls: How many there were.
-        connections: What it knows of its tool servers.
-        ended: How it ended last, if it did.
-        forgiven: The turn after which fallbacks in a row had ended it; they are not held against it again.
-        conditions: What it was last played with.
-        max_turns: Turns that a resume has allowed; 0: as it was started.
-        lasted_s: How long it was played, in seconds.
+        spent: Requests, tokens and cost of all turns, an unfinished one included.
+        tool_calls: Number of tool calls.
+        connections: The state of the connection to each tool server.
+        ended: How the episode ended the last time, if it did.
+        forgiven: The turn at which too many fallbacks in a row ended the episode. Fallbacks up to it are not
+            counted again.
+        conditions: The conditions, such as the model, of the last run.
+        max_turns: The turn limit of the last resume; 0 if it is that of the start.
+        lasted_s: How long the episode has been played, in seconds.
     """
 
     started: EpisodeStarted
@@ -74,11 +76,11 @@ class Past(Struct, kw_only=True):
 
     @property
     def turns(self) -> int:
-        """How many turns are decided."""
+        """Number of turns with a decision."""
         return len(self.decided)
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
-        """Take the next envelope in; return what the turn took so far that has not ended."""
+        """Read the next envelope; return the requests and usage of the unfinished turn."""
         self.lasted_s = envelope.t
         match envelope.body:
             case Observed(turn=turn) as observed if not envelope.redacted:
@@ -91,7 +93,7 @@ class Past(Struct, kw_only=True):
             case RunTurn():
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # A request that a server makes through sampling is no part of what a turn reports.
+            # A turn does not count the requests that a server makes through sampling.
             case RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
             case CompletionReceived(usage=usage) if envelope.receiver == "agent":
@@ -119,14 +121,15 @@ class Past(Struct, kw_only=True):
 def read_past(path: Path) -> Past:
     """Read how far an episode got.
 
-    An episode that has ended for good, but was killed before its result was written, can be resumed for that.
+    If an episode was won, lost or quit but its result file was not written, it can be resumed, which writes
+    the file.
 
     Args:
-        path: Its run folder, or the trace in it.
+        path: The run folder, or the trace in it.
 
     Raises:
-        TraceError: It cannot be read, holds no episode, has ended for good, or lacks what is needed because
-            a secret was in it.
+        TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is
+            needed was redacted.
     """
     past: Past | None = None
     unended = Spent()
@@ -152,7 +155,7 @@ def read_past(path: Path) -> Past:
 
 
 def _decides(end: TurnEnd) -> bool:
-    """Say whether the host makes a decision of a turn that ended so; other failures end the episode."""
+    """Return whether the host makes a decision after such an end; other failures end the episode."""
     if isinstance(end, TurnCompleted):
         return True
     if isinstance(end.failure, LlmFailure):
@@ -168,13 +171,13 @@ class _Result(Struct):
 
 
 def _has_result(path: Path, ended: EpisodeEnded) -> bool:
-    """Say whether the result of this end is written; there may be one of an earlier end."""
+    """Return whether the result file is for this end; it may be left from an earlier one."""
     file = (path if path.is_dir() else path.parent) / RESULT_FILE
     try:
         written = read_regular(file, _LARGEST_RESULT)
         return msgspec.json.decode(written, type=_Result).reason == ended.reason
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # damaged: it is written again
+        return False  # a damaged file is written again
 
 
 def _check_whole(path: Path, envelope: EpisodeEnvelope) -> None:

@@ -1,4 +1,4 @@
-"""The instructions of the agent that plays."""
+"""The system prompt of the agent that plays."""
 
 SYSTEM_PROMPT = """\
 You play a text adventure, one command a turn, to score as many points as possible and to win.

@@ -1,4 +1,7 @@
-"""The seeds' reply objects (R4.2, R4.3)."""
+"""The reply objects of `LLMClient`.
+
+Source: R4.2, R4.3
+"""
 
 from dataclasses import dataclass
 
@@ -30,10 +33,12 @@ class LLMResponse:
     """A completion.
 
     Attributes:
-        content: The text; `None` beside tool calls (R4.3, P12).
-        usage: Tokens by the endpoint's names.
-        tool_calls: `None` if there are none.
-        finish_reason: The endpoint's word.
+        content: The text; `None` if there are tool calls.
+        usage: Numbers of tokens, by OpenAI's names.
+        tool_calls: The calls; `None` if there are none.
+        finish_reason: The reason that the endpoint gives.
+
+    Source: R4.3, P12
     """
 
     content: str | None

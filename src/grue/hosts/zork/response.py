@@ -1,4 +1,4 @@
-"""What the agent answers a turn with, and how a text is read as one."""
+"""The answer that the model gives in each turn, and its check."""
 
 from pydantic import BaseModel, Field
 
@@ -6,11 +6,17 @@ from grue.answers import AnswerSpec
 from grue.games.commands import sanitise_command
 
 FALLBACK_ACTION = "look"
-"""The safe default: it changes nothing in any game (R15.3)."""
+"""The command to play if the model gives none. It changes nothing in any game.
+
+Source: R15.3
+"""
 
 
 class AgentResponse(BaseModel):
-    """The model's decision for one turn (R15.2, P47)."""
+    """The model's decision for one turn.
+
+    Source: R15.2, P47
+    """
 
     thinking: str = Field(description="Why this is the best next command, in one or two sentences.")
     action: str = Field(description="One game command, such as 'take lamp' or 'north'. Never more than one.")
@@ -20,10 +26,12 @@ class AgentResponse(BaseModel):
 
 
 def playable(response: AgentResponse) -> AgentResponse:
-    """Return the response with an action that a game can take (P2).
+    """Return the response with its action cleaned up, so that a game can play it.
 
     Raises:
-        ValueError: Nothing playable is in it.
+        ValueError: The action is not a playable command.
+
+    Source: P2
     """
     action = sanitise_command(response.action)
     if action is None:
@@ -32,7 +40,7 @@ def playable(response: AgentResponse) -> AgentResponse:
 
 
 def answer_spec() -> AnswerSpec[AgentResponse]:
-    """Return the Zork host's answer: a playable `AgentResponse`, and `look` where there is none."""
+    """Return the answer of the Zork host: a playable `AgentResponse`, with `look` as the fallback."""
     return AnswerSpec.from_model(
         AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION)
     )

@@ -1,4 +1,4 @@
-"""Who hears of the sessions that a manager's coroutines open: its observers, or the turn that uses them."""
+"""Send the messages of a manager's sessions to its observers, or to the turn that uses the manager."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class TurnUse(Struct, frozen=True):
 
     Attributes:
         note: Puts a note into the turn's trace.
-        startup_timeout_s: What a connect may take.
+        startup_timeout_s: Time limit of a connect.
     """
 
     note: Note
@@ -24,14 +24,15 @@ class TurnUse(Struct, frozen=True):
 class SessionNews:
     """An observer of a manager's sessions.
 
-    A turn records its calls and connects itself, and tells its own observers, so the manager's observers are
-    left out then: they would hear of everything twice. What only the session sees, such as a tool that has
-    changed, is noted in the turn's trace.
+    A turn records its own calls and connects for its own observers. The manager's observers get nothing
+    during a turn, because they would get everything twice. Messages that only the session sees, such as a
+    changed tool, are noted in the turn's trace.
 
-    It must not refer to the manager: a session keeps it, and nobody could lose the manager otherwise.
+    This class must not refer to the manager. A session refers to it, so an open session would keep the
+    manager alive.
 
     Attributes:
-        observers: The manager's.
+        observers: The manager's observers.
         turn: The turn that uses the manager now.
     """
 

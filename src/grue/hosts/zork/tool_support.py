@@ -1,4 +1,7 @@
-"""Ask a client whether a model can call tools, by its own `_supports_tool_calling` (R12, P13)."""
+"""Ask a client whether a model can call tools, through its `_supports_tool_calling`.
+
+Source: R12, P13
+"""
 
 import functools
 import inspect
@@ -17,16 +20,19 @@ METHOD = "_supports_tool_calling"
 async def asked_of_client(
     client: Any, model: str, config: ToolSupportPolicy | None, *, endpoint: str
 ) -> ToolSupportChecked:
-    """Return whether the model may be offered tools: forced, then the client's word, then the model's name.
+    """Return whether the model may be offered tools.
 
-    The method is called with the model, and with `config` if it takes one; it may block or be asynchronous.
-    Whatever it raises is a no, with the reason.
+    The configuration decides if it forces tool support; otherwise the client's method; otherwise the model's
+    name. The method is called with the model, and with `config` if it accepts one. It may block or be
+    asynchronous. If it raises, the model is offered no tools, and the result has the reason.
 
     Args:
         client: Any client.
         model: The model.
-        config: Its `mcp_force_tool_support` bypasses every check (R12.4); `None`: not forced.
-        endpoint: What the verdict calls the endpoint.
+        config: If its `mcp_force_tool_support` is set, nothing is checked; `None` forces nothing.
+        endpoint: The name of the endpoint in the result.
+
+    Source: R12.4
     """
     method = getattr(client, METHOD, None)
     forced = config is not None and config.mcp_force_tool_support
@@ -35,7 +41,7 @@ async def asked_of_client(
     options = {"config": config} if config is not None and accepts(method, "config") else {}
     try:
         said = await _called(functools.partial(method, model, **options), method)
-    except Exception as error:  # noqa: BLE001 - whatever a foreign client raises, it has not said yes
+    except Exception as error:  # noqa: BLE001 - any exception of a foreign client counts as no
         words = Fault(kind="unavailable", message=f"{type(error).__name__}: {error}")
         told = foreign_failure(words, client, model).message
         said, reason = False, f"the client's {METHOD} raised {told}"
