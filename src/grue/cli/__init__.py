@@ -1,11 +1,12 @@
 """The command `grue`, and what a Ctrl-C does while it starts and while it leaves.
 
-Python raises KeyboardInterrupt wherever it happens to be, which while modules are imported means a traceback,
-or another exception that it has become there. So until a command has all that it needs, and after it has
-done its work, a Ctrl-C ends the process at once, with the status that says so. Servers that are still ending
-are killed by the guard then, as they are when the program is killed.
+Python raises KeyboardInterrupt at any instruction. During an import that gives a traceback, or the imported
+module turns it into another exception. So a Ctrl-C ends the process at once, with status 130, until a command
+has imported all that it needs and again after it has done its work. The guard then kills servers that are
+still ending, as it does when the program is killed.
 
-It stands here because this is what the command imports first; what strikes before is Python's own start.
+This is in `__init__` because the command imports it first. A Ctrl-C before that interrupts Python's own
+start.
 """
 
 import os
@@ -19,12 +20,12 @@ def _quit(_signum: int, _frame: object) -> None:
 
 
 def quit_at_once() -> None:
-    """End the process at a Ctrl-C, from now on. Does nothing where a host has a handler of its own."""
+    """From now on, let a Ctrl-C end the process. Does nothing if a host has its own handler."""
     _swap(default_int_handler, _quit)
 
 
 def take_interrupts() -> None:
-    """Have a Ctrl-C raise KeyboardInterrupt again, from now on: there is something to clean up."""
+    """From now on, let a Ctrl-C raise KeyboardInterrupt again, so that the command can clean up."""
     _swap(_quit, default_int_handler)
 
 

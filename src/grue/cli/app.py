@@ -1,4 +1,4 @@
-"""The commands and their options. What they do is in the modules named for them."""
+"""The commands and their options. Each command is implemented in the module of the same name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,27 +35,27 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Take the options of the command itself."""
+    """Accept the options of `grue` itself."""
     del version
 
 
 _SpawnAhead = Annotated[
-    bool, typer.Option("--spawn-ahead", help="Start each turn's server while the move before is played.")
+    bool, typer.Option("--spawn-ahead", help="Start each turn's server during the move before it.")
 ]
-_Stream = Annotated[bool, typer.Option("--stream", help="Have the model's words come as it finds them.")]
+_Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's replies.")]
 
 
 @app.command()
 def play(
     context: typer.Context,
     game: Annotated[str, typer.Option(help="'house', or a Z-machine story file.")] = "house",
-    offline: Annotated[bool, typer.Option("--offline", help="A scripted model instead of an LLM.")] = False,
-    model: Annotated[str | None, typer.Option(help="The model, as the endpoint names it.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Use a scripted model, not an LLM.")] = False,
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
     mcp_config: Annotated[Path | None, typer.Option(help="MCP servers; the first is used.")] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
     turns: Annotated[int | None, typer.Option(min=1, help="Most turns to play.", show_default="60")] = None,
-    seed: Annotated[int, typer.Option(help="Of the game: the same seed is the same game.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the game.")] = 0,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for trace and logs.", show_default="runs/EPISODE")
     ] = None,
@@ -63,7 +63,7 @@ def play(
     resume: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Go on with an episode that was cut off: its folder. --turns may be larger."
+            metavar="RUN", help="Folder of an interrupted episode to continue. --turns may be larger."
         ),
     ] = None,
     spawn_ahead: _SpawnAhead = False,
@@ -72,9 +72,9 @@ def play(
         bool, typer.Option("--langfuse", help="Report to Langfuse, with the keys of the environment.")
     ] = False,
     otel: Annotated[
-        bool, typer.Option("--otel", help="Report to OpenTelemetry, as the environment says.")
+        bool, typer.Option("--otel", help="Report to OpenTelemetry; set by the environment.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only how it ended.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Play an episode of a text adventure with an agent that thinks with MCP tools."""
@@ -122,7 +122,7 @@ _WITH_RESUME = (
 
 
 def _refuse_beside_resume(context: typer.Context) -> None:
-    """Refuse options that would make another episode of the one that is resumed."""
+    """Refuse options that would make the resumed episode a different one."""
     given = [
         parameter.opts[0]
         for parameter in context.command.params
@@ -147,7 +147,7 @@ def tools(
     mcp_config: _McpConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     lock: Annotated[
-        bool, typer.Option("--lock", help="Approve what they list now: write it to mcp_tools.lock.")
+        bool, typer.Option("--lock", help="Approve the listed tools: write mcp_tools.lock.")
     ] = False,
 ) -> None:
     """List the tools of the configured MCP servers, or of the bundled one where none is configured."""
@@ -195,13 +195,13 @@ def call(
 @app.command()
 def doctor(
     mcp_config: _McpConfig = None,
-    no_network: Annotated[bool, typer.Option("--no-network", help="Ask nobody at a URL.")] = False,
+    no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,
     faults: Annotated[
         bool,
-        typer.Option("--faults", help="Try the fault matrix instead, a session each turn: half a minute."),
+        typer.Option("--faults", help="Run the fault matrix instead; takes half a minute."),
     ] = False,
 ) -> None:
-    """Look at everything an episode needs, and say what is wrong and what to do about it."""
+    """Check everything that an episode needs; say what is wrong and what to do about it."""
     with plain_errors():
         from grue.cli.doctor import examine, try_faults
 

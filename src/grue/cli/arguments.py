@@ -1,4 +1,4 @@
-"""A tool's arguments as one writes them in a shell, read by the tool's own schema."""
+"""Read a tool's arguments from the command line, with the types that the tool's schema asks for."""
 
 import json
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from grue.messages import JsonObject, ToolDefinition
 
 
 def read_arguments(tool: ToolDefinition, text: str | None, pairs: Sequence[str]) -> JsonObject:
-    """Return the arguments of a call; a pair goes over a member of the same name.
+    """Return the arguments of a call; a pair replaces a member of the same name.
 
     Args:
-        tool: What the server says of the tool.
+        tool: The tool's definition from its server.
         text: A JSON object, or `None`.
-        pairs: `NAME=VALUE` each. A value is text where the schema wants a string and JSON where it does not;
-            where it says nothing, JSON if it can be read as such.
+        pairs: `NAME=VALUE` each. If the schema asks for a string, the value is text, otherwise JSON. If the
+            schema gives no type, the value is JSON if it can be parsed, otherwise text.
 
     Raises:
-        MCPConfigError: One of them cannot be read; the text says what is wanted.
+        MCPConfigError: An argument cannot be read; the text says what is expected.
     """
     arguments = {} if text is None else _object(text)
     properties = tool.input_schema.get("properties")
@@ -60,7 +60,7 @@ def _value(pair: str, written: str, kinds: frozenset[str]) -> object:
 
 
 def _kinds(schema: object) -> frozenset[str]:
-    """Return the types that a schema names; empty: it does not say."""
+    """Return the types that a schema names; empty if it names none."""
     if not isinstance(schema, dict):
         return frozenset()
     if isinstance(schema.get("enum"), list):
@@ -76,7 +76,7 @@ def _kinds(schema: object) -> frozenset[str]:
 
 
 def _kinds_of(value: object) -> frozenset[str]:
-    """Return the names that JSON Schema has for a value's type."""
+    """Return JSON Schema's names for a value's type."""
     match value:
         case None:
             return frozenset(["null"])

@@ -1,4 +1,4 @@
-"""`grue call`: call one tool and print what it answers."""
+"""`grue call`: call one tool and print its result."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class CallOptions(Struct, frozen=True, kw_only=True):
 
 
 def call_tool(options: CallOptions) -> bool:
-    """Call the tool, print its result, and say whether that is none of an error.
+    """Call the tool, print its result, and return whether it is not an error.
 
     Raises:
         MCPConfigError: The configuration, the tool's name or an argument cannot be used.
@@ -56,7 +56,7 @@ def call_tool(options: CallOptions) -> bool:
             raise MCPConfigError(printable(f"There is no tool {options.name!r}. Listed: {listed}."))
         arguments = read_arguments(tool, options.arguments, options.pairs)
         result = client.call(options.name, arguments, options.timeout_s)
-        # What it shows is neither the host's environment nor what the server was given.
+        # Replace secrets of the host's environment and of the server's configuration.
         shown = client.recorder.redacted_body(result)
     _print(options, shown)
     return not result.is_error

@@ -1,4 +1,4 @@
-"""`grue doctor`: look at everything that an episode needs, and say what is wrong and what to do about it."""
+"""`grue doctor`: check everything that an episode needs; say what is wrong and what to do about it."""
 
 import importlib
 import importlib.metadata
@@ -46,7 +46,7 @@ _ASK_S = 5.0
 
 
 def examine(mcp_config: Path | None, *, network: bool) -> bool:
-    """Print what is found, as it is found, and say whether nothing is wrong.
+    """Print each finding at once, and return whether nothing is wrong.
 
     Args:
         mcp_config: A file of servers; `None`: what the project names.
@@ -63,7 +63,7 @@ def examine(mcp_config: Path | None, *, network: bool) -> bool:
 
 
 def try_faults() -> bool:
-    """Run the fault matrix, print a line for each fault, and say whether each was borne as it has to be."""
+    """Run the fault matrix, print a line for each fault, and return whether all were handled as required."""
     from grue.testing.faults import run_matrix
 
     results = []
@@ -103,7 +103,7 @@ def _packages() -> Finding:
             continue
     try:
         require_mcp()
-        importlib.import_module("mcp.client.session")  # so that no server is blamed for the time it takes
+        importlib.import_module("mcp.client.session")  # so that no server's start includes this import
     except (MissingDependencyError, ImportError) as error:
         return Finding("WRONG", f"{', '.join(installed)}\n{error}")
     return Finding("ok", ", ".join(installed))
@@ -169,7 +169,7 @@ def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) ->
 
 
 def _keys(known: KnownServers) -> Iterator[Finding]:
-    """Name the keys that each server can see in its environment; never what they hold."""
+    """Name the keys that each server can see in its environment, never their values."""
     for name, server in known.servers.items():
         if not isinstance(server, StdioServer):
             continue

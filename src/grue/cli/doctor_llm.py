@@ -1,7 +1,7 @@
-"""What `grue doctor` says of the configured LLM endpoint.
+"""The checks of `grue doctor` for the configured LLM endpoint.
 
-It looks at the list of models, which costs nothing anywhere, and then runs three small turns as any host
-would: a short reply, one with a tool on offer, one that has to have a shape. They cost a few dozen tokens.
+They request the list of models, which no provider charges for, and then run three small turns as a host
+would: a short reply, a turn with a tool, and an answer with a schema. These cost a few dozen tokens.
 """
 
 import difflib
@@ -38,11 +38,11 @@ _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at al
 
 
 def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding]:
-    """Yield what is found of the endpoint that the settings name.
+    """Yield the findings about the configured endpoint.
 
     Args:
         config: The settings.
-        network: Ask it, too.
+        network: Also send requests to the endpoint.
     """
     url = shown_endpoint(config.client_base_url)
     try:
@@ -63,12 +63,12 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
 
 
 def _names_an_endpoint(config: GameConfiguration) -> bool:
-    """Say whether the settings name an endpoint other than the one that holds without any."""
+    """Return whether the settings name an endpoint other than the default one."""
     return config.client_base_url != GameConfiguration().client_base_url
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    """Return the settings with which trying ends soon: no second try, no reply that goes on."""
+    """Return settings with which a check ends soon: no retries, no second request for a cut reply."""
     limit = min(settings.retry.timeout_s, _PATIENCE_S)
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
     return structs.replace(settings, retry=retry, max_tokens=_ROOM)
@@ -147,7 +147,7 @@ def _shape(endpoint: LlmEndpoint) -> Finding:
 
 
 class _Tried:
-    """A small turn: the replies to it, and why it failed."""
+    """A small turn: its replies, and why it failed."""
 
     def __init__(self, endpoint: LlmEndpoint, *, tool: bool = False, answer: Any = None) -> None:
         self.replies: list[CompletionReceived] = []
@@ -162,7 +162,7 @@ class _Tried:
             try:
                 runner.run_turn(TurnRequest(system=_SYSTEM, user=user, answer=answer))
             except (AnswerError, LLMError) as error:
-                # A reply without a usable answer is a reply.
+                # The model has replied, even if its answer is not usable.
                 self.failure = None if isinstance(error, AnswerError) else error
             except MCPError as error:
                 self.failure = error

@@ -1,4 +1,4 @@
-"""What `grue doctor` finds."""
+"""A result of one check by `grue doctor`."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ Verdict = Literal["ok", "note", "WRONG"]
 
 
 class Finding(Struct, frozen=True):
-    """One thing that was looked at; the text's further lines say what to do."""
+    """The result of one check; the text's further lines say what to do."""
 
     verdict: Verdict
     text: str

@@ -1,13 +1,13 @@
-"""The live view of `grue play`: the story of the episode, and below it, at a terminal, what is under way.
+"""The live view of `grue play`: the story of the episode and, at a terminal, status rows below it.
 
-The view is an observer of the trace. In the turn's thread it does no more than keep the message; a thread of
-its own tells the story and draws, ten times a second. So a terminal that is stopped (Ctrl-S) or a slow reader
-of a pipe holds nobody up before the episode is over, and one that goes away ends the view alone.
+The view is an observer of the trace. In the turn's thread it only queues the message; its own thread prints
+the story and the status ten times a second. So a stopped terminal (Ctrl-S) or a slow reader of a pipe does
+not delay the episode until its end, and a closed terminal or pipe ends only the view.
 
-At a terminal the rows below the story are printed over in place. The cursor always rests at their beginning:
-to erase them is to erase from the cursor to the end of the screen, however a resized terminal has wrapped
-them. The size is asked for at each drawing, so no signal has to be caught; the cursor is never hidden, so
-nothing has to be restored, whatever ends the process.
+At a terminal the status rows are overwritten in place. The cursor always rests at their beginning, so that
+erasing from the cursor to the end of the screen removes them, however a resized terminal has wrapped them.
+The size is queried at each drawing, so no signal handler is needed. The cursor is never hidden, so nothing
+has to be restored when the process ends, however it ends.
 """
 
 import threading
@@ -50,11 +50,11 @@ class LiveView:
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # A daemon: whoever leaves while the terminal is stopped does not wait for it a second time.
+        # A daemon thread, so that the interpreter's exit does not wait again for a stopped terminal.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Keep a message for the next drawing. Never waits, never fails."""
+        """Queue a message for the next drawing. Never waits, never fails."""
         del line
         if not self._gone:
             self._arrived.append((self._clock(), envelope.body))
@@ -72,9 +72,9 @@ class LiveView:
         self.close()
 
     def close(self) -> None:
-        """Print the rest of the story, erase what is below it, and wait until that is done.
+        """Print the rest of the story, erase the status rows, and wait until that is done.
 
-        A Ctrl-C ends the wait for a reader who does not read; a second call does not wait.
+        A Ctrl-C ends the wait if the reader does not read; a second call does not wait.
         """
         if not self._closing.is_set():
             self._closing.set()
@@ -86,7 +86,7 @@ class LiveView:
                 self._draw()
             self._draw(last=True)
         except OSError:
-            pass  # Nobody is there to see it any more; the episode goes on.
+            pass  # The reader has gone; the episode continues.
         finally:
             self._gone = True
             self._arrived.clear()

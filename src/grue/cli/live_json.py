@@ -1,4 +1,4 @@
-"""What `grue play --json` prints: the episode as JSON, one object a line."""
+"""The output of `grue play --json`: the episode as JSON, one object per line."""
 
 import json
 from typing import Any, TextIO
@@ -11,7 +11,7 @@ from grue.messages import TurnCompleted
 from grue.runtime.trace import Envelope
 
 _LEFT_OUT = ("settings", "conditions")
-"""How an episode was asked for; whoever reads these lines has asked for it. What has changed is told."""
+"""Fields with the episode's options, which the reader of these lines already knows. Changes are printed."""
 
 
 class JsonLines:

@@ -1,11 +1,11 @@
-"""The rows below the story: what is being said, and a status line. Pure.
+"""The status rows below the story: the text that is arriving, and a status line. Pure.
 
 ```
     "thinking":"The cat is on the trapdoor, so the sardines
   ⠹ thinking 3 s · turn 13/60 · 15/100 points · 14.2k tokens · $0.031
 ```
 
-Where the terminal is narrow the least important parts of the status line go first.
+In a narrow terminal, the least important parts of the status line are left out first.
 """
 
 import math
@@ -31,7 +31,7 @@ _BETWEEN = " · "
 
 
 def status_rows(progress: Progress, now: float, size: os.terminal_size, spinner: str) -> tuple[Row, ...]:
-    """Return at most two rows, none before there is anything to show or where there is no room.
+    """Return at most two rows; none if there is nothing to show or no room.
 
     Args:
         progress: What the episode is doing.
@@ -68,7 +68,7 @@ def _status(progress: Progress, now: float, width: int, spinner: str) -> Row:
 
 
 def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
-    """Return rank, text and style of what there is to say, in the order in which it is shown."""
+    """Return the rank, text and style of each part, in display order."""
     parts = []
     doing = [*progress.doing.values()]
     if doing:
@@ -92,7 +92,7 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
 
 
 def _activity(doing: list[Doing], now: float) -> str:
-    """Say what was begun last, together with whatever else of its kind is under way."""
+    """Describe the latest activity, together with others of its kind that are running."""
     last = doing[-1]
     alike = [one for one in doing if one.activity == last.activity]
     lasts_s = now - alike[0].since

@@ -1,6 +1,6 @@
-"""The story of an episode in lines: what happened in a turn, in the order in which a person reads it.
+"""The story of an episode in lines: the events of each turn, in the order in which a person reads them.
 
-What the game, the model and the tools say is untrusted and is made printable before it is shown.
+Text from the game, the model and the tools is untrusted and is made printable before it is shown.
 """
 
 import json
@@ -86,7 +86,7 @@ def painted(text: str, style: str) -> str:
 
 
 def said(call: ToolCalled) -> str:
-    """Return what a call says, in one printable line: its thought, or its arguments as JSON."""
+    """Return a call's content in one printable line: its thought, or its arguments as JSON."""
     thought = call.arguments.get("thought")
     text = thought if isinstance(thought, str) else json.dumps(call.arguments, ensure_ascii=False)
     return printable(text, _SAID_CHARS)
@@ -98,11 +98,11 @@ def tool_name(call: ToolCalled) -> str:
 
 
 class Story:
-    """Tell each message of an episode that a person who watches wants to know of.
+    """Describe the messages of an episode that matter to a person who watches.
 
     Args:
-        beside_status: A status line shows what is under way. A tool call is told when it is done, with its
-            time, and a server's progress not at all; otherwise both are told when they come.
+        beside_status: A status line shows what is running. A tool call is then printed when it is done, with
+            its time, and a server's progress is not printed; otherwise both are printed at once.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:
@@ -180,7 +180,7 @@ class Story:
             yield _tool_line(call, f" ({duration(duration_s)})")
 
     def _turn_over(self, body: TurnCompleted | TurnFailed) -> Iterator[Line]:
-        """Tell of the calls that an interruption left without an end."""
+        """Print the calls that an interruption left unfinished."""
         del body
         for call in self._under_way.values():
             yield _tool_line(call, " (given up)")
@@ -191,7 +191,7 @@ class Story:
             yield Line(f"    … {printable(body.text, _SAID_CHARS)}", DIM, "      ")
 
     def _drift(self, body: ToolDrifted) -> Iterator[Line]:
-        # Each turn's session finds it again.
+        # Each turn's session records the drift again.
         if body not in self._drifted:
             self._drifted.add(body)
             yield _complaint(drift_text(body))
@@ -219,7 +219,7 @@ def _trouble(body: Struct) -> Iterator[Line]:
 
 
 def _what_went_wrong(body: Struct) -> str:
-    """Return what went wrong, for the messages that say so; empty for all others. Untrusted text."""
+    """Return the problem that a message reports, as untrusted text; empty if it reports none."""
     match body:
         case McpInitialized(server=server, ignored=ignored, warnings=warnings):
             only = [f"only {server} is used; ignored: {', '.join(ignored)}"] if ignored else []

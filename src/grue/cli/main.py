@@ -1,4 +1,4 @@
-"""Entry point of the command `grue`: answers `--version` at once, loads the rest when it is needed."""
+"""Entry point of the command `grue`: answers `--version` at once and imports the rest only if needed."""
 
 import sys
 
@@ -8,7 +8,7 @@ from grue.cli import quit_at_once
 def main() -> None:
     """Run the command line and exit with its status: 0 finished, 1 failed, 2 usage, 130 interrupted.
 
-    A Ctrl-C ends it at once while it starts and while it leaves; in between the command cleans up.
+    A Ctrl-C ends the process at once while it starts and while it exits; in between the command cleans up.
     """
     quit_at_once()
     try:

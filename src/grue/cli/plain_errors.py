@@ -1,4 +1,4 @@
-"""What goes wrong, said in sentences: every command runs inside of `plain_errors`."""
+"""Report errors as sentences instead of tracebacks: every command runs inside `plain_errors`."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ from grue.errors import GameError, MCPConfigError, MCPError
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""Click's, whichever click it is that typer has."""
+"""Click's `UsageError`, from the click that typer uses."""
 
 
 class Commands(TyperGroup):
-    """Commands whose usage errors are fit to be printed, whatever was typed."""
+    """A command group whose usage errors are safe to print, whatever the user typed."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the arguments."""
@@ -44,7 +44,7 @@ def _plain_usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn what goes wrong into sentences on stderr and a status; `GRUE_DEBUG=1` shows where it came from."""
+    """Report an error as a sentence on stderr and exit with a status; `GRUE_DEBUG=1` adds the traceback."""
     try:
         yield
     except (MCPConfigError, GameError) as error:
@@ -56,7 +56,7 @@ def plain_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # Whoever read our output has gone; nothing may be written to it any more, also not at exit.
+        # The reader of our output has gone. Nothing may be written to stdout any more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(FAILED) from error
 

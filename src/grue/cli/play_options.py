@@ -46,7 +46,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
 
 
 _RECORDED = ("game", "offline", "model", "base_url", "mcp_config", "mcp", "turns", "seed", "turn_timeout_s")
-"""Options that an episode is resumed with; the others are for whoever watches."""
+"""Options that are restored when an episode is resumed; the others only affect the display."""
 
 
 def recorded(options: PlayOptions) -> JsonObject:

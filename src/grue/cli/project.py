@@ -1,4 +1,4 @@
-"""Which settings and tool servers a command works with: the same for all of them."""
+"""Find the settings and tool servers that a command uses; all commands share this."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ BUNDLED = "bundled with grue"
 
 
 class KnownServers(Struct, frozen=True, kw_only=True):
-    """The tool servers that are there to be used.
+    """The configured tool servers.
 
     Attributes:
-        source: The file that names them, or `BUNDLED`.
-        servers: Those that can be started, in order.
-        unusable: Those that cannot, with the reason.
-        warnings: What the file says without effect.
+        source: The file that configures them, or `BUNDLED`.
+        servers: Servers that can be started, in order.
+        unusable: Servers that cannot be started, with the reason.
+        warnings: Warnings about settings in the file that have no effect.
     """
 
     source: str
@@ -32,17 +32,17 @@ class KnownServers(Struct, frozen=True, kw_only=True):
 
 
 def project_configuration() -> GameConfiguration:
-    """Return the settings of the working directory's project file, or the defaults where there is none.
+    """Return the settings of the working directory's project file, or the defaults if there is none.
 
     Raises:
-        MCPConfigError: The file has something that cannot be used.
+        MCPConfigError: The file contains an invalid setting.
     """
     project = Path(PROJECT_FILE)
     return GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()
 
 
 def declines_mcp() -> bool:
-    """Say whether the project's file says in so many words that MCP is off."""
+    """Return whether the project's file turns MCP off explicitly."""
     return zorkgpt_tables().get("mcp", {}).get("enabled") is False
 
 
@@ -62,7 +62,7 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
     """Return the servers of `mcp_config`, else those that the settings name, else the bundled one.
 
     Raises:
-        MCPConfigError: The file is missing, or is not one; a server that cannot be used is no error.
+        MCPConfigError: The file is missing or invalid. A server that cannot be used raises nothing.
     """
     if mcp_config is None and not config.mcp_enabled:
         bundled = bundled_server()
@@ -80,7 +80,7 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
 
 
 def no_such_server(name: str, known: KnownServers) -> str:
-    """Return what to say to somebody who asks for a server that is not there."""
+    """Return the error text for a server that is not configured."""
     names = ", ".join((*known.servers, *known.unusable)) or "none"
     return f"There is no MCP server {name!r}. Known ({known.source}): {names}."
 

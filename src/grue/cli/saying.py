@@ -1,7 +1,7 @@
-"""What the commands print: every word of theirs goes through here, but for tables and views of their own.
+"""Print text safely; only tables and views have their own escaping.
 
-A path, an error or a server's words may hold escape sequences, marks that turn the direction of writing, and
-secrets of the environment. None of that reaches the terminal.
+A path, an error or a server's text may contain escape sequences, characters that change the writing
+direction, and secrets from the environment. None of these reach the terminal.
 """
 
 import os
@@ -19,13 +19,13 @@ def say(text: str = "", *, err: bool = False) -> None:
 
     Args:
         text: Anything.
-        err: On standard error.
+        err: Print to standard error.
     """
     typer.echo(shown(text), err=err)
 
 
 def shown(text: str) -> str:
-    """Return text as it may be printed: characters that are not printable written out, secrets replaced."""
+    """Return text that is safe to print: unprintable characters are escaped and secrets replaced."""
     return written_out(Redaction(secrets_in(os.environ)).plain(text))
 
 

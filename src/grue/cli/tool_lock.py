@@ -1,4 +1,4 @@
-"""What `grue tools` says of the tool lock, and `grue tools --lock` writes into it."""
+"""Compare listed tools with the tool lock (`grue tools`), and write the lock (`grue tools --lock`)."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ from grue.protocol.safe_text import printable
 from grue.protocol.tool_lock import ToolPin, drift_text, lock_of, screen
 
 Listings = Mapping[str, tuple[ToolDefinition, ...]]
-"""What each server that could be asked lists."""
+"""The tools that each reachable server lists."""
 
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 
 def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[str]:
-    """Yield one sentence for each tool that is not as the lock of its servers' file has it.
+    """Yield one sentence for each tool that differs from the lock.
 
     Raises:
         MCPConfigError: The lock cannot be used.

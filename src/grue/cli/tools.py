@@ -1,4 +1,4 @@
-"""`grue tools`: what the configured servers offer."""
+"""`grue tools`: list the tools of the configured servers."""
 
 import json
 import shutil
@@ -26,11 +26,11 @@ _WIDEST = 96
 _VALUES_SHOWN = 8
 
 Outcome = SessionOpened | ServerFailure | str
-"""What became of a server; a text: why it was not even started."""
+"""The result of starting a server; a text says why it could not be started at all."""
 
 
 def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:
-    """Print every tool of every server, or of one, and say whether all of them could be asked.
+    """Print every tool of every server, or of one; return whether all servers could be reached.
 
     Args:
         server: Its name; `None`: all.
@@ -61,7 +61,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
 
 
 def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
-    """Return what a server says, without the secrets that it may repeat."""
+    """Return a server's outcome with secrets replaced, because a server may repeat them."""
     return recorder.redacted_text(outcome) if isinstance(outcome, str) else recorder.redacted_body(outcome)
 
 
@@ -115,7 +115,7 @@ def _print(outcomes: Mapping[str, Outcome], known: KnownServers) -> None:
 
 
 def described(opened: SessionOpened, source: str, width: int) -> Iterator[str]:
-    """Yield what a server offers, in lines of printable text."""
+    """Yield a description of a server's tools, in lines of printable text."""
     count = f"{len(opened.tools)} tool{'' if len(opened.tools) == 1 else 's'}"
     heading = f"{opened.server} · {count} · MCP {opened.protocol_version} · {source}"
     yield from _wrapped(heading, width)
@@ -138,7 +138,7 @@ def _argument(name: str, schema: object, *, required: bool, width: int) -> Itera
 
 
 def kind_of(schema: object) -> str:
-    """Return what a JSON Schema asks for, in a few words."""
+    """Return a short description of the type that a JSON Schema asks for."""
     if not isinstance(schema, dict):
         return "anything"
     if isinstance(values := schema.get("enum"), list):

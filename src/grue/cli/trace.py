@@ -1,4 +1,4 @@
-"""`grue trace`: what people want to see of a trace file."""
+"""`grue trace show` and `grue trace stats`: print a trace, or its statistics."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ _UNKNOWN_WIDTH = 100
 
 
 class ShowOptions(Struct, frozen=True, kw_only=True):
-    """What `grue trace show` was asked for; an empty filter lets everything through."""
+    """The options of `grue trace show`; an empty filter lets everything through."""
 
     file: Path
     turns: Sequence[str] = ()
@@ -34,7 +34,7 @@ class ShowOptions(Struct, frozen=True, kw_only=True):
 def show(options: ShowOptions) -> None:
     """Print a trace as a table, or as JSON Lines; cut to the terminal's width, whole in a pipe.
 
-    A finished episode that is shown whole is summed up at the end.
+    If a finished episode is shown without filters, a summary follows.
 
     Raises:
         MCPConfigError: A filter cannot be read.
@@ -71,7 +71,7 @@ def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iter
 
 
 def _live_lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
-    # Nothing but the episode's end ends it; Ctrl-C comes as an exception.
+    # Only the end of the episode ends this loop; Ctrl-C arrives as an exception.
     envelopes = filter(wanted.wants, episode.follow(lambda: False))
     if options.as_json:
         return map(table.json_line, envelopes)
@@ -83,7 +83,7 @@ def _print(lines: Iterable[str], *, at_once: bool = False) -> None:
         sys.stdout.write(f"{line}\n")
         if at_once:
             sys.stdout.flush()
-    # Here, so that a reader who has gone is noticed while that can still be told.
+    # Flush here, so that a closed pipe is noticed while the error can still be reported.
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""`grue trace` and its sub-commands with their options. What they do is in `trace.py`."""
+"""`grue trace` and its sub-commands with their options; the `trace*.py` modules implement them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,14 +18,16 @@ _Width = Annotated[int | None, typer.Option(min=20, help="Columns.", show_defaul
 def trace_show(
     file: _File,
     turn: Annotated[
-        list[str] | None, typer.Option(metavar="N|N-M", help="Only of these turns; 0: of none.")
+        list[str] | None, typer.Option(metavar="N|N-M", help="Only these turns; 0: outside turns.")
     ] = None,
-    actor: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only from or to this one.")] = None,
+    actor: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only from or to this actor.")
+    ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this kind of message; a part will do.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this kind of message, or a part of it.")
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="WORDS", help="Only with these words in it.")
+        list[str] | None, typer.Option(metavar="WORDS", help="Only messages with this text.")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the episode ends, or Ctrl-C.")
@@ -35,7 +37,7 @@ def trace_show(
 ) -> None:
     """Show every message of an episode, one line each.
 
-    Each filter may be repeated: a message has to fit one of a sort, and every sort that is given.
+    You can repeat each filter: a message must match one value of every filter that is given.
     """
     with plain_errors():
         from grue.cli.trace import ShowOptions, show
@@ -78,7 +80,7 @@ def trace_diagram(
     turn: _Turn = None,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="For Mermaid instead of a terminal.")] = False,
 ) -> None:
-    """Draw who said what to whom, as a sequence diagram."""
+    """Draw the messages of an episode as a sequence diagram."""
     with plain_errors():
         from grue.cli.trace_diagram import diagram
 
@@ -90,9 +92,9 @@ def trace_diagram(
 def trace_diff(
     left: Annotated[Path, typer.Argument(help="A trace, or its run folder.")],
     right: Annotated[Path, typer.Argument(help="Another one.")],
-    every: Annotated[bool, typer.Option("--all", help="Tell of each divergence at length.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Describe each divergence fully.")] = False,
 ) -> None:
-    """Say where two episodes part; ids and times aside. The status is 1 if they do."""
+    """Show the first difference of two episodes, without ids and times. The status is 1 if they differ."""
     with plain_errors():
         from grue.cli.trace_diff import diff
 
@@ -109,7 +111,7 @@ def trace_html(
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Make one page of an episode that needs neither a network nor a server."""
+    """Write an episode as one HTML page that needs neither a network nor a server."""
     with plain_errors():
         from grue.cli.trace_html import html
 
@@ -129,9 +131,10 @@ def trace_replay(
     after_timeout: Annotated[str | None, typer.Option(help="What if? skip, continue or force.")] = None,
     system: Annotated[Path | None, typer.Option(help="What if? A file with other instructions.")] = None,
 ) -> None:
-    """Decide every turn anew from what was recorded: no model, no server, no tool is asked.
+    """Run every decision again on the recorded events, without a model, a server or a tool.
 
-    The status is 1 if something differs. With a change it says where the episode would have gone another way.
+    The status is 1 if something differs. With a change it shows where the episode would have gone
+    differently.
     """
     with plain_errors():
         from grue.cli.trace_replay import changes_from, replay

@@ -1,4 +1,4 @@
-"""`grue trace diagram`: who said what to whom, as a picture."""
+"""`grue trace diagram`: print a trace as a sequence diagram."""
 
 import shutil
 import sys

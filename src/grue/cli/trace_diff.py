@@ -1,4 +1,4 @@
-"""`grue trace diff`: where two traces part."""
+"""`grue trace diff`: compare two traces."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,12 @@ from grue.tracing.reading import open_episode
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:
-    """Print where two traces part; return whether they are identical.
+    """Print where two traces differ; return whether they are identical.
 
     Args:
         left: A trace file or a run folder.
         right: Another one.
-        every: Tell of each difference, not only of the first.
+        every: Describe each difference, not only the first.
     """
     readers = open_episode(left), open_episode(right)
     identical = True

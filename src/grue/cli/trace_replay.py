@@ -1,4 +1,4 @@
-"""`grue trace replay`: the machine, driven anew from a trace."""
+"""`grue trace replay`: run a trace's decisions again and print the differences."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ from grue.tracing.replay import replay as replay_turns
 
 
 def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
-    """Print what came of a replay; return whether it is identical.
+    """Print the result of a replay; return whether it is identical to the recording.
 
     Args:
         file: A trace file or a run folder.
-        changes: What is otherwise than it was; see `changes_from`.
+        changes: The settings to change; see `changes_from`.
         turn: Only this one.
 
     Raises:
@@ -41,7 +41,7 @@ def changes_from(
     after_timeout: str | None = None,
     system: Path | None = None,
 ) -> Changes:
-    """Return what a replay is to change.
+    """Return the changes for a replay.
 
     Args:
         settings: `KEY=VALUE` each, the value in JSON or a word: fields of the failure policy and of the

@@ -1,4 +1,4 @@
-"""`grue trace schema`: what can stand in a trace file."""
+"""`grue trace schema`: the JSON Schema of a trace file."""
 
 import json
 

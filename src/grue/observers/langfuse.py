@@ -11,8 +11,7 @@
 
 The outbox's thread creates observations some time after the events that they describe, so they need explicit
 times. In Langfuse 5, `end` accepts a time, but `start_observation` does not. So the observer sets the start
-of
-the underlying OpenTelemetry span, before anything reads it.
+of the underlying OpenTelemetry span, before anything reads it.
 
 Source: R7.4-5
 """
@@ -91,8 +90,7 @@ class LangfuseObserver(Outbox):
         client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
             from
             the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does not
-            touch
-            the global tracer provider and, like all Langfuse clients, lives until the process ends.
+            touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
         session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
             sizes, usage and kinds of errors.

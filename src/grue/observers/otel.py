@@ -91,9 +91,8 @@ class OtelObserver(Outbox):
 
     Args:
         tracer_provider: The caller's provider, which is flushed but never shut down. `None`: the global
-            provider
-            if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP until
-            `close`.
+            provider if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP
+            until `close`.
         capture_content: Send prompts, arguments, outputs and error texts; off by default, as the
             conventions recommend.
         session_id: The conversation's id, unless `EpisodeStarted` has another one; `None`: a new id.

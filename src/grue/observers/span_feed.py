@@ -5,8 +5,7 @@ in between. It does no I/O and reads no clock.
 
 Causes decide where an envelope belongs: it belongs to the turn of the envelope that caused it. An envelope
 without a cause (a deadline, a crash) belongs to the latest open turn with its number. A session that was
-opened
-outside a turn, for example by `MCPManager`, is a child of the episode.
+opened outside a turn, for example by `MCPManager`, is a child of the episode.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once, after everything inside it (`finish` closes what is left).

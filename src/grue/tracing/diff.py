@@ -1,12 +1,10 @@
 """Compare two traces, turn by turn, and within a turn message by message, along the causes.
 
 The i-th turn is compared with the i-th turn. Within a turn, the messages that a message caused are compared
-with
-those that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be
+with those that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be
 identical even if their actors took turns in a different order. Numbers, times, durations and processes are
 ignored. Ids of calls and batches may differ if they are used consistently. Pieces of streamed replies are
-left
-out, because the whole reply follows.
+left out, because the whole reply follows.
 """
 
 from bisect import bisect_left

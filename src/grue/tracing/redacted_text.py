@@ -4,9 +4,8 @@ The recorded text was computed with the secret, and the secret was replaced afte
 computed from data in which the secret was already replaced. The two differ around a placeholder in three
 cases:
 the secret was a number, which is not quoted, while its placeholder is; a full stop or a comma after the
-secret
-was taken for its end; the text was cut to a length, which counts the secret in one and the placeholder in the
-other.
+secret was taken for its end; the text was cut to a length, which counts the secret in one and the placeholder
+in the other.
 """
 
 import re

@@ -3,9 +3,8 @@
 The replay runs the turn's state machine (`protocol/tool_loop.py`), the connection policy
 (`protocol/connection.py`) and a session's decisions after a settlement. It takes the model's replies, the
 servers' behaviour, the host's answer checks and the timeouts from the recording. For the LLM actor it checks
-only
-the order of its messages, because delays and the number of retries depend on the clock and the network. No
-model, server or tool is run.
+only the order of its messages, because delays and the number of retries depend on the clock and the network.
+No model, server or tool is run.
 
 With `Changes`, a replay shows where the episode would have gone differently. What would have followed in the
 same turn is unknown, so the replay skips the rest of that turn and takes the next turn as it was recorded.

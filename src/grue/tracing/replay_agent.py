@@ -150,8 +150,7 @@ def _orders(turn: RecordedTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first.
 
     Messages in the mailbox keep their order. But the agent handles an event from the clock or the supervisor
-    at
-    once, while older messages may still be in the mailbox. All that is certain then is that the messages
+    at once, while older messages may still be in the mailbox. All that is certain then is that the messages
     which had caused something were handled before it.
     """
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
