@@ -1,6 +1,6 @@
 """Count an episode in one pass over its trace.
 
-What is kept is a number for each call and each turn, so that 10,000 turns take a few megabytes.
+It keeps one number per call and per turn, so 10,000 turns take a few megabytes of memory.
 """
 
 import heapq
@@ -91,7 +91,7 @@ def _size(path: Path) -> int:
 
 
 class _Tally:
-    """An episode, counted as far as it was read."""
+    """The counts of an episode, up to the envelope that was read last."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -127,7 +127,7 @@ class _Tally:
 
 
 class _Turns:
-    """Turns, of which several may be under way at once: each has a clock of its own."""
+    """Counts turns. Several turns may run at the same time, so each has its own clock."""
 
     def __init__(self) -> None:
         self._started = 0
@@ -165,7 +165,7 @@ class _Turns:
             tool_calls=len(end.tool_calls),
             phases=phases,
         )
-        # Of two that took as long the earlier one is kept.
+        # If two turns took equally long, the earlier one is kept.
         heapq.heappush(self._slowest, (duration_s, -len(self._durations), turn))
         if len(self._slowest) > SLOWEST_TURNS:
             heapq.heappop(self._slowest)
@@ -245,7 +245,7 @@ class _Tool(Struct):
 
 
 class _Calls:
-    """Tool calls by their tools; only the model's own reply has a call's canonical name."""
+    """Counts tool calls by tool; only the model's reply has a call's canonical name."""
 
     def __init__(self) -> None:
         self._tools: dict[str, _Tool] = {}
@@ -262,7 +262,7 @@ class _Calls:
             case ToolCalled(call_id=call_id):
                 self._tool(turn, call_id).calls += 1
             case ToolRejected(name=name, call_id=call_id):
-                # What the model asked for may be no tool's name; it is untrusted text.
+                # The name that the model used may not belong to any tool; it is untrusted text.
                 self._tools.setdefault(name, _Tool()).rejected += 1
                 self._names.pop((turn, call_id), None)
             case (ToolReturned() | ToolTimedOut() | ServerDied() | ToolSkipped()) as settlement:
@@ -327,7 +327,7 @@ class _Server(Struct):
             case ServerDied():
                 self.deaths += 1
             case SessionClosed(ending=ending):
-                # A session that is cancelled can say a second time, unasked, that it is closed.
+                # A cancelled session can send a second `SessionClosed` without a request.
                 self.endings[ending] += turn in self.in_turns and ending != "handed_over"
                 self.in_turns.discard(turn)
             case ServerEnded(ending=ending):

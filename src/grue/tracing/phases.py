@@ -1,7 +1,7 @@
-"""Where an episode's time went: every instant of its trace belongs to one phase.
+"""Assign every instant of an episode's trace to one phase, to show where the time went.
 
-The time between two consecutive envelopes belongs to what was under way after the first of them. Under
-way is
+The time between two consecutive envelopes belongs to the phase that was active after the first of them. A
+phase is active as follows:
 
 - the **model** from `RequestCompletion` to the `CompletionReceived` or `CompletionFailed` that it caused,
   retries and their pauses included, and from `CheckToolSupport` to `ToolSupportChecked`; so is a sampling;
@@ -9,18 +9,19 @@ way is
 - **start-up** from `OpenSession` to the server's `SessionOpened`, `McpDisabled` or `StartupFailed`;
 - **teardown** from `CloseSession` to the server's `SessionClosed`.
 
-Of several at once the first in this order counts. In a turn, which lasts from `RunTurn` to `TurnCompleted`
-or `TurnFailed`, what is left is **other**: the agent itself, and the answer's check. Outside turns what is
-left is the **host**'s, its game included; so are start-up and teardown there, for which nobody waits. The
-opening of a session ahead of its turn, and the end of one behind it, are no turn's time either: only what a
-turn itself waits for them counts.
+If several phases are active, the first in this order counts. A turn lasts from `RunTurn` to `TurnCompleted`
+or `TurnFailed`; its remaining time is **other**: the agent itself and the answer's check. The remaining time
+outside turns belongs to the **host**, including its game. So do start-up and teardown outside turns, because
+no turn waits for them. Opening a session before its turn, or ending it after its turn, does not count for the
+turn either; only the time that a turn waits for it counts.
 
-Where turns overlap, as in a batch, what is under way is so in any of them.
+If turns overlap, as in a batch, a phase is active if it is active in any of them.
 
-A turn that was killed or crashed has no end of its own: the host's next fact ends it, or the next `RunTurn`
-one that crashed, and whatever it had under way. Time in which no host ran, before an `EpisodeResumed` or
-where the clock begins anew, belongs to nobody and is not part of the wall time. The phases therefore
-add up to the wall time, which is what passed between the first and the last envelope of each run of the host.
+A turn that was killed or crashed has no end of its own. The host's next fact ends it, together with
+everything that was active in it; a crashed turn is also ended by the next `RunTurn`. Time in which no host
+ran, before an `EpisodeResumed` or where the clock starts again, is not part of the wall time. The phases
+therefore add up to the wall time, that is, the time between the first and the last envelope of each run of
+the host.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -83,21 +84,21 @@ class Phases(Struct, frozen=True, kw_only=True):
         return dict(zip(PHASES, astuple(self), strict=True))
 
     def __sub__(self, earlier: "Phases") -> "Phases":
-        """Return what passed since `earlier`."""
+        """Return the time that passed since `earlier`."""
         passed = zip(self.__struct_fields__, astuple(self), astuple(earlier), strict=True)
         return Phases(**{name: round(now - then, 6) for name, now, then in passed})
 
 
 class PhaseClock:
-    """Take an episode's envelopes in order and say how long each phase has lasted."""
+    """Takes an episode's envelopes in order and measures how long each phase has lasted."""
 
     def __init__(self) -> None:
-        # As integers, which add up exactly: the file has times to the microsecond.
+        # Integers add up exactly; the file has times in microseconds.
         self._microseconds = dict.fromkeys(PHASES, 0)
         self._t: float | None = None
         self._turns: set[int] = set()
         self._crashed: set[int] = set()
-        # What is under way, with the number of its turn first: in a batch, turns overlap.
+        # The active steps, by the number of their turn, because turns overlap in a batch.
         self._asked: set[tuple[int, int]] = set()
         self._called: set[tuple[int, int, str]] = set()
         self._opening: set[tuple[int, str]] = set()
@@ -109,7 +110,7 @@ class PhaseClock:
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def take(self, envelope: EpisodeEnvelope) -> None:
-        """Count the time that passed until this envelope, then note what it begins or ends."""
+        """Count the time until this envelope, then start or end the phases that it starts or ends."""
         resumed = isinstance(envelope.body, EpisodeResumed)
         if self._t is not None and envelope.t >= self._t and not resumed:
             self._microseconds[self._phase()] += round(envelope.t * 1e6) - round(self._t * 1e6)
@@ -158,11 +159,12 @@ class PhaseClock:
             case ActorFailed():
                 self._crashed.add(turn)
             case body if isinstance(body, HostFact):
-                # The host of an episode speaks when no turn runs; where turns overlap there is none.
+                # An episode's host records facts only while no turn runs; a batch, where turns overlap, has
+                # no host.
                 self._leave(set(self._turns))
 
     def _leave(self, turns: set[int]) -> None:
-        # What was prepared ahead of a turn, outside any, may still be under way when it begins.
+        # A session that is opened ahead of a turn may still be opening when the turn begins.
         left = turns & self._turns
         self._asked = {item for item in self._asked if item[0] not in left}
         self._called = {item for item in self._called if item[0] not in left}

@@ -13,7 +13,7 @@ from grue.runtime.trace import Envelope
 from grue.runtime.trace_reader import Trace, TraceReader
 
 EpisodeBody: TypeAlias = AnyMessage | HostFact | ActorFailed
-"""Everything that an episode's trace can hold: its schema."""
+"""The types of all messages that an episode's trace can hold."""
 
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]
@@ -38,9 +38,9 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         """Yield what is in the file, then what is appended to it, until the episode has ended.
 
         Args:
-            stop: Asked whenever there is nothing more to read; true ends the iteration.
+            stop: Called whenever there is nothing more to read; the iteration ends if it returns true.
             poll_s: Seconds between two looks at the file.
-            over: Says of the last envelope whether it ends the episode, if nothing comes after.
+            over: Returns whether the last envelope ends the episode, if nothing follows it.
         """
         return super().follow(stop, poll_s, over=over)
 
@@ -49,7 +49,7 @@ def open_episode(path: str | PathLike[str]) -> EpisodeReader:
     """Open a trace file, or the one of a run folder, to read it a line at a time.
 
     Raises:
-        TraceError: The file is missing, is no trace, or is of a later format; while it is read: is damaged.
+        TraceError: The file is missing, not a trace, or of a later format; while it is read: it is damaged.
     """
     path = Path(path)
     return EpisodeReader(path / TRACE_FILE if os.path.isdir(path) else path)  # noqa: PTH112 - never raises
@@ -59,7 +59,7 @@ def read_episode(path: str | PathLike[str]) -> EpisodeTrace:
     """Read a whole trace file, or the one of a run folder, into memory.
 
     Raises:
-        TraceError: The file is missing, is no trace, is of a later format, or is damaged inside.
+        TraceError: The file is missing, not a trace, of a later format, or damaged.
     """
     reader = open_episode(path)
     envelopes = tuple(reader)

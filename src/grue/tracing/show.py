@@ -1,11 +1,11 @@
-"""A trace as a table for people: `grue trace show FILE`, and the same as JSON Lines for programs.
+"""Print a trace as a table for people, or as JSON Lines for programs: `grue trace show FILE`.
 
 Each message is one line: its number, its time since the start, its turn, the number of the message that
-caused it, who sent it to whom, what it is, and what it says in short. Nothing in it can move a cursor:
-untrusted text is made printable, and the only escape sequences are the colours asked for.
+caused it, its sender and receiver, its type, and a summary. A line cannot move the terminal's cursor:
+untrusted text is made printable, and the only escape sequences are the requested colours.
 
-No more than one message is held at a time: a finished file is read twice, for the widths of its columns and
-for its lines; one that is still being written has columns of fixed widths.
+Only one message is in memory at a time. A finished file is read twice, first for the column widths and then
+for the lines; a file that is still being written gets columns of fixed width.
 """
 
 import functools
@@ -23,7 +23,7 @@ from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.summaries import telling
 
 UNCUT_LIMIT = 500
-"""Longest text of a message where no width is given, in characters."""
+"""Longest text of a message if no width is given, in characters."""
 
 _LONGEST_ROUTE = 40
 _BOLD, _DIM, _RED, _YELLOW, _GREEN = "1", "2", "31", "33", "32"
@@ -44,8 +44,8 @@ class _Column(Struct, frozen=True):
     """A column of the table.
 
     Attributes:
-        live_width: In cells, where its widest cell cannot be known beforehand.
-        from_width: Columns of a terminal below which it is left out, so that there is room for what is said.
+        live_width: The column's width in a live table, where the widest cell is not known beforehand.
+        from_width: In a terminal with fewer columns, this column is left out to make room for the summary.
     """
 
     heading: str
@@ -65,20 +65,20 @@ _COLUMNS = (
 
 
 class _Layout(Struct, frozen=True):
-    """How wide the columns are; `width` is the terminal's, `None`: lines are not cut."""
+    """The widths of the columns; `width` is the terminal's, `None`: lines are not cut."""
 
     widths: tuple[int, ...]
     width: int | None
     colour: bool
 
     def fit(self, line: str, colour: str) -> str:
-        """Return a line as it is printed."""
+        """Return a line, cut to the terminal's width."""
         if self.width is not None:
             line = cut(line, self.width)
         return f"\x1b[{colour}m{line}\x1b[0m" if self.colour and colour else line
 
     def aligned(self, row: Iterable[str], said: str) -> str:
-        """Return the cells of a row below each other's, and what is said behind them."""
+        """Return a row with aligned cells, followed by the summary."""
         room = 10_000 if self.width is None else self.width
         placed = [
             cell.rjust(width) if column.right else _padded(cell, width)
@@ -110,7 +110,7 @@ def render(
     Args:
         episode: As `open_episode` returns it; read twice.
         wanted: Messages to show.
-        width: Columns of the terminal, to which each line is cut; `None`: none is.
+        width: Columns of the terminal, to which each line is cut; `None`: lines are not cut.
         colour: Colour the lines by escape sequences; leave it off for a pipe.
 
     Raises:
@@ -146,7 +146,7 @@ def render_live(
     width: int | None = None,
     colour: bool = False,
 ) -> Iterator[str]:
-    """Yield the lines of the table as messages come; the arguments are as for `render`."""
+    """Yield the lines of the table as messages arrive; the arguments are as for `render`."""
     layout = _Layout(tuple(column.live_width for column in _COLUMNS), width, colour)
     yield layout.fit(headline(header.episode, header.started_at), _BOLD)
     yield layout.headings()
@@ -154,10 +154,10 @@ def render_live(
 
 
 def json_line(envelope: EpisodeEnvelope) -> str:
-    """Return a message as a line of the trace file has it, without its newline.
+    """Return a message in the format of a trace line, without a newline.
 
-    The body is in it whatever file it came from, and characters that a terminal acts upon are written as
-    their JSON escapes.
+    The body is included even if the trace stores it in a separate file. Characters that a terminal interprets
+    are written as JSON escapes.
     """
     line = TraceLine(
         seq=envelope.seq,
@@ -174,7 +174,7 @@ def json_line(envelope: EpisodeEnvelope) -> str:
 
 
 def printable_json(written: bytes) -> str:
-    """Return JSON in printable characters; the others have become their JSON escapes."""
+    """Return JSON with unprintable characters written as JSON escapes."""
     text = written.decode()
     if text.isprintable():
         return text
@@ -186,7 +186,7 @@ def _json_escape(char: str) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-# A trace has few names and many messages, and to measure a text that is not ASCII takes a while.
+# A trace has few names and many messages, and measuring a text that is not ASCII is slow.
 _padded = functools.lru_cache(maxsize=512)(pad)
 _measured = functools.lru_cache(maxsize=512)(cells)
 
@@ -219,7 +219,7 @@ def _colour(envelope: EpisodeEnvelope) -> str:
 
 
 def headline(episode: str, started_at: float) -> str:
-    """Return what an episode is called and when it began, in printable text."""
+    """Return an episode's name and start time as printable text."""
     try:
         began = f"{datetime.fromtimestamp(started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""An episode's statistics for people: a few lines that sum it up, and the tables of `grue trace stats`."""
+"""Print an episode's statistics: a summary of a few lines, and the tables of `grue trace stats`."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = Fals
 
     Args:
         stats: As `count_episode` returns them.
-        width: Columns of the terminal, into which lines are made to fit; `None`: none is, and tables take 80.
+        width: Columns of the terminal, to which lines are cut; `None`: lines are not cut, and tables have 80.
         colour: Colour headings by escape sequences; leave it off for a pipe.
     """
     room = 80 if width is None else width
@@ -58,11 +58,11 @@ def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = Fals
 
 
 def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
-    """Return a few lines that sum an episode up: turns and outcomes, requests, tool calls, how it ended.
+    """Return a summary of an episode in a few lines: turns and outcomes, requests, tool calls and the ending.
 
     Args:
         stats: As `count_episode` returns them.
-        width: Columns of the terminal, in which longer lines go on below; `None`: none does.
+        width: Columns of the terminal, at which lines are wrapped; `None`: lines are not wrapped.
     """
     usage, model, turns = stats.model.usage, stats.model, stats.turns
     again = _listed({"tried again": model.retries, "cut short": model.cut_replies}, " (")
@@ -89,7 +89,7 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people write it."""
+    """Return a duration in the form that people write."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 0.9995:
@@ -172,7 +172,7 @@ def _slow_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _grid(rows: Sequence[Row], room: int) -> Iterator[str]:
-    """Align rows: the first column and the last to the left, the first cut to the room that is left."""
+    """Align rows: the first and last columns to the left; the first is cut to the remaining width."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     others = sum(widths[1:]) + 2 * len(widths)
     widths[0] = min(widths[0], max(_NARROWEST_NAME, room - others))

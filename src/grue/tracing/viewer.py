@@ -1,10 +1,10 @@
-"""A trace as one HTML page that needs nothing but a browser: `grue trace html FILE`.
+"""Write a trace as one HTML page that needs only a browser, for `grue trace html FILE`.
 
 The page's style and script are in `viewer_page/` and are put into the file, with the trace as JSON between
-them. What models, tools and games wrote cannot run there, for three reasons, each enough: it is data in a
-script element that no browser executes, and nothing in it can end that element; the script shows it as text
-only; and the content security policy allows the page's own style and script, by their hashes, and nothing
-else: no other script, no request, no form, and no text that is made into markup.
+them. Text from models, tools and games cannot run as code there. Each of three measures would suffice: the
+text is data in a script element that browsers do not execute, and it cannot end that element; the script
+shows it only as text; and the content security policy allows the page's own style and script, by their
+hashes, but no other script, no request, no form, and no text that becomes markup.
 """
 
 import base64
@@ -32,11 +32,11 @@ from grue.tracing.spans import Span, SpanFinder
 from grue.tracing.summaries import telling
 
 MAX_MESSAGE_CHARS = 200_000
-"""Longest message that is whole in the page, as JSON; the trace has the whole of longer ones."""
+"""Longest message, as JSON, that the page holds in full; the trace holds longer ones."""
 
 _TELLING_CHARS = 300
 _SCRIPTS = ("dom", "trace", "virtual_list", "lanes", "timeline", "json_view", "detail", "filters", "main")
-"""The script's parts in the order in which they are joined; `main` starts it."""
+"""The parts of the script, in the order in which they are joined; `main` starts the page."""
 
 _FIRST_ACTORS = ("host", "agent", "llm")
 _NOTES = "trace"
@@ -63,7 +63,7 @@ class _Row(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Episode(Struct, frozen=True, kw_only=True):
-    """Everything else that the page knows."""
+    """The page's data apart from its messages."""
 
     title: str
     header: TraceHeader
@@ -77,18 +77,18 @@ class _Episode(Struct, frozen=True, kw_only=True):
 def write_html(
     trace: Path, target: Path, *, title: str = "", max_message_chars: int = MAX_MESSAGE_CHARS
 ) -> None:
-    """Write a trace as a page, readable by its owner only; an older page of that name is replaced.
+    """Write a trace as a page that only its owner can read; an existing file is replaced.
 
-    The trace is read a line at a time. The same trace makes the same page, byte by byte.
+    The trace is read one line at a time. The same trace always gives the same bytes.
 
     Args:
         trace: The trace file, or the run folder that holds it.
         target: The page.
-        title: Of the page; default: the episode's name.
-        max_message_chars: A message of more characters is cut there; the page says so, and where it is whole.
+        title: The page's title; default: the episode's name.
+        max_message_chars: Longer messages are cut; the page says so and names the trace file.
 
     Raises:
-        TraceError: The trace cannot be read, or the page not be written; no page is left half written.
+        TraceError: The trace cannot be read or the page cannot be written; no partial page is left.
     """
     reader = open_episode(trace)
     if target.is_dir() or (target.exists() and target.samefile(reader.path)):
@@ -187,7 +187,7 @@ def _template(title: str) -> tuple[bytes, bytes, bytes]:
 
 
 _PLACES = re.compile("<!--([a-z]+)-->")
-"""Filled in one pass, so that nothing that is put in can be taken for a place."""
+"""Placeholders of the page. They are filled in one pass, so that inserted text is never taken for one."""
 
 
 def _part(name: str) -> str:
@@ -199,9 +199,9 @@ def _hash(text: str) -> str:
 
 
 def _embedded(value: object) -> bytes:
-    """Return JSON that no parser of HTML or JavaScript takes for anything else.
+    """Return JSON that is safe to embed in HTML and JavaScript.
 
-    In JSON these characters stand in strings only, so that each can be written as an escape.
+    In JSON these characters occur only in strings, so each can be written as an escape.
     """
     written = msgspec.json.encode(value)
     for char, escape in _ESCAPES:
