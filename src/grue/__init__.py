@@ -8,16 +8,16 @@ with Runner.from_toml("pyproject.toml") as runner:
     print(outcome.response, outcome.kind, outcome.tool_calls)
 ```
 
-Public names are imported when they are first used, so that `import grue` costs next to nothing.
+Public names are imported on first use, which keeps `import grue` fast.
 
-To know the system, read in this order: `messages.py` (everything that is said), `protocol/tool_loop.py` (the
-turn as a pure state machine), `actors/agent.py` (the shell around it), `runtime/supervisor.py` (what a crash
-means), `runner.py` (where all of it is wired).
+To learn the system, read in this order: `messages.py` (all messages), `protocol/tool_loop.py` (the turn as a
+pure state machine), `actors/agent.py` (the actor that runs it), `runtime/supervisor.py` (how crashes are
+handled), `runner.py` (how the parts are wired together).
 """
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # type checkers take it for true; typing would cost more than all the rest
+TYPE_CHECKING = False  # type checkers treat it as true; importing typing would take longer than all the rest
 
 if TYPE_CHECKING:
     from grue.answers import AnswerSpec

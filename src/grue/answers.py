@@ -1,4 +1,4 @@
-"""What a valid answer is: the host's shape, check and fallback, in one value."""
+"""How a host describes a valid answer: its schema, its check and its fallback."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -17,15 +17,17 @@ Model = TypeVar("Model", bound="BaseModel")
 
 
 class AnswerSpec(Generic[T]):
-    """The answer a host wants of a turn.
+    """The answer that a host expects from a turn.
 
     Args:
-        parse: Turns the model's final text into the answer; raises `ValueError` with a reason that the model
-            can read when it cannot (R15.3). What Python raises over text that is too much for it, such as
-            `RecursionError`, counts as such a reason. Anything else that it raises ends the turn as a crash.
-        schema: JSON Schema that the endpoint is asked to keep to, or `None` for free text.
+        parse: Parses the model's final text. Raises `ValueError` with a reason for the model if the text is
+            not acceptable. Errors that Python raises for extreme input, such as `RecursionError`,
+            are treated the same way. Any other exception ends the turn as a crash.
+        schema: JSON Schema for the endpoint's structured output; `None`: free text.
         name: The schema's name for the endpoint.
-        fallback: The answer to use when the model gives no acceptable one; `None`: the turn fails instead.
+        fallback: The answer to use if the model gives no acceptable one; `None`: the turn fails instead.
+
+    Source: R15.3
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class AnswerSpec(Generic[T]):
 
     @classmethod
     def text(cls) -> "AnswerSpec[str]":
-        """Any text is an answer."""
+        """Accept any text."""
         return AnswerSpec(str)
 
     @classmethod
@@ -53,12 +55,14 @@ class AnswerSpec(Generic[T]):
         check: Callable[[Model], Model] | None = None,
         fallback: Model | None = None,
     ) -> "AnswerSpec[Model]":
-        """Answers are instances of a pydantic model, read from JSON alone, fenced, or within prose (P46).
+        """Expect an instance of a pydantic model, as plain JSON, in a code fence, or within prose.
 
         Args:
-            model: Its JSON Schema goes to the endpoint.
-            check: A further check that returns the answer, changed or not, or raises `ValueError`.
+            model: Its JSON Schema is sent to the endpoint.
+            check: A further check. Returns the answer, changed or not, or raises `ValueError`.
             fallback: As for the class.
+
+        Source: P46
         """
 
         def parse(text: str) -> Model:
@@ -69,14 +73,14 @@ class AnswerSpec(Generic[T]):
 
 
 class AnswerCheck(Generic[T]):
-    """The check of one turn, which keeps the answer that it accepted."""
+    """Runs the host's check for one turn and stores the accepted answer."""
 
     def __init__(self, spec: AnswerSpec[T]) -> None:
         self._spec = spec
         self.accepted: T | None = None
 
     def __call__(self, text: str) -> AnswerAccepted | AnswerRefused:
-        """Put a final text before the host's check."""
+        """Run the host's check on a final text."""
         try:
             self.accepted = self._spec.parse(text)
         except UNREADABLE as error:

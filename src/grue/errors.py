@@ -1,21 +1,26 @@
 """Every error that grue raises on purpose, under one root.
 
-The root is called `MCPError` because the programs that grue serves catch that name. Each error says in its
-text what was wrong, where, and what to do about it; the attributes hold the same facts for programs.
+The root is called `MCPError` because existing host programs catch that name. The text of an error says what
+is wrong, where, and how to fix it. Its attributes hold the same facts for programs.
 """
 
 
 class MCPError(Exception):
-    """Root of every error that grue raises on purpose (R9.3, R12.5)."""
+    """Root of every error that grue raises on purpose.
+
+    Source: R9.3, R12.5
+    """
 
 
 class MCPConfigError(MCPError):
-    """A configuration file, table or value cannot be used; raised before anything starts (R2.2, R2.3).
+    """A configuration file, table or value cannot be used; raised before anything starts.
 
     Attributes:
         path: The file, or `None` when the value did not come from a file.
         line: One-based line of the fault, or `None`.
         column: One-based column of the fault, or `None`.
+
+    Source: R2.2, R2.3
     """
 
     def __init__(
@@ -28,15 +33,15 @@ class MCPConfigError(MCPError):
 
 
 class MissingDependencyError(MCPConfigError):
-    """A package or program that the configuration asks for is not installed; the text has the command."""
+    """A package or program that the configuration needs is not installed; the text says how to install it."""
 
 
 class GameError(MCPError):
-    """A game cannot be started, restored or played any further."""
+    """A game cannot be started, restored or continued."""
 
 
 class MCPServerStartupError(MCPError):
-    """An MCP server could not be started on the first turn of an episode (R6.1).
+    """An MCP server could not be started on the first turn of an episode.
 
     Attributes:
         server: Its name in the configuration.
@@ -44,6 +49,8 @@ class MCPServerStartupError(MCPError):
         command: The command line.
         exit_status: Its exit status, if it exited.
         stderr_tail: The last lines of its stderr.
+
+    Source: R6.1
     """
 
     def __init__(
@@ -65,7 +72,10 @@ class MCPServerStartupError(MCPError):
 
 
 class MCPToolCallError(MCPError):
-    """The seeds' name for a failed tool call. No turn raises it: there a failed tool is a message."""
+    """A failed tool call, under the name that the requirements give it.
+
+    No turn raises it: inside a turn a failed tool call is a result for the model.
+    """
 
 
 class LLMError(MCPError):
@@ -89,7 +99,13 @@ class LLMError(MCPError):
 
 
 class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """The turn's time limit passed; `doing` says what it was waiting for, `tool_calls` what had been done."""
+    """The turn's time limit passed.
+
+    Attributes:
+        limit_s: The limit.
+        doing: What the turn was waiting for.
+        tool_calls: The tool calls so far.
+    """
 
     def __init__(
         self, message: str, *, limit_s: float, doing: str, tool_calls: tuple[object, ...] = ()
@@ -101,11 +117,11 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """The turn was ended before its time: its handle was cancelled, or its runner closed."""
+    """The turn was cancelled through its handle, or its runner was closed."""
 
 
 class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """The episode's budget for the model is used up: no further turn is begun; the text says which limit."""
+    """The episode's budget is used up, and no further turn is started. The text names the limit."""
 
 
 class AnswerError(MCPError):
@@ -117,7 +133,7 @@ class AnswerError(MCPError):
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """An actor raised something unforeseen; the exception is the cause, the trace holds the event."""
+    """An actor raised an unexpected exception, which is the cause of this one. The trace has the details."""
 
     def __init__(self, message: str, *, actor: str) -> None:
         super().__init__(message)

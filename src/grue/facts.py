@@ -1,8 +1,8 @@
-"""What a host records of its own, beside the messages of its turns.
+"""Messages that a host records in the trace, in addition to the messages of its turns.
 
-A trace that holds these says everything about an episode: what was configured, what the game showed, what was
-decided, what came of it. Logs, statistics and resuming read them. Hosts note them through the recorder of
-their runner; they cross no channel.
+With them a trace describes a whole episode: the configuration, what the game showed, each decision and its
+result. Logs, statistics and `--resume` read them. A host records them through its runner's recorder. They are
+not sent to any actor.
 """
 
 from typing import Literal, TypeAlias
@@ -41,7 +41,7 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
         servers: Names of the tool servers in use; empty: MCP is off.
         scripted: The model is the offline script, not an LLM.
         max_turns: Turns after which the host stops.
-        settings: What else it was started with, the host's own; what is needed to go on with it.
+        settings: Further settings of the host; those that it needs to resume the episode.
         conditions: What it is played with, by name, in words: model, endpoint, server, limits, tool lock.
     """
 
@@ -59,11 +59,13 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
 
 
 class McpInitialized(Message, frozen=True, kw_only=True):
-    """The MCP configuration was loaded and is valid (R9.1).
+    """The MCP configuration was loaded and is valid.
 
     Attributes:
-        ignored: Configured servers that are not used (R2.6).
-        warnings: What else of the configuration has no effect, one sentence each.
+        ignored: Configured servers that are not used.
+        warnings: Other settings that have no effect, one sentence each.
+
+    Source: R2.6, R9.1
     """
 
     server: str
@@ -72,13 +74,16 @@ class McpInitialized(Message, frozen=True, kw_only=True):
 
 
 class McpInitFailed(Message, frozen=True, kw_only=True):
-    """The MCP configuration cannot be used (R9.3)."""
+    """The MCP configuration cannot be used.
+
+    Source: R9.3
+    """
 
     error: str
 
 
 class Observed(Message, frozen=True, kw_only=True):
-    """What the game shows before a turn; unknown values are `None`."""
+    """The state of the game before a turn; unknown values are `None`."""
 
     turn: int
     text: str
@@ -93,10 +98,10 @@ class Observed(Message, frozen=True, kw_only=True):
 
 
 class Decided(Message, frozen=True, kw_only=True):
-    """The command that will be played, and how it was come by; recorded before it is played.
+    """The command that will be played, and how it was decided. Recorded before it is played.
 
     Attributes:
-        kind: As in `TurnCompleted`; a turn that failed is a `fallback` with the failure as its reason.
+        kind: As in `TurnCompleted`. A failed turn is a `fallback`, with the failure as its reason.
     """
 
     turn: int
@@ -119,8 +124,8 @@ class EpisodeEnded(Message, frozen=True, kw_only=True):
     """The host ends an episode.
 
     Attributes:
-        reason: Why it ends; `died` means for good, `fallbacks` too many of them in a row.
-        detail: The same for people, with the cause.
+        reason: Why it ends. `died`: the player died for good. `fallbacks`: too many fallback turns in a row.
+        detail: The reason as a sentence, with the cause.
     """
 
     reason: Literal["won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"]
@@ -131,12 +136,12 @@ class EpisodeEnded(Message, frozen=True, kw_only=True):
 
 
 class EpisodeResumed(Message, frozen=True, kw_only=True):
-    """The host goes on with an episode that was cut off; everything above in the trace is behind it.
+    """The host resumes an interrupted episode. The messages before this one belong to the earlier run.
 
     Attributes:
-        turns: Finished turns, none of which is played or paid for again.
-        max_turns: Turns after which the host now stops; 0: as it was started.
-        version: Of the program that goes on.
+        turns: Finished turns. None of them is played or paid for again.
+        max_turns: Turns after which the host now stops; 0: as in `EpisodeStarted`.
+        version: Version of the program that resumes.
         conditions: As in `EpisodeStarted`, as they are now.
         changes: What of them is not as it was when the episode was last played.
     """

@@ -1,9 +1,11 @@
-"""Every message of a turn: what it carries, in which unit, from whom to whom.
+"""All messages of a turn: their fields, units, senders and receivers.
 
-Commands are imperative and go to one actor (`OpenSession`, `CallTools`); events are past tense and tell what
-came of a command (`SessionOpened`, `ToolTimedOut`); notes are facts that nobody has to act upon, recorded in
-the trace beside the messages (`IterationStarted`, `ToolCalled`). All are frozen msgspec Structs whose tag is
-their name, so that the trace file's schema is this module.
+Come here first: the messages are the interface between the actors, and a trace consists of them. A
+command is imperative and goes to one actor (`OpenSession`, `CallTools`). An event is past tense and reports
+the result of a command (`SessionOpened`, `ToolTimedOut`). A note is a fact for the trace only; no actor
+reacts to it (`IterationStarted`, `ToolCalled`). All are frozen msgspec Structs. Their tags are their names,
+so this module is also the schema of the trace file. A renamed class must keep its old tag, or old traces
+become unreadable.
 
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
@@ -35,7 +37,7 @@ JsonObject: TypeAlias = dict[str, object]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True):
-    """Base of everything that crosses a channel or is noted in the trace."""
+    """Base of every message that is sent through a mailbox or noted in the trace."""
 
 
 # --- What messages carry ---
@@ -47,11 +49,11 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         server: Name of the server in the configuration.
         tool: Bare name, as the server knows it; may contain dots.
-        description: The server's words for the model; untrusted text.
+        description: The server's text for the model; untrusted.
         input_schema: JSON Schema of the arguments, an object schema.
         output_schema: JSON Schema of the structured result, if the server declares one.
-        full_name: The canonical name where it is not `{server}.{tool}`, because what stands behind the
-            session has names of its own.
+        full_name: The canonical name, if it is not `{server}.{tool}`. Connections of the host's own may
+            name their tools differently.
     """
 
     server: ServerName
@@ -63,7 +65,10 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """The canonical name (R8.2, P34)."""
+        """The canonical name.
+
+        Source: R8.2, P34
+        """
         return self.full_name or f"{self.server}.{self.tool}"
 
 
@@ -71,9 +76,9 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     """A tool call as the model asked for it.
 
     Attributes:
-        call_id: Unique within the turn; made up where the provider sent none, or one twice.
-        name: Canonical name, as far as the model's text can be read as one.
-        arguments: JSON text, not yet parsed: it may be anything.
+        call_id: Unique within the turn. Generated if the provider sent none, or sent one twice.
+        name: Canonical name, if the model's text can be parsed as one.
+        arguments: The model's text, not yet parsed. It may be invalid JSON.
     """
 
     call_id: CallId
@@ -82,7 +87,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
 
 class ServerCall(Struct, frozen=True, kw_only=True):
-    """A tool call that may go to a server: its arguments are a JSON object, its tool is listed."""
+    """A validated tool call: its arguments are a JSON object, and the server lists its tool."""
 
     call_id: CallId
     tool: str
@@ -90,14 +95,16 @@ class ServerCall(Struct, frozen=True, kw_only=True):
 
 
 class ToolCallResult(Struct, frozen=True):
-    """What became of a tool call (R11).
+    """The result of a tool call.
 
     Attributes:
         content: A JSON value: structured content, parsed JSON, text, or a list of blocks.
-        is_error: The call failed, or the tool said that it did.
-        error_message: What failed, for the model; set whenever `is_error` is.
-        blocks: Images, audio, links and resources that came beside structured content. Without that,
-            `content` is the list of blocks itself.
+        is_error: The call failed, or the tool reported an error.
+        error_message: The error, for the model. Set if `is_error` is set.
+        blocks: Images, audio, links and resources that came together with structured content. Without
+            structured content they are in `content`.
+
+    Source: R11
     """
 
     content: object = None
@@ -106,19 +113,22 @@ class ToolCallResult(Struct, frozen=True):
     blocks: tuple[JsonObject, ...] = ()
 
     def to_dict(self) -> JsonObject:
-        """Return `{"content": ...}`, or `{"error": ..., "content": ...}` for a failure (R11.3, P43)."""
+        """Return `{"content": ...}`, or `{"error": ..., "content": ...}` for a failure.
+
+        Source: R11.3, P43
+        """
         if self.is_error:
             return {"error": self.error_message, "content": self.content}
         return {"content": self.content}
 
 
 class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An image, a recording or a file that a tool returned, checked and ready to be shown to the model.
+    """An image, a recording or a file that a tool returned, validated, for the model.
 
     Attributes:
-        mime: What `data` is by its first bytes, whatever the server called it.
+        mime: Media type, detected from the first bytes. The server's own claim is ignored.
         data: Base64, padded, without line breaks.
-        bytes: Size of what `data` stands for.
+        bytes: Size of the decoded data.
         name: File name, for a `file`.
     """
 
@@ -130,11 +140,13 @@ class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
-    """The answer to one tool call in the conversation; `content` is JSON text (R11.5, P44).
+    """The answer to one tool call in the conversation; `content` is JSON text.
 
     Attributes:
-        attachments: What `content` only describes, in the same order. An endpoint that does not take one of
-            them is sent the description alone.
+        attachments: The media that `content` describes, in the same order. An endpoint that does not
+            support one of them gets the description only.
+
+    Source: R11.5, P44
     """
 
     call_id: CallId
@@ -143,11 +155,11 @@ class ToolMessage(Struct, frozen=True, tag="tool", omit_defaults=True):
 
 
 class CachePoint(Struct, frozen=True):
-    """Where a caller wants an endpoint's prompt cache to end: a `cache_control` of its own.
+    """A place where an endpoint's prompt cache is to end: a `cache_control` that a caller has set.
 
     Attributes:
-        end: How many characters of the text stand before it.
-        control: The marker, as it goes out.
+        end: Characters of the text before it.
+        control: The marker, as it is sent.
     """
 
     end: int
@@ -162,14 +174,14 @@ class SystemText(Struct, frozen=True, tag="system", omit_defaults=True):
 
 
 class UserText(Struct, frozen=True, tag="user", omit_defaults=True):
-    """What the host says to the model."""
+    """The host's text for the model."""
 
     text: str
     cache_points: tuple[CachePoint, ...] = ()
 
 
 class AssistantText(Struct, frozen=True, tag="assistant"):
-    """What the model is taken to have said, in a conversation that a server made up for sampling."""
+    """A text of the assistant in a conversation that a server composed for sampling."""
 
     text: str
 
@@ -185,27 +197,31 @@ class AnswerSchema(Struct, frozen=True):
 
 
 class OfferTools(Struct, frozen=True, tag="offer"):
-    """The request offers tools and leaves the form of an answer free (R4.6, P14).
+    """The request offers tools and leaves the form of an answer free.
 
     Attributes:
-        tools: The listing, when it is new to the conversation; `None`: as offered before.
+        tools: The tools; `None`: the same as in the previous request of the conversation.
+
+    Source: R4.6, P14
     """
 
     tools: tuple[ToolDefinition, ...] | None = None
 
 
 class RequireAnswer(Struct, frozen=True, tag="answer"):
-    """The request offers no tools and asks for a final answer (R5.8, R5.9).
+    """The request offers no tools and asks for a final answer.
 
     Attributes:
-        answer: The shape it must have; `None`: any text.
+        answer: The schema of the answer; `None`: any text.
+
+    Source: R5.8, R5.9
     """
 
     answer: AnswerSchema | None = None
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of one or more completions; `cost_usd` is `None` where the endpoint does not say."""
+    """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report it."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -214,7 +230,7 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_usd: float | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Sum two usages, each count within 63 bits; a cost is known as soon as one of them is."""
+        """Add two usages. Counts are clamped to 63 bits. The cost is `None` only if both are."""
         costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
         return Usage(
             input_tokens=_within_63_bits(self.input_tokens + other.input_tokens),
@@ -233,12 +249,12 @@ def _within_63_bits(count: int) -> int:
 class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How much may be spent on the model; `None`: no limit.
 
-    What has reached a limit asks for no more than the final answer it is owed, and for no repair of it.
+    A turn that reaches a limit requests the final answer and then stops. It does not request a repair.
 
     Attributes:
-        requests: Completions that are asked for, the forced final one included; retries are not counted.
-        tokens: Of what is sent and what comes back, together.
-        cost_usd: As far as the endpoint says what its replies cost.
+        requests: Completions, including the forced final one. Retries are not counted.
+        tokens: Input and output tokens together.
+        cost_usd: Sum of the costs that the endpoint reports.
     """
 
     requests: int | None = None
@@ -250,20 +266,22 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     """How much a turn may use.
 
     Attributes:
-        max_tool_iterations: Replies with tool calls before the final answer is forced (R13.1).
-        tool_call_timeout_s: For each tool call (R13.2).
-        server_startup_timeout_s: For spawn, handshake and listing together (R13.3).
-        max_result_chars: Longest tool result that goes into the conversation; the trace keeps the whole.
-        max_image_bytes: Largest image that the model is shown; a larger one is described. 0: none is shown.
-        max_media_bytes: Images, audio and files that the model is shown in one turn, together; what does not
-            fit is described. 0: none is shown.
-        max_samplings: Requests to the model that servers may make themselves, all of them together (MCP
-            sampling); 0: servers are not told that they may.
+        max_tool_iterations: Replies with tool calls before the final answer is forced.
+        tool_call_timeout_s: For each tool call.
+        server_startup_timeout_s: For spawn, handshake and listing together.
+        max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
+        max_image_bytes: Largest image that is sent to the model; a larger one is described. 0: none is sent.
+        max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. Any
+            others are described. 0: none is sent.
+        max_samplings: Requests to the model that all servers together may make (MCP sampling). 0: sampling is
+            not offered to servers.
         turn_timeout_s: For the whole turn, teardown included; `None`: no limit.
-        teardown_s: Seconds of it that are kept for closing the sessions, at most half of the limit. `None`: a
-            tenth of the limit, at most 0.5 s. A turn without servers keeps nothing. Where there is no limit:
-            how long a cancelled turn waits for its sessions; `None`: 5 s.
-        budget: For the model; the turn that reaches it is forced to its final answer.
+        teardown_s: Seconds of `turn_timeout_s` that are reserved for closing the sessions, at most half of
+            it. `None`: a tenth of it, at most 0.5 s. A turn without servers reserves nothing. If there is no
+            turn limit: how long a cancelled turn waits for its sessions; `None`: 5 s.
+        budget: For the model. A turn that reaches it is forced to its final answer.
+
+    Source: R13.1, R13.2, R13.3
     """
 
     max_tool_iterations: int = 20
@@ -279,21 +297,24 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
 
 
 OnToolDrift = Literal["ignore", "report", "refuse"]
-"""What becomes of a tool that is not as the tool lock has it; no tool is held back unless it is refused."""
+"""How to treat a tool that differs from the tool lock. Only `refuse` withholds it from the model."""
 
 
 class FailurePolicy(Struct, frozen=True, kw_only=True):
-    """What a failure leads to; the defaults are the requirements' (R6).
+    """What to do after a failure; the defaults are those of the requirements.
 
     Attributes:
-        first_connect: The episode's first connect failed: end it, or go on without tools (R6.1).
-        connect_retries: Further attempts in a later turn whose connect failed (R6.7).
-        after_timeout: A tool call timed out: answer the rest of the batch as skipped, run it all the same, or
-            skip it and force the final answer (R6.5, R6.6).
-        after_death: The server died in the middle of a turn: force the final answer, or connect once more.
+        first_connect: After a failed first connect of the episode: raise, or go on without tools.
+        connect_retries: Further attempts after a failed connect in a later turn.
+        after_timeout: After a tool call that timed out: skip the rest of the batch, run it anyway, or
+            skip it and force the final answer.
+        after_death: After a server died in the middle of a turn: force the final answer, or connect once
+            more.
         fallbacks_before_stop: Consecutive fallback turns after which a host ends its episode.
-        on_tool_drift: A server lists a tool that its lock does not have, or has otherwise; without a lock
-            it means nothing.
+        on_tool_drift: If a server lists a tool that is not in its lock or differs from it. Has no effect
+            without a lock.
+
+    Source: R6, R6.1, R6.5, R6.6, R6.7
     """
 
     first_connect: Literal["raise", "disable"] = "raise"
@@ -305,11 +326,11 @@ class FailurePolicy(Struct, frozen=True, kw_only=True):
 
 
 class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
-    """Why a server could not be used, with what a person needs to mend it.
+    """Why a server could not be used, with the details a person needs to fix it.
 
     Attributes:
-        phase: Where it failed.
-        command: The command line as one would type it, or the URL.
+        phase: The step that failed.
+        command: The command line in shell syntax, or the URL.
         cause: One sentence.
         exit_status: The process's status, if it exited by itself.
         signal: The signal that killed it, such as `SIGKILL`.
@@ -333,12 +354,12 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
     """Why the model gave no completion, after all tries.
 
     Attributes:
-        kind: `refused` is the endpoint's word that another try will not change (key, credit, model);
-            `invalid_reply` an answer that is none; `damaged` a stream with an event that is garbled, lost, or
+        kind: `refused`: the endpoint rejected the request, and a retry would not help (key, credit, model).
+            `invalid_reply`: the reply cannot be parsed. `damaged`: an event of the stream is garbled, lost or
             out of order.
         endpoint: Base URL without credentials.
         status: HTTP status, if there was one.
-        message: The endpoint's own words, or what happened to the connection; untrusted.
+        message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: Requests that were sent.
         remedy: What to do.
     """
@@ -353,7 +374,10 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ToolsUnsupported(Struct, frozen=True, kw_only=True, tag=True):
-    """Tools were wanted of a model that cannot call any (R12.5); `reason` says who says so."""
+    """Tools are configured for a model that cannot call any; `reason` says how that is known.
+
+    Source: R12.5
+    """
 
     model: str
     endpoint: str
@@ -364,8 +388,8 @@ class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
     """The turn ran out of time; `doing` says what it was waiting for.
 
     Attributes:
-        limit_s: Of the whole turn.
-        kept_s: The part of it that was kept for closing sessions, so that the work ended that much earlier.
+        limit_s: Limit of the whole turn.
+        kept_s: The part of it that was reserved for closing sessions. The work was stopped that much earlier.
     """
 
     limit_s: float
@@ -391,17 +415,17 @@ TurnFailure: TypeAlias = (
 )
 
 OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
-"""How an answer came about; where several hold: fallback, forced, degraded, answered, in this order."""
+"""How the answer was obtained. If several apply, the first of fallback, forced, degraded, answered counts."""
 
 
 class ToolCallRecord(Struct, frozen=True, kw_only=True):
-    """One tool call of a finished turn: what was asked, and what became of it.
+    """One tool call of a finished turn, with its result.
 
     Attributes:
         settlement: `returned` (by the server, error or not), `timed_out`, `died` (the server did), `skipped`
             (never sent), `rejected` (unknown tool, unreadable arguments).
         iteration: One-based number of the reply that asked for it.
-        duration_s: `None` where it was never sent.
+        duration_s: `None` if it was never sent.
     """
 
     call_id: CallId
@@ -414,24 +438,24 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True):
 
 
 SupportCheck = Literal["skip", "beside", "before"]
-"""Whether the model's endpoint is asked if it takes tools: not, while sessions open, before any is opened."""
+"""When to check whether the model supports tools: never, while sessions open, or before any is opened."""
 
 
 # --- host -> agent -> host ---
 
 
 class RunTurn(Message, frozen=True, kw_only=True):
-    """host -> agent: think, and answer.
+    """host -> agent: run the turn and reply with `TurnCompleted` or `TurnFailed`.
 
     Attributes:
         turn: One-based number of the turn in its episode.
         servers: Names of the tool servers to open, in order; empty: no tools this turn.
-        answer: The shape of the answer, `None` for any text.
-        fallback: The answer to use where the model gives no acceptable one; `None`: fail instead.
-        support_check: When to ask whether the model can call tools; only where there are servers.
-        stream: The model's words are noted as they come (`TextDelta`).
-        attach_media: Images, audio and files in tool results are attached to the conversation. Traces from
-            before that was possible lack the field, and replay without attachments.
+        answer: The schema of the answer; `None`: any text.
+        fallback: The answer to use if the model gives no acceptable one; `None`: fail instead.
+        support_check: When to check whether the model can call tools. Only used with servers.
+        stream: Note the model's text as it arrives (`TextDelta`).
+        attach_media: Attach images, audio and files in tool results to the conversation. Old traces lack this
+            field and are replayed without attachments.
     """
 
     turn: int
@@ -452,10 +476,10 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
 
     Attributes:
         answer: The accepted answer as a JSON value, or the host's fallback.
-        raw_response: The text that the answer was read from, or the last text that was refused.
+        raw_response: The text that the answer was parsed from, or the last text that was refused.
         reason: Why the kind is not `answered`; empty otherwise.
         iterations: Replies with tool calls.
-        requests: Completions that were asked for.
+        requests: Requested completions.
     """
 
     turn: int
@@ -484,7 +508,7 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
 
 class OpenSession(Message, frozen=True, kw_only=True):
-    """agent -> session: connect, within `timeout_s` an attempt; spawn a fresh process where there is one."""
+    """agent -> session: connect, with `timeout_s` per attempt. A stdio server gets a new process."""
 
     server: ServerName
     turn: int
@@ -493,12 +517,14 @@ class OpenSession(Message, frozen=True, kw_only=True):
 
 
 class SessionOpened(Message, frozen=True, kw_only=True):
-    """session -> agent: connected, initialised, listed (P8).
+    """session -> agent: connected, initialised, listed.
 
     Attributes:
-        attempt: 1, or 2 after a retry (R6.8).
-        protocol_version: The MCP revision agreed upon; empty for servers that are none.
+        attempt: 1, or 2 after a retry.
+        protocol_version: The negotiated MCP revision; empty if this is not an MCP server.
         pid: The server's process, if it has one.
+
+    Source: R6.8, P8
     """
 
     server: ServerName
@@ -510,10 +536,12 @@ class SessionOpened(Message, frozen=True, kw_only=True):
 
 
 class McpDisabled(Message, frozen=True, kw_only=True):
-    """session -> agent: no tools from this server for the rest of the episode (R6.9, R6.10, P27).
+    """session -> agent: no tools from this server for the rest of the episode.
 
     Attributes:
-        newly: This turn disabled it; otherwise an earlier one did and nothing was tried.
+        newly: This turn disabled it. Otherwise an earlier turn did, and no connect was tried.
+
+    Source: R6.9, R6.10, P27
     """
 
     server: ServerName
@@ -522,17 +550,22 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: the first connect of the episode failed, and the policy is to raise (R6.1)."""
+    """session -> agent: the first connect of the episode failed, and the policy is to raise.
+
+    Source: R6.1
+    """
 
     server: ServerName
     failure: ServerFailure
 
 
 class CallTools(Message, frozen=True, kw_only=True):
-    """agent -> session: run these calls one after the other, and settle each (R5.2, P17).
+    """agent -> session: run these calls one after the other and report the result of each.
 
     Attributes:
-        after_timeout: What the session does with the rest of the batch when a call times out.
+        after_timeout: What to do with the rest of the batch after a call that timed out.
+
+    Source: R5.2, P17
     """
 
     server: ServerName
@@ -543,7 +576,7 @@ class CallTools(Message, frozen=True, kw_only=True):
 
 
 class ToolsChanged(Message, frozen=True, kw_only=True):
-    """session -> agent: the server lists other tools than before; said between two batches."""
+    """session -> agent: the server's tool list has changed. Sent between two batches only."""
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]
@@ -559,7 +592,10 @@ class ToolReturned(Message, frozen=True, kw_only=True):
 
 
 class ToolTimedOut(Message, frozen=True, kw_only=True):
-    """session -> agent: no answer in time; the server was told that the call is cancelled (R6.5, P24)."""
+    """session -> agent: no result in time. The session has sent the server a cancellation.
+
+    Source: R6.5, P24
+    """
 
     batch: BatchId
     call_id: CallId
@@ -568,7 +604,7 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
 
 
 class ToolSkipped(Message, frozen=True, kw_only=True):
-    """session -> agent, or noted by the agent: the call was not sent to its server, and why."""
+    """session -> agent, or a note of the agent: the call was not sent to its server."""
 
     batch: BatchId
     call_id: CallId
@@ -576,7 +612,7 @@ class ToolSkipped(Message, frozen=True, kw_only=True):
 
 
 class ServerDied(Message, frozen=True, kw_only=True):
-    """session -> agent: the server ended or its connection broke while this call was under way."""
+    """session -> agent: the server ended, or the connection broke, during this call."""
 
     server: ServerName
     batch: BatchId
@@ -586,19 +622,25 @@ class ServerDied(Message, frozen=True, kw_only=True):
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
-    """agent -> session: close the connection and leave no process of it alive (R3.5, R3.7)."""
+    """agent -> session: close the connection and end all its processes.
+
+    Source: R3.5, R3.7
+    """
 
     server: ServerName
 
 
 class SessionClosed(Message, frozen=True, kw_only=True):
-    """session -> agent: closed; no process of the server's group is alive (P9).
+    """session -> agent: closed; no process of the server's group is alive.
 
     Attributes:
-        ending: How the process went: by itself when its input ended, on request (SIGTERM), by force
-            (SIGKILL), before it was asked to (`died`); `none`: there was no process; `handed_over`: it goes
-            behind the turn, and is gone before the next turn's first tool call (`ServerEnded`).
+        ending: How the process ended. `polite`: by itself after end of input. `terminated`: by SIGTERM.
+            `killed`: by SIGKILL. `died`: before it was asked to. `none`: there was no process. `handed_over`:
+            it is ended in the background, and is gone before the next turn's first tool call
+            (`ServerEnded`).
         stderr_tail: The last lines that it wrote to stderr; untrusted, control characters removed.
+
+    Source: P9
     """
 
     server: ServerName
@@ -612,16 +654,19 @@ class SessionClosed(Message, frozen=True, kw_only=True):
 
 
 class CheckToolSupport(Message, frozen=True, kw_only=True):
-    """agent -> llm: say whether the model can call tools, before it is offered any (R12)."""
+    """agent -> llm: check whether the model can call tools, before any are offered.
+
+    Source: R12
+    """
 
 
 class ToolSupportChecked(Message, frozen=True, kw_only=True):
-    """llm -> agent: whether the model may be offered tools, by its endpoint's word or by its name.
+    """llm -> agent: whether the model supports tools.
 
     Attributes:
-        by: Whose word it is: `forced` by the configuration, the `endpoint`'s model list, the host's `client`,
-            the model's `name`.
-        reason: Why not, for people; empty where it may.
+        by: How that is known: `forced` by the configuration, from the `endpoint`'s model list, from the
+            host's `client`, or by the model's `name`.
+        reason: Why it does not, for people; empty if it does.
     """
 
     model: str
@@ -632,14 +677,14 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
 
 class RequestCompletion(Message, frozen=True, kw_only=True):
-    """agent -> llm, or a server's session by an ask: add what is new to the conversation and ask the model.
+    """agent -> llm: add new items to the conversation and ask the model. For sampling, a session asks too.
 
-    The LLM actor keeps the assistant's own messages itself, so this never repeats history.
+    The LLM actor keeps the history, including the assistant's messages, so this carries new items only.
 
     Attributes:
-        conversation: Names the conversation; a name not seen before starts an empty one.
+        conversation: Id of the conversation; an unknown id starts an empty one.
         request: One-based number of the request in its turn.
-        stream: Note the reply's words as they come.
+        stream: Note the reply's text as it arrives.
     """
 
     conversation: ConversationId
@@ -653,12 +698,12 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
     """llm -> agent: the model's reply.
 
     Attributes:
-        content: Its text; may stand beside tool calls.
-        refusal: The model's words where it declines to answer, as far as the endpoint tells them apart.
-        reasoning: What it says of its thinking, for people; never an answer.
-        finish_reason: The endpoint's word in the terms of chat completions (`stop`, `length`, `tool_calls`,
-            `content_filter`), kept for people: nothing is decided by it.
-        usage: Of every reply that this one took, one that was cut short included.
+        content: Its text. There may be tool calls as well.
+        refusal: The model's text if it declines to answer and the endpoint marks that.
+        reasoning: The model's reasoning text, for people; never used as an answer.
+        finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
+            only; no decision depends on it.
+        usage: Sum over all replies to this request, including one that was cut short.
     """
 
     request: int
@@ -673,7 +718,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
 
 
 class CompletionFailed(Message, frozen=True, kw_only=True):
-    """llm -> agent: no completion, and no further try would help."""
+    """llm -> agent: no completion, after all retries."""
 
     request: int
     failure: LlmFailure
@@ -683,7 +728,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CheckAnswer(Message, frozen=True, kw_only=True):
-    """agent -> agent: put this final text before the host's check."""
+    """agent -> agent: run the host's check on this final text."""
 
     content: str
 
@@ -695,17 +740,17 @@ class AnswerAccepted(Message, frozen=True, kw_only=True):
 
 
 class AnswerRefused(Message, frozen=True, kw_only=True):
-    """agent -> agent: the check refused the text; `reason` is fit for the model to read."""
+    """agent -> agent: the check refused the text; `reason` is a text for the model."""
 
     reason: str
 
 
 class DeadlinePassed(Message, frozen=True, kw_only=True):
-    """agent -> agent: the work of this turn has used up its time.
+    """agent -> agent: the time for this turn's work is over.
 
     Attributes:
-        limit_s: Of the whole turn.
-        kept_s: The part of it that is kept for closing sessions.
+        limit_s: Limit of the whole turn.
+        kept_s: The part of it that is reserved for closing sessions.
     """
 
     limit_s: float
@@ -722,14 +767,17 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 
 
 class IterationStarted(Message, frozen=True, kw_only=True):
-    """agent: asks the model with tools on offer for the nth time."""
+    """agent: sends the nth request that offers tools."""
 
     iteration: int
     max_iterations: int
 
 
 class ToolRejected(Message, frozen=True, kw_only=True):
-    """agent: a call that no server gets to see: unknown tool or unreadable arguments (R6.4)."""
+    """agent: a call was rejected and not sent: unknown tool or invalid arguments.
+
+    Source: R6.4
+    """
 
     batch: BatchId
     call_id: CallId
@@ -738,34 +786,43 @@ class ToolRejected(Message, frozen=True, kw_only=True):
 
 
 class ReplyUnusable(Message, frozen=True, kw_only=True):
-    """agent: the model's reply had neither content nor tool calls (R5.10)."""
+    """agent: the model's reply had neither content nor tool calls.
+
+    Source: R5.10
+    """
 
     finish_reason: str | None
     iteration: int
 
 
 class FinalForced(Message, frozen=True, kw_only=True):
-    """agent: asks for the final answer, without tools (R5.7)."""
+    """agent: requests the final answer, without tools.
+
+    Source: R5.7
+    """
 
     reason: Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
     iterations: int
 
 
 class RepairRequested(Message, frozen=True, kw_only=True):
-    """agent: the final answer was refused; asks once more."""
+    """agent: the final answer was refused, and the agent asks the model once more."""
 
     reason: str
 
 
 class FellBack(Message, frozen=True, kw_only=True):
-    """agent: no acceptable answer; the host's fallback value is used (R15.3)."""
+    """agent: no acceptable answer; the host's fallback value is used.
+
+    Source: R15.3
+    """
 
     reason: str
     raw_response: str | None
 
 
 class ConnectFailed(Message, frozen=True, kw_only=True):
-    """session: an attempt to connect failed, and what follows."""
+    """session: an attempt to connect failed; `then` is the next step."""
 
     server: ServerName
     attempt: int
@@ -774,7 +831,10 @@ class ConnectFailed(Message, frozen=True, kw_only=True):
 
 
 class ToolCalled(Message, frozen=True, kw_only=True):
-    """session: this call is being sent to its server (P28)."""
+    """session: this call is being sent to its server.
+
+    Source: P28
+    """
 
     server: ServerName
     batch: BatchId
@@ -784,12 +844,12 @@ class ToolCalled(Message, frozen=True, kw_only=True):
 
 
 class ServerNoted(Message, frozen=True, kw_only=True):
-    """session, agent: something a server did beside the protocol: noise, a malformed tool, a log line.
+    """session, agent: a notice about a server: noise on stdout, a malformed tool, a log line.
 
     Attributes:
-        kind: `bad_tool`: it is left out, or is not as it should be; `bad_schema`: its results are not held to
-            its output schema; `too_large`: a message was not read, its values were kept as text, or further
-            notices were left out.
+        kind: `bad_tool`: a tool is malformed, and may be left out. `bad_schema`: an output schema cannot be
+            used, so results are not validated. `too_large`: a message was dropped, its values were kept as
+            text, or further notices were dropped.
     """
 
     server: ServerName
@@ -802,12 +862,12 @@ ToolPart = Literal["description", "input_schema", "output_schema"]
 
 
 class ToolDrifted(Message, frozen=True, kw_only=True):
-    """session: a tool is not as it was approved, by the user's tool lock.
+    """session: a tool differs from the definition that the user approved in the tool lock.
 
     Attributes:
         tool: Bare name.
-        change: `added`: the lock does not have it; `removed`: the server no longer lists it.
-        parts: What has changed, where something has.
+        change: `added`: it is not in the lock. `removed`: the server no longer lists it.
+        parts: The changed parts, for `changed`.
         refused: It is not offered to the model.
     """
 
@@ -819,7 +879,7 @@ class ToolDrifted(Message, frozen=True, kw_only=True):
 
 
 class SessionPrewarmed(Message, frozen=True, kw_only=True, tag="SpareReady"):
-    """session: a connection is open that no turn has asked for yet."""
+    """session: a prewarmed connection is open, for a turn that has not started yet."""
 
     server: ServerName
     pid: int | None = None
@@ -827,14 +887,17 @@ class SessionPrewarmed(Message, frozen=True, kw_only=True, tag="SpareReady"):
 
 
 class PrewarmLost(Message, frozen=True, kw_only=True, tag="SpareLost"):
-    """session: a connection that was prepared cannot be used; the turn opens another one."""
+    """session: a prewarmed connection cannot be used. The turn opens a new one."""
 
     server: ServerName
     cause: str
 
 
 class ServerEnded(Message, frozen=True, kw_only=True):
-    """session: a server that was left behind by its turn has ended; no process of its group is alive (P9)."""
+    """session: a server that was ended in the background is gone, with all processes of its group.
+
+    Source: P9
+    """
 
     server: ServerName
     pid: int | None = None
@@ -854,11 +917,11 @@ class CompletionRetried(Message, frozen=True, kw_only=True):
 
 
 class ReplyCut(Message, frozen=True, kw_only=True):
-    """llm: a reply ended at its length limit, in the middle of what it had to say.
+    """llm: a reply was cut off at its length limit.
 
     Attributes:
-        limit_tokens: The limit that was sent; `None`: the endpoint's own.
-        retried_with: The larger limit with which it is asked for once more; `None`: it is taken as it is.
+        limit_tokens: The limit that was sent; `None`: the endpoint's default.
+        retried_with: The larger limit of the retry; `None`: the reply is used as it is.
     """
 
     request: int
@@ -868,14 +931,14 @@ class ReplyCut(Message, frozen=True, kw_only=True):
 
 
 class TextDelta(Message, frozen=True, kw_only=True):
-    """llm: a piece of a reply as it comes, in a turn that streams.
+    """llm: a piece of a streamed reply.
 
-    The pieces of a request since its last restart, joined, are the reply's text so far.
+    The pieces of a request since its last restart, concatenated, are the reply's text so far.
 
     Attributes:
-        part: What it belongs to: the answer's text, or what the model says of its thinking.
-        restart: The reply begins anew, because the request is sent again: drop every piece of this request,
-            of both parts, that came before. `text` is empty then.
+        part: Whether the piece belongs to the answer's text or to the model's reasoning.
+        restart: The request is being retried. Discard all earlier pieces of this request, of both parts.
+            `text` is empty.
     """
 
     request: int
@@ -906,7 +969,7 @@ TurnEvent: TypeAlias = (
     | DeadlinePassed
     | TurnInterrupted
 )
-"""What the turn's state machine takes."""
+"""Events of the turn's state machine."""
 
 TurnCommand: TypeAlias = (
     CheckToolSupport
@@ -918,7 +981,7 @@ TurnCommand: TypeAlias = (
     | TurnCompleted
     | TurnFailed
 )
-"""What it asks its shell to do."""
+"""Commands that the state machine returns; the agent carries them out."""
 
 TurnNote: TypeAlias = (
     IterationStarted
@@ -930,7 +993,7 @@ TurnNote: TypeAlias = (
     | FellBack
     | ServerNoted
 )
-"""What it only says, for the trace."""
+"""Notes that the state machine returns, for the trace only."""
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | CheckToolSupport

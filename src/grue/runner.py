@@ -1,7 +1,7 @@
-"""The runner: puts settings, actors, channels and observers together, once a turn.
+"""The runner: builds the actors of each turn from the settings and runs them.
 
-A `Runner` is an episode. Between turns it keeps only plain data: the turn's number, and what it knows of each
-server. `run_turn` blocks, `run_turn_async` does not; both run the same coroutine.
+A `Runner` represents an episode. Between turns it keeps plain data only: the turn's number and the state of
+each server. `run_turn` blocks, `run_turn_async` does not; both run the same coroutine.
 """
 
 import threading
@@ -62,32 +62,32 @@ T = TypeVar("T")
 class Runner:
     """Run the turns of one episode.
 
-    Use it as a context manager, or call `close`. Safe to use from several threads: with `lifetime="turn"` the
-    turns that they ask for run side by side, an event loop each; those of an episode run one at a time.
+    Use it as a context manager, or call `close`. Thread-safe: with `lifetime="turn"` the turns of several
+    threads run in parallel, each in its own event loop. With `lifetime="episode"` they run one at a time.
 
     Args:
-        llm: The model: an endpoint, the settings for one, or a factory for an actor of your own. If a factory
-            has a method `support_check`, that says when the actor gets `CheckToolSupport`.
+        llm: The model: an endpoint, its settings, or a factory for an actor of your own. A factory can have a
+            method `support_check`, which returns when the actor gets `CheckToolSupport`.
         servers: Tool servers by name; names may not contain a dot. Empty: turns without tools.
         limits: How much a turn may use.
-        policy: What failures lead to.
-        recorder: Where everything is recorded; `None`: a new one without observers.
+        policy: What to do after a failure.
+        recorder: Records all messages; `None`: a new one without observers.
         process_limits: How server processes are ended.
-        elicit: Asks the person behind the host what a server wants to know; `None`: always declined.
-        tool_lock: The definitions that the user has approved of the MCP servers' tools; what becomes of
-            others is in `policy.on_tool_drift`. `None`: whatever they list.
-        budget: For the model, for all turns together; a single turn's is in `limits.budget`.
-        lifetime: `turn`: one `anyio.run` a turn, and nothing of it alive afterwards. `episode`: one event
-            loop in a thread of its own, from the first turn to `close`; connections to the model stay open.
-        spawn_ahead: With `lifetime="episode"`: the next turn's sessions are opened while the host does
-            something else, used by that turn only, and end behind it; no older process is alive at a turn's
-            first tool call.
-        keep_sessions: With `lifetime="episode"`: one session a server serves all turns.
+        elicit: Asks the user a server's question; `None`: always declined.
+        tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
+            any others. `None`: all tools that the servers list are accepted.
+        budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
+        lifetime: `turn`: one `anyio.run` per turn, and nothing stays alive after it. `episode`: one event
+            loop in a background thread, from the first turn to `close`; connections to the model stay open.
+        spawn_ahead: With `lifetime="episode"`: prewarm the next turn's sessions while the host does something
+            else. Only that turn uses them, and they are ended in the background. At a turn's first tool call
+            no older process is alive.
+        keep_sessions: With `lifetime="episode"`: all turns share one session per server.
 
     Raises:
-        MCPConfigError: A server name cannot be used; `lifetime` is neither; `spawn_ahead` or `keep_sessions`
-            without `lifetime="episode"`, or both of them.
-        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old (R14.4).
+        MCPConfigError: A server name or `lifetime` is invalid. Or `spawn_ahead` or `keep_sessions` is set
+            without `lifetime="episode"`, or both are set.
+        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
 
     def __init__(
@@ -145,13 +145,13 @@ class Runner:
         spawn_ahead: bool = False,
         keep_sessions: bool = False,
     ) -> Self:
-        """Make a runner from `[tool.zorkgpt.*]` of a TOML file; with MCP enabled, all its servers (R2.4).
+        """Make a runner from `[tool.zorkgpt.*]` of a TOML file; with MCP enabled, all its servers.
 
-        The key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. What lives
-        how long is the program's to say, not the file's: those arguments are the runner's own.
+        The key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. Lifetimes
+        are arguments, not settings in the file, because they depend on the program.
 
         Raises:
-            MCPConfigError: A file is missing or has something that cannot be used; see `Runner` for the rest.
+            MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
         """
         from grue.config.wiring import from_configuration
 
@@ -178,9 +178,9 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """End the episode: its loop, its sessions, within seconds. A second call does nothing.
+        """End the episode's sessions and event loop within seconds. A second call does nothing.
 
-        It cancels started turns and batches. A later turn begins a new loop.
+        Running turns and batches are cancelled. A later turn starts a new loop.
         """
         for batch in list(self._batches):
             batch.close()
@@ -196,46 +196,48 @@ class Runner:
 
     @property
     def budget_spent(self) -> str:
-        """Which limit of the episode's budget is reached, in words; empty: none, and turns can be run."""
+        """The limit of the episode's budget that is reached, as a phrase; empty: none, turns can be run."""
         return self.spent.reached(self.budget)
 
     @property
     def disabled(self) -> Mapping[str, str]:
-        """Servers that are given up for the rest of the episode, with the reason (R6.10, P27)."""
+        """Servers that are disabled for the rest of the episode, with the reason."""
         return {
             name: state.reason for name, state in self._connections.items() if isinstance(state, Disabled)
         }
 
     def connection(self, server: str) -> Settled:
-        """Return what the episode remembers of a server, as plain data that can be stored."""
+        """Return the episode's state of a server, as plain data that can be stored."""
         return self._connections.get(ServerName(server), Untried())
 
     def remember(self, server: str, connection: Settled) -> None:
-        """Take over what an earlier part of the episode knew of a server."""
+        """Restore the state of a server from an earlier part of the episode."""
         self._connections[ServerName(server)] = connection
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
-        """Think and answer, blocking (R10.1).
+        """Run a turn and return its outcome, blocking.
 
-        With `lifetime="turn"` this is exactly one `anyio.run`, and when it returns or raises no process of
-        this turn is alive (P39). In an episode the one `anyio.run` is the episode's, in a thread of its own;
-        with `spawn_ahead` the turn's processes end behind it, before the next turn's first tool call.
+        With `lifetime="turn"` this is exactly one `anyio.run`. When it returns or raises, no process of this
+        turn is alive. With `lifetime="episode"` the turn runs in the episode's loop. With `spawn_ahead`
+        its processes are ended in the background, before the next turn's first tool call.
 
-        It also works where an event loop runs, and warns once. If a signal handler raises, the turn ends and
-        the exception is raised.
+        It also works inside a running event loop, with a warning. If a signal handler raises, the turn is
+        cancelled and the exception is raised.
 
         Raises:
-            MCPServerStartupError: The first connect of the episode failed (R6.1).
+            MCPServerStartupError: The first connect of the episode failed.
             LLMError: The model gave no completion, after all retries.
-            BudgetSpent: The episode's budget is used up; nothing was started.
-            MCPError: The model cannot call tools; called from a turn of this episode, a forked process, or
-                a signal handler that interrupted grue or an import; no descriptors or threads left.
+            BudgetSpent: The episode's budget is used up. Nothing was started.
+            MCPError: The model cannot call tools. Or the caller is a turn of this episode, a forked process,
+                or a signal handler that interrupted grue or an import. Or no descriptors or threads are left.
             TurnTimedOut: The turn's limit passed.
             AnswerError: No acceptable answer, and no fallback.
-            ActorCrashed: Something unforeseen, the exception as its cause.
-            SystemExit: A callback of the host's raised it; so with every BaseException that is no Exception.
+            ActorCrashed: An unexpected exception, which is its cause.
+            SystemExit: A callback of the host raised it, or another BaseException that is no Exception.
             TurnCancelled: Another thread closed the runner.
-            KeyboardInterrupt: Ctrl-C, within seconds, whatever the turn was doing.
+            KeyboardInterrupt: Ctrl-C was pressed. Raised within seconds, after the clean-up.
+
+        Source: R6.1, R10.1, P39
         """
         if self._per_episode or self._episode is not None:
             episode = self._enter()
@@ -253,9 +255,9 @@ class Runner:
         )
 
     async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
-        """Think and answer, as `run_turn` does, in the caller's event loop. Cancelling ends the turn.
+        """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
 
-        With `lifetime="episode"` the turn runs in the episode's loop, and the caller's waits for it.
+        With `lifetime="episode"` the turn runs in the episode's loop, and the caller awaits it.
         """
         if self._per_episode:
             episode = self._loop()
@@ -267,11 +269,11 @@ class Runner:
             registry.kill_leftovers()
 
     def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
-        """Begin a turn and return at once; for loops that must not block (a game's, a window's).
+        """Start a turn and return at once, for loops that must not block (of a game or a GUI).
 
-        Turns of one runner run one after the other. With `lifetime="turn"` they run in a thread with an event
-        loop, which end with the last of them. Call `warm_up` first, or the first turn's imports hold up
-        everything.
+        Turns of one runner run one after the other. With `lifetime="turn"` they run in a background thread
+        that ends with the last of them. Call `warm_up` first: the imports of the first turn block all
+        threads.
 
         Raises:
             MCPError: The runner is being closed, or belongs to the parent process.
@@ -282,7 +284,7 @@ class Runner:
         except BaseException:
             self._leave(episode)
             raise
-        # A handle may be kept for long, and its runner is not to live for that.
+        # A weak reference, so that a handle that is kept for long does not keep its runner alive.
         lost = weakref.ref(self)
         call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return TurnHandle(call, stage)
@@ -295,26 +297,25 @@ class Runner:
         resume_from: str | PathLike[str] | None = None,
         progress: bool = False,
     ) -> "Iterator[BatchItem[TurnOutcome[T]]]":
-        """Run many turns, so many at a time, and yield what comes of each, in their order.
+        """Run many turns in parallel and yield the result of each, in order.
 
-        Each turn is an episode of its own, with sessions of its own, and has its place, from 1, as its
-        number; they share the model's endpoint, the recorder and the runner's budget, which the turns that
-        are under way when it is spent may exceed. One that fails is an item with its error. No more requests
-        are taken ahead, and no more results kept, than twice `concurrency`; what `requests` raises ends the
-        batch. Closing the iterator cancels what still runs.
+        Each turn is a separate episode with its own sessions. Its number is its position, from 1. The turns
+        share the model's endpoint, the recorder and the runner's budget; turns that are running when it is
+        used up may exceed it. A failed turn yields an item with its error. At most twice `concurrency`
+        requests are read ahead. An exception of `requests` ends the batch. Closing the iterator cancels the
+        running turns.
 
         Args:
-            requests: Any number; taken as they are needed. The iterator takes them from the thread that
-                asks it for its next item.
-            concurrency: Turns at a time, and with it server processes; at least 1.
+            requests: Any number. Read lazily, in the thread that iterates over the results.
+            concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
             resume_from: The trace of an earlier run of the same batch. A turn that it completed is not run
-                again, unless its texts, its servers or the shape of its answer have changed.
-            progress: Show a bar on standard error, if that is a terminal.
+                again, unless its texts, servers or answer schema have changed.
+            progress: Show a progress bar on standard error, if that is a terminal.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C, while the next item is waited for; within seconds.
+            KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
             TraceError: `resume_from` cannot be read.
-            ValueError: `concurrency` is no whole number, or less than 1.
+            ValueError: `concurrency` is not a whole number, or less than 1.
         """
         # Few programs need it.
         with importing():
@@ -347,9 +348,9 @@ class Runner:
         return with_bar(items, requests) if progress else items
 
     def warm_up(self) -> None:
-        """Do now what the first turn would do first: import what talks to the model and to servers.
+        """Import the modules that the first turn needs, in advance.
 
-        It blocks, for a second or so in a new process. No server is started, and nothing is sent.
+        It blocks for about a second in a new process. No server is started, and nothing is sent.
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.
@@ -384,7 +385,7 @@ class Runner:
         known: dict[ServerName, Settled],
         stage: ProgressSource,
     ) -> TurnOutcome[T]:
-        """Run a turn that has its number; what it learns of the servers is added to what is known."""
+        """Run a turn that has a number, and update `known` with the new state of its servers."""
         answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
         limits = _turn_limits(self.limits, request.turn_timeout_s)
         limits = replace(limits, budget=self.spent.left(self.budget, limits.budget))
@@ -430,16 +431,16 @@ class Runner:
         return "skip" if check is None else check()
 
     def _hide_secrets(self, llm: "LlmSettings | LlmEndpoint | LlmFactory") -> None:
-        """Keep what must not be shown out of everything that is recorded."""
+        """Register the secrets of the settings and the environment with the recorder."""
         hide_secrets(self.recorder, self._servers.values())
         named_values = getattr(getattr(llm, "settings", llm), "named_values", dict)
         for name, value in named_values().items():
             self.recorder.hide(name, value)
 
     def _loop(self, users: int = 0) -> Episode:
-        """Return the episode's loop, which begins with its first turn, whichever thread is the first.
+        """Return the episode's loop. The first turn starts it, in whichever thread.
 
-        One that something unforeseen has ended is followed by another one.
+        If the loop has failed, a new one is started.
         """
         refuse_reentry()
         with self._beginning:
@@ -459,11 +460,11 @@ class Runner:
         return episode
 
     def _enter(self) -> Episode:
-        """Return the loop for one more turn; when that is over, `_leave`."""
+        """Return the loop for one more turn. Call `_leave` after the turn."""
         return self._loop(users=1)
 
     def _leave(self, episode: Episode) -> None:
-        """Take note that a turn is over. With `lifetime="turn"` the loop ends with the last one."""
+        """Count a turn as done. With `lifetime="turn"` the last one ends the loop."""
         with self._beginning:
             episode.users -= 1
             if episode.users or self._per_episode or self._episode is not episode:
@@ -473,7 +474,7 @@ class Runner:
 
 
 def _leave_if_there(runner: "weakref.ref[Runner]", episode: Episode) -> None:
-    # What is lost has been followed by its finalizer, which ends the episode.
+    # If the runner was garbage collected, its finalizer has ended the episode.
     alive = runner()
     if alive is not None:
         alive._leave(episode)  # noqa: SLF001 - the runner's own

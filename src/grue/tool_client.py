@@ -1,11 +1,11 @@
-"""Use tool servers without an agent, from plain code: connect, call, close.
+"""Use tool servers without an agent, from synchronous code: connect, call, close.
 
-The sessions are those of a turn, actor and all; what is different is who holds them. One event loop in a
-background thread owns them until the block is left, so that a session lives from one call to the next. It is
-the loop of an episode: a daemon's, which the interpreter's exit closes if nothing else has.
+The sessions work as in a turn, with the same actor. The difference is their lifetime: one event loop in a
+background thread (`EpisodeLoop`) owns them until the `with` block is left, so that a session stays open
+between calls. The thread is a daemon; the interpreter closes its loop at exit.
 
-What is known of a server is touched in that loop alone, and its session is opened under a lock. So any number
-of threads may ask at once: they get one session for each server, and each gets its own answer.
+The state of each server is used in that loop only, and a session is opened under a lock. So any number of
+threads can call at the same time: they share one session per server, and each gets its own result.
 """
 
 import asyncio
@@ -51,29 +51,30 @@ T = TypeVar("T")
 
 
 class ToolClient:
-    """Sessions with tool servers, open until the block is left; afterwards no process of them is alive (P9).
+    """Keep sessions with tool servers open until the block is left. Then no server process is alive.
 
     ```python
     with ToolClient({"files": StdioServer(name="files", command="mcp-files")}) as client:
         print(client.call("files.read", {"path": "notes.txt"}).content)
     ```
 
-    Any number of threads may use it at once: they share one session a server, calls to one server are served
-    one at a time, and those to several at the same time. Ctrl-C ends what is waited for, and leaving the
-    block then gives the servers no more time than a cancelled turn would. One that is never left ends with
-    the interpreter, or when it is garbage collected.
+    Thread-safe. Threads share one session per server. Calls to one server run one at a time, and calls to
+    different servers run in parallel. Ctrl-C cancels the current call; leaving the block then gives the
+    servers only as much time as a cancelled turn does. If the block is never left, the client is closed at
+    the interpreter's exit or when it is garbage collected.
 
     Args:
         servers: By name, as for a `Runner`.
-        limits: Of these, `server_startup_timeout_s` and `tool_call_timeout_s` count.
-        recorder: Where the sessions' messages go; `None`: nowhere.
+        limits: Only `server_startup_timeout_s` and `tool_call_timeout_s` are used.
+        recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended.
-        elicit: Asks the person behind the host what a server wants to know, in the sessions' event loop;
-            `None`: always declined.
+        elicit: Asks the user a server's question, in the sessions' event loop; `None`: always declined.
 
     Raises:
         MCPConfigError: A server name cannot be used.
-        MissingDependencyError: There is a server process to talk to, and `mcp` is absent or too old (R14.4).
+        MissingDependencyError: There is a server process to talk to, and `mcp` is absent or too old.
+
+    Source: R14.4, P9
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class ToolClient:
             force_kill=self._registry.kill_now,
             wording=_WORDING,
         )
-        # For one that is lost without having been closed.
+        # Ends the loop if the client is garbage collected without having been closed.
         self._lost = weakref.finalize(self, self._loop.end)
         return self
 
@@ -114,25 +115,25 @@ class ToolClient:
         self._close(hurried=exc_type is not None and not issubclass(exc_type, Exception))
 
     def close(self) -> None:
-        """Close every session and wait until its process is gone; a second call does nothing.
+        """Close every session and wait until its process has ended. A second call does nothing.
 
-        What other threads wait for then ends with an error.
+        Calls of other threads that are still running raise an error.
         """
         self._close(hurried=False)
 
     @property
     def closed(self) -> Mapping[str, SessionClosed]:
-        """How each session ended that has."""
+        """How each closed session ended."""
         sessions = {name: place.session for name, place in self._places.items()}
         return {name: each.closed for name, each in sessions.items() if each is not None and each.closed}
 
     def connect(self, *names: str) -> Mapping[str, SessionOpened | ServerFailure]:
-        """Connect to servers, all at once, and return what came of each, in order; nothing is retried.
+        """Connect to servers in parallel and return the result for each, in order. Nothing is retried.
 
-        A session that is open stays as it is. One whose server has died is followed by a new one.
+        An open session is kept. If its server has died, it is replaced by a new session.
 
         Args:
-            names: Which; none: every one that is configured.
+            names: Names of the servers; none: all configured ones.
 
         Raises:
             KeyError: There is no server of that name.
@@ -143,17 +144,17 @@ class ToolClient:
         return self._wait(lambda: self._connect_all(wanted))
 
     def tools(self) -> tuple[ToolDefinition, ...]:
-        """Return what the servers list; connects to those that nobody has tried to connect to yet.
+        """Return the tools of all servers. Connects to servers for which no connect was tried yet.
 
-        A server whose connect has failed lists nothing.
+        A server whose connect failed earlier contributes no tools.
 
         Raises:
-            MCPServerStartupError: A server that was tried by this call could not be started.
+            MCPServerStartupError: A server that this call connects to could not be started.
         """
         return self._wait(self._tools)
 
     def tool(self, name: str) -> ToolDefinition | None:
-        """Return what the server says of a tool; connects if need be. `None`: it lists no such tool.
+        """Return the definition of a tool, or `None` if the server does not list it. Connects if necessary.
 
         Args:
             name: `SERVER.TOOL`.
@@ -169,19 +170,21 @@ class ToolClient:
     def call(
         self, name: str, arguments: Mapping[str, object], timeout_s: float | None = None
     ) -> ToolCallResult:
-        """Call a tool and return what it answered; connects if need be.
+        """Call a tool and return its result. Connects if necessary.
 
-        A call that is refused, times out or loses its server is an error result (R6.4, R6.5). Calls to other
-        servers go on at the same time; one to the same server waits until this one is answered.
+        If the call is rejected, times out, or its server dies, the result is an error. Calls to
+        other servers run in parallel. Another call to the same server waits until this one is done.
 
         Args:
             name: `SERVER.TOOL`.
             arguments: A JSON object.
-            timeout_s: Default: the limits'. It counts from when the server is asked.
+            timeout_s: `None`: `limits.tool_call_timeout_s`. It starts when the call is sent.
 
         Raises:
             MCPError: There is no such server, or the client was closed meanwhile.
             MCPServerStartupError: It could not be started.
+
+        Source: R6.4, R6.5
         """
         server, tool = self._parsed(name)
         limit_s = self.limits.tool_call_timeout_s if timeout_s is None else timeout_s
@@ -204,7 +207,7 @@ class ToolClient:
         async def connect(name: ServerName) -> None:
             try:
                 outcomes[name] = await self._connected(name, anew=True)
-            except BaseException as error:  # kept out of the group, which would wrap it
+            except BaseException as error:  # the task group would wrap it in an exception group
                 if ends_the_task(error):
                     raise
                 crashes.append(error)
@@ -217,17 +220,19 @@ class ToolClient:
         return {name: outcomes[name] for name in names}
 
     async def _connected(self, name: ServerName, *, anew: bool = False) -> SessionOpened | ServerFailure:
-        """Return what came of the connect: one that others wait for too, or an earlier one.
+        """Connect, or return the result of a connect that is running or has ended.
 
         Args:
-            name: The server's.
-            anew: Follow a session whose server has died by another one.
+            name: The server's name.
+            anew: If the server of an earlier session has died, replace the session.
         """
         place = self._places[name]
         seen = place.attempts
         async with place.lock:
             if place.attempts > seen and place.outcome is not None:
-                return place.outcome  # of another caller's attempt, which this one has waited for
+                return (
+                    place.outcome
+                )  # another caller's attempt, which ended while this one waited for the lock
             if place.session is not None and isinstance(place.outcome, SessionOpened):
                 if place.session.usable or not anew:
                     return place.outcome
@@ -288,7 +293,7 @@ class ToolClient:
             return tool_results.call_failed(str(error))
 
     def _wait(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run a coroutine function in the sessions' loop; an interrupt of the wait cancels it."""
+        """Run a coroutine function in the sessions' loop and wait. An interrupted wait cancels it."""
         loop = self._loop
         if loop is None:
             raise RuntimeError("use the ToolClient in a `with` block")
@@ -316,13 +321,13 @@ class ToolClient:
 
 
 class _Place:
-    """What is known of one server. Used in the sessions' loop alone.
+    """The state of one server. Used in the sessions' loop only.
 
     Attributes:
         lock: Held while its session is opened.
-        attempts: To open one, that have come to an end.
-        outcome: Of the last of them.
-        session: The last one that was opened.
+        attempts: Number of finished connect attempts.
+        outcome: Result of the last attempt.
+        session: The last session that was opened.
     """
 
     def __init__(self) -> None:
@@ -334,7 +339,7 @@ class _Place:
 
 @contextlib.asynccontextmanager
 async def _held(places: Mapping[ServerName, _Place]) -> AsyncIterator[None]:
-    """Have the sessions closed with the loop, whatever ends it."""
+    """Close the sessions when the loop ends, for whatever reason."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a host asks of a turn, and what it gets back."""
+"""The input and the result of a turn, as a host sees them: `TurnRequest` and `TurnOutcome`."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
-    """What a host asks of one turn.
+    """The input of one turn.
 
     Attributes:
         system: Instructions.
-        user: What there is to decide upon.
-        answer: What a valid answer is; `None`: any text.
+        user: The situation or question that the model is to answer.
+        answer: How to validate and parse the answer; `None`: any text.
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
         turn: Its number in the episode; `None`: one more than the last.
-        tools: Offer the runner's tools; `False`: none this turn.
-        on_delta: Takes the model's words as they come, in the thread or task of the turn; what it raises
-            ends the turn. A delta with `restart` says that its request is sent again: drop what has come of
-            that reply. `None`: replies are not streamed.
+        tools: Offer the runner's tools; `False`: no tools in this turn.
+        on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
+            ends the turn. A delta with `restart` means that the request is retried: discard the earlier
+            pieces of that reply. `None`: replies are not streamed.
     """
 
     system: str
@@ -36,18 +36,18 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
-    """What came of a turn that has an answer.
+    """The result of a turn that has an answer.
 
     Attributes:
-        kind: `answered`; `forced` (the model was told to finish); `degraded` (without tools that were
-            wanted); `fallback` (the host's own value, because the model gave no acceptable answer).
+        kind: `answered`; `forced` (the model was told to finish); `degraded` (configured tools were not
+            available); `fallback` (the host's own value, because the model gave no acceptable answer).
         response: The answer.
         reason: Why the kind is not `answered`; empty otherwise.
-        raw_response: The text that the answer was read from, or the last one that was refused.
-        tool_calls: Every tool call, in order, with what became of it.
+        raw_response: The text that the answer was parsed from, or the last one that was refused.
+        tool_calls: All tool calls, in order, with their results.
         iterations: Replies with tool calls.
-        requests: Completions that were asked for.
-        duration_s: Of the whole turn.
+        requests: Requested completions.
+        duration_s: Duration of the whole turn.
     """
 
     turn: int
@@ -63,7 +63,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def outcome_of(end: TurnCompleted, response: Any, duration_s: float) -> TurnOutcome[Any]:
-    """Return what a host gets to see of a turn that is completed."""
+    """Return the outcome of a completed turn for the host."""
     return TurnOutcome(
         turn=end.turn,
         kind=end.kind,

@@ -1,7 +1,8 @@
-"""A tool session that one task owns from connect to disconnect, whichever tasks use it (decision 3).
+"""A tool session that one task owns from connect to disconnect, while any task may use it (decision 3).
 
-The owner runs the session's actor under a supervisor, exactly as a turn does. Whoever uses the session only
-puts commands into the actor's mailbox and waits for what the owner reads from its own.
+The owner runs the session's actor under a supervisor, as a turn does. Other tasks put commands into the
+actor's mailbox and wait for the events that the owner reads. They never enter or leave the connection
+themselves: anyio's cancel scopes must be left in the task that entered them.
 """
 
 import asyncio
@@ -49,11 +50,11 @@ from grue.tool_sessions.failures import ToolRefusedError
 
 _ME = "host"
 _CANCELLED = -32800
-"""The code that language servers use for a request that its client took back."""
+"""The error code of the Language Server Protocol for a request that the client cancelled."""
 
 
 class CancellableConnection:
-    """A connection whose call can be cancelled from another task, by the `calling` scope; it stays usable."""
+    """A connection whose call another task can cancel through `calling`. The connection stays usable."""
 
     def __init__(self, connection: ToolConnection) -> None:
         self.calling: anyio.CancelScope | None = None
@@ -69,22 +70,22 @@ class CancellableConnection:
         await self._connection.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Open the connection, as it does by itself."""
+        """Open the wrapped connection."""
         return await self._connection.open(timeout_s)
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a tool, as the connection does, until `calling` is cancelled."""
+        """Call a tool, unless `calling` is cancelled first."""
         with self.calling or anyio.CancelScope():
             return await self._connection.call(tool, arguments, timeout_s)
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools if they have changed, as the connection does."""
+        """Return the tools if they have changed."""
         return await self._connection.refresh_tools(timeout_s)
 
     @property
     def alive(self) -> bool:
-        """Its process has not ended."""
+        """Whether its process is still running."""
         return self._connection.alive
 
     @property
@@ -99,7 +100,7 @@ class CancellableConnection:
 
     @property
     def ending(self) -> Ending | None:
-        """What it took to end it."""
+        """How the process was ended."""
         return self._connection.ending
 
     @property
@@ -109,11 +110,11 @@ class CancellableConnection:
 
 
 class SessionWiring(Struct, frozen=True):
-    """What a session is made of.
+    """The parts of a session.
 
     Attributes:
         connect: Makes a connection, not yet entered.
-        connection: What the episode remembers of the server.
+        connection: The episode's state of the server.
     """
 
     connect: Connect
@@ -122,15 +123,15 @@ class SessionWiring(Struct, frozen=True):
 
 
 class OwnedSession:
-    """One session, from `OpenSession` to `SessionClosed`. Make it in the event loop that is to own it.
+    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop that is to own it.
 
     Attributes:
-        connection: What the episode remembers of the server afterwards.
-        fault: What ended the session's actors, if anything unforeseen did; also what is no `Exception`.
-        tools: What the server lists, as far as it has said.
-        closed: How the session was closed, once it is.
-        pid: The server's process, if it is one.
-        died: What ended the server in the middle of the session; `None`: nothing has.
+        connection: The episode's state of the server, after the connect.
+        fault: The unexpected exception that ended the session, if any; also a `BaseException`.
+        tools: The server's current tool list.
+        closed: How the session was closed, after it was.
+        pid: Id of the server's process, if it has one.
+        died: Why the server died during the session; `None`: it has not.
     """
 
     def __init__(self, command: OpenSession, wiring: SessionWiring) -> None:
@@ -150,21 +151,21 @@ class OwnedSession:
         self._opened: asyncio.Future[ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[Settlement | None] = self._loop.create_future()
         self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
-        # Not in a `finally` of its own: a task that is cancelled before it begins never gets to one.
+        # Not in a `finally` of the task: if the task is cancelled before it starts, its body never runs.
         self._owner.add_done_callback(self._ended)
 
     @property
     def alive(self) -> bool:
-        """Whether the owner still runs, in the loop that runs now."""
+        """Whether the owner task still runs, in the current event loop."""
         return self._loop is asyncio.get_running_loop() and not self._owner.done()
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, and its server has not ended as far as can be seen without asking it."""
+        """Whether the session is open and its process runs. Sends nothing to the server."""
         return self.alive and self._opened.done() and self._client is not None and self._client.alive
 
     async def opened(self) -> ConnectOutcome | None:
-        """Wait for what came of the connect; `None` if the owner ended before it. Cancelled, it ends."""
+        """Wait for the result of the connect; `None`: the owner ended first. Cancelled, end the session."""
         try:
             await asyncio.wait({self._opened})
         except asyncio.CancelledError:
@@ -178,7 +179,7 @@ class OwnedSession:
         return outcome
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
-        """Call a tool, one at a time. Cancelled, it takes back this call, and only this.
+        """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
 
         Raises:
             TimeoutError: No answer within `timeout_s`.
@@ -202,12 +203,12 @@ class OwnedSession:
                 raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close the session, wherever it is, and wait until its process is gone.
+        """Close the session in any state, and wait until its process has ended.
 
-        Cancelled, it no longer waits; the owner goes on to the end.
+        If this is cancelled, it stops waiting, and the owner still closes the session.
 
         Args:
-            hurried: Give the server no more time than a cancellation would.
+            hurried: Give the server only as much time as a cancellation does.
         """
         if not self.alive:
             return
@@ -216,7 +217,7 @@ class OwnedSession:
             self._owner.cancel()
         else:
             close = CloseSession(server=self._command.server)
-            with contextlib.suppress(MailboxClosed):  # then it is about to end anyhow
+            with contextlib.suppress(MailboxClosed):  # then the session is ending already
                 await self._actor.mailbox.send(close, sender=_ME)
         await asyncio.wait({self._owner})
 
@@ -250,8 +251,8 @@ class OwnedSession:
         try:
             await self._run()
         except BaseException as error:
-            # Told to whoever uses the session. It may be the host's own KeyboardInterrupt, which in this task
-            # would stop the loop.
+            # `call` raises it in the task that uses the session. Raised here, a KeyboardInterrupt of the
+            # host's own code would stop the whole event loop.
             if ends_the_task(error):
                 raise
             self.fault = error
@@ -278,7 +279,7 @@ class OwnedSession:
             going_on = True
             while going_on:
                 event = (await inbox.receive()).body
-                # Nothing is handed to the host that is not in the trace.
+                # The host gets a result only after it is in the trace.
                 await wiring.recorder.shown()
                 going_on = self._take(event)
 
@@ -287,7 +288,7 @@ class OwnedSession:
         return self._client
 
     def _take(self, event: TurnEvent) -> bool:
-        """Hand an event to who waits for it; return whether the session goes on."""
+        """Pass an event to the task that waits for it. Return whether the session goes on."""
         assert self._actor is not None, "events come from the actor"
         match event:
             case SessionOpened() | McpDisabled() | StartupFailed():

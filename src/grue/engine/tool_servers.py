@@ -75,7 +75,9 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
 
     Raises:
         MCPConfigError: A name is none.
-        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old (R14.4).
+        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
+
+    Source: R14.4
     """
     named = {_server_name(name): _under(name, server) for name, server in servers.items()}
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):

@@ -56,7 +56,10 @@ def _kept_text(missed: DeadlineMissed) -> str:
 
 
 def tool_support_error(model: str, reason: str = "") -> MCPError:
-    """Return the error for tools that are wanted of a model that cannot call any (R12.5)."""
+    """Return the error for tools that are wanted of a model that cannot call any.
+
+    Source: R12.5
+    """
     why = f"\nWhy: {reason}." if reason else ""
     return MCPError(
         f"Model '{model}' does not support tool calling.\n"
