@@ -1,8 +1,8 @@
 """What an actor is: a name, a mailbox that only it reads, and one task in which it runs.
 
-An actor receives, decides, performs. It shares nothing with other actors but messages, it does not log, and
-it catches only what it can mend: everything else is the supervisor's. A subclass either overrides `receive`,
-one envelope at a time, or `run`, when it has to hold something open between two messages.
+An actor shares nothing with other actors except messages. It does not log. It catches only exceptions that it
+can recover from; the supervisor handles all others. A subclass overrides `receive`, which gets one envelope
+at a time, or `run`, if it has to hold a resource open between two messages.
 """
 
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,7 +14,7 @@ M = TypeVar("M")
 
 
 class Note(Protocol):
-    """Records a fact that nobody has to act upon."""
+    """Records a fact that no actor reacts to."""
 
     def __call__(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
         """Return the recorded envelope."""
@@ -42,7 +42,7 @@ class Actor(Generic[M]):
             await self.receive(envelope)
 
     async def receive(self, envelope: Envelope[M]) -> None:
-        """Act upon one message; the next one waits until this returns."""
+        """Handle one message. The next one waits until this returns."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither receive nor run")
 
 

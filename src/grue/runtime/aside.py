@@ -1,7 +1,7 @@
-"""Do a piece of work beside the event loop, in a thread that ends with it.
+"""Run a function in a temporary thread, so that the event loop is not blocked.
 
-For work that is Python for the most part: it then lets the event loop run every few milliseconds. One call
-into a library in C holds up all threads for as long as it takes.
+Use it for work in pure Python, where the interpreter switches threads every few milliseconds. A single long
+call into a C library that keeps the GIL blocks the event loop all the same.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ Ts = TypeVarTuple("Ts")
 
 
 async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
-    """Return `work(*args)`, done in a thread of its own.
+    """Run `work(*args)` in a new thread and return its result.
 
-    Cancelling returns at once; the thread goes on to the end of its work, and what comes of it is dropped.
+    Cancellation returns at once. The thread finishes its work, and the result is dropped.
 
     Raises:
-        Exception: What `work` raises.
+        Exception: `work` raised it.
     """
     executor = ThreadPoolExecutor(1, thread_name_prefix="grue aside")
     try:

@@ -1,4 +1,4 @@
-"""Work that is too long for whoever hands it in: done by one thread, in order."""
+"""A background thread that runs long calls in order, so that an event loop is not blocked."""
 
 import os
 import signal
@@ -11,13 +11,13 @@ import anyio.to_thread
 
 
 class Backlog:
-    """Calls that are waiting or being made. Hand in from one thread at a time; the rest is safe from any.
+    """A queue of calls for one thread. `add` and `check` need a lock of the caller; the rest is thread-safe.
 
-    The thread begins with the first call and ends when nothing is left to do. The interpreter does not exit
-    before that. In a forked child nothing is left to do: the calls are the parent's.
+    The thread starts with the first call and ends when the queue is empty. The interpreter waits for that at
+    exit. In a forked child the queue is empty: the calls belong to the parent.
 
     Attributes:
-        calls: Those that nobody has asked about since they were made (`check`), and those still to be made.
+        calls: Pending calls, and finished ones whose result `check` has not looked at yet.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Backlog:
 
     @property
     def busy(self) -> bool:
-        """Whether a call has not been made yet."""
+        """Whether a call is pending or running."""
         return bool(self.calls) and not self.calls[-1].done() and self._process == os.getpid()
 
     def add(self, function: Callable[[], None]) -> None:
-        """Have `function` called after those that were handed in before."""
+        """Queue a call of `function`."""
         if self._thread is None or self._process != os.getpid():
             self.calls.clear()
             self._process = os.getpid()
@@ -39,7 +39,7 @@ class Backlog:
         self.calls.append(self._thread.submit(function))
 
     def check(self) -> None:
-        """Raise what a call has raised, once."""
+        """Raise an exception of a finished call, once."""
         while self.calls and self.calls[0].done():
             self.calls.popleft().result()
         if not self.calls and self._thread is not None:
@@ -47,18 +47,18 @@ class Backlog:
             self._thread = None
 
     def wait(self) -> None:
-        """Wait until every call is made; raises what one of them has raised. It blocks."""
+        """Wait, blocking, until all calls are finished. Raise an exception of a call."""
         if self.busy:
             wait(list(self.calls))
         self.check()
 
     async def wait_async(self) -> None:
-        """Do the same in an event loop, which goes on meanwhile. Cancelled, it only stops waiting."""
+        """Wait without blocking the event loop. Cancellation ends the wait only, not the calls."""
         while self.busy:
             await anyio.to_thread.run_sync(wait, list(self.calls), abandon_on_cancel=True)
         self.check()
 
 
 def _leave_signals_alone() -> None:
-    # Signals are for the thread that plays: one delivered here would not wake it.
+    # Block signals here. One that is delivered to this thread would not wake the main thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

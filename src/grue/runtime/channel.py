@@ -1,11 +1,11 @@
 """Typed, bounded mailboxes over anyio memory streams, each with a tap.
 
-An envelope is recorded at the moment it enters the mailbox, with no await between the two, so that the order
-of a mailbox is the order of the trace. A sender that finds the mailbox full waits outside; nobody is recorded
-as having sent what is not yet in.
+An envelope is recorded when it enters the mailbox, with no await between the two, so that the trace has the
+order of the mailbox. If the mailbox is full, the sender waits, and the message is recorded only when it
+enters.
 
-An ask carries a one-shot `Reply` of its own. An answer never goes through the asker's mailbox, so two actors
-that ask each other cannot wait for each other's mailbox to drain.
+An ask carries a one-shot `Reply`. The answer does not go through the asker's mailbox. Otherwise two actors
+that ask each other with full mailboxes would deadlock.
 """
 
 from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ class Mailbox(Generic[M]):
         return await self._put(body, sender=sender, cause=cause, reply_to=None)
 
     def send_nowait(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
-        """Put a message in at once.
+        """Put a message in without waiting.
 
         Raises:
             MailboxFull: There is no room.
@@ -140,13 +140,13 @@ class Mailbox(Generic[M]):
             yield envelope
 
     def close(self) -> None:
-        """Take no further message; what is in here can still be received."""
+        """Accept no further message. Those in the mailbox can still be received."""
         self._closed = True
         self._entrance.close()
         self._room.set()
 
     def abandon(self) -> None:
-        """Close, and tell whoever asked and was not answered that no reply will come."""
+        """Close, drop the queued messages, and make every unanswered ask raise `MailboxClosed`."""
         self.close()
         self._exit.close()
         for reply in self._asks:
@@ -172,7 +172,7 @@ class Mailbox(Generic[M]):
 
 
 class Reply:
-    """The one-shot way back of an ask."""
+    """The one-shot reply channel of an ask."""
 
     def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
         self._answerer = answerer
@@ -183,7 +183,7 @@ class Reply:
         self._abandoned = False
 
     def give(self, body: object, *, cause: int | None = None) -> None:
-        """Record the reply and wake the asker. Only the first reply counts; a later one is a mistake.
+        """Record the reply and wake the asker.
 
         Raises:
             RuntimeError: A reply was given already.
@@ -195,7 +195,7 @@ class Reply:
         self._given.set()
 
     def abandon(self) -> None:
-        """Wake the asker with the word that no reply will come."""
+        """Wake the asker; its `wait` raises `MailboxClosed`."""
         if not self._given.is_set():
             self._abandoned = True
             self._given.set()

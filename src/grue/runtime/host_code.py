@@ -1,4 +1,4 @@
-"""What the host's own code raises: told apart from what our own code raises for reasons of its own."""
+"""Distinguish exceptions of the host's callbacks from the same exceptions of our own code."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,13 @@ import anyio
 
 
 class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never reaches a caller
-    """Carries what a callback raised past code that handles the same exceptions as its own.
+    """Carries a callback's exception past code that would handle it as one of its own.
 
-    A callback that raises TimeoutError, say, is called amid an exchange in which that means a slow model; one
-    that raises KeyboardInterrupt would stop the whole event loop on the spot. The supervisor takes it out.
+    For example, a callback may raise `TimeoutError` during a request, where that means a slow model. A
+    `KeyboardInterrupt` of a callback would stop the whole event loop at once. The supervisor unwraps it.
 
     Attributes:
-        error: What was raised.
+        error: The callback's exception.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -24,7 +24,7 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
 
 @contextlib.contextmanager
 def host_code() -> Iterator[None]:
-    """Run a callback of the host's; what it raises leaves as `HostCodeFailed`. A cancellation does not."""
+    """Run a callback of the host. Its exceptions are wrapped in `HostCodeFailed`, except a cancellation."""
     try:
         yield
     except BaseException as error:
@@ -34,10 +34,10 @@ def host_code() -> Iterator[None]:
 
 
 def ends_the_task(error: BaseException) -> bool:
-    """Say whether a task has to end with this: it was cancelled, or its coroutine is being closed.
+    """Return whether the current task must end with this: it was cancelled, or its coroutine is being closed.
 
-    The host's code may raise the same where nothing was cancelled, for instance because it waited for a task
-    of its own that was. Taken for a cancellation, it would end our task without a word to anybody.
+    The host's code may raise `CancelledError` although our task was not cancelled, for instance because it
+    awaited a task of its own that was. If we treated that as a cancellation, our task would end silently.
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False
@@ -53,9 +53,9 @@ def ends_the_task(error: BaseException) -> bool:
 
 
 def single(error: BaseException) -> BaseException:
-    """Return what was raised without what it is wrapped in.
+    """Unwrap an exception from `HostCodeFailed` and from exception groups.
 
-    Of an exception group that is its only member, or the one that is meant to end the program.
+    A group is replaced by its only member, or by a member that is to end the program.
     """
     while True:
         match error:

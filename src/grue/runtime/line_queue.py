@@ -1,7 +1,7 @@
-"""Write lines in one background thread, in order, without losing one and without delaying who writes them.
+"""Write lines in a background thread, in order, without loss and without blocking the caller.
 
-Putting a line in only queues it. The thread takes what has come together within a few milliseconds and hands
-it to the operating system in one write. Whoever needs to know that a line is written waits for it: `flush`.
+`put` only queues a line. The thread collects lines for a few milliseconds and writes them in one system call.
+`flush` waits until the lines so far are written.
 """
 
 import atexit
@@ -17,25 +17,25 @@ from grue.errors import TraceError
 from grue.runtime.line_file import LineFile
 
 FLUSH_WITHIN_S = 2.0
-"""How long to wait for a disk that does not answer; what is queued is written later all the same."""
+"""How long `flush` waits for a slow disk. The queued lines are still written later."""
 
 _LINGER_S = 0.01
-"""How long the thread lets lines come together before it writes them, unless somebody waits for them."""
+"""How long the thread collects lines before it writes them, unless `flush` is waiting."""
 
 
 class LineQueue:
-    """A thread that owns `file` and writes what is put in. Safe to call from several threads.
+    """A thread that owns `file` and writes the queued lines. Thread-safe.
 
-    It runs from now on until `close`, or until the interpreter exits, and then writes what is queued. A
-    forked child has no such thread: there the queue is closed, and what was in it is the parent's to write.
+    The thread runs until `close` or the interpreter's exit, and writes all queued lines first. A forked child
+    does not have the thread. There the queue is closed, and the parent writes the queued lines.
 
     Args:
-        file: Written and closed by the thread alone.
-        write: Called in the thread with lines to write into the file; raises `TraceError` if it cannot.
-        fsync: Have the disk take what is flushed, too.
+        file: Written and closed by the thread only.
+        write: Called in the thread with the lines to write. Raises `TraceError` if it cannot.
+        fsync: Call `fsync` at each flush.
 
     Raises:
-        TraceError: The system has no thread left for it.
+        TraceError: The system has no thread left.
     """
 
     def __init__(self, file: LineFile, write: Callable[[list[bytes]], None], *, fsync: bool = False) -> None:
@@ -63,17 +63,17 @@ class LineQueue:
         """Queue a line.
 
         Raises:
-            TraceError: The disk took no more, or the queue is closed.
+            TraceError: Writing failed, or the queue is closed.
         """
         if self._refusal is not None:
             raise self._refused()
         self._queue.put(line)
 
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
-        """Wait until everything put in so far is in the operating system's hands; say whether it is.
+        """Wait until all lines so far are written. Return whether that was done within the time limit.
 
         Raises:
-            TraceError: The disk took no more, or the queue is closed.
+            TraceError: Writing failed, or the queue is closed.
         """
         if self._refusal is not None:
             raise self._refused()
@@ -86,10 +86,10 @@ class LineQueue:
         return in_time
 
     def close(self) -> None:
-        """Write what is queued, however long the disk takes, and end. A second call does nothing.
+        """Write all queued lines, without a time limit, and end. A second call does nothing.
 
         Raises:
-            TraceError: The disk took no more, and nobody has been told yet.
+            TraceError: Writing failed, and no earlier call has raised that.
         """
         if self._closed:
             return
@@ -105,7 +105,7 @@ class LineQueue:
             raise self._refused()
 
     def _run(self) -> None:
-        # Signals are for the thread that plays: one delivered here would not wake it.
+        # Block signals here. One that is delivered to this thread would not wake the main thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             while self._write_some():
@@ -114,10 +114,10 @@ class LineQueue:
             self._file.close()
 
     def _write_some(self) -> bool:
-        """Write what has come together; say whether more may come."""
+        """Write the collected lines. Return whether to go on."""
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
-        # What hurried is in the queue already: who waits puts that in before it hurries the thread.
+        # Clearing loses nothing: `flush` and `close` queue their entry before they set the event.
         self._hurry.clear()
         try:
             while True:
@@ -148,7 +148,7 @@ class LineQueue:
 
 
 _Entry: TypeAlias = bytes | threading.Event | None
-"""A line, somebody who waits until the lines before are written, or the end."""
+"""A line, the event of a waiting `flush`, or the end."""
 
 _OPEN: "weakref.WeakSet[LineQueue]" = weakref.WeakSet()
 

@@ -1,11 +1,11 @@
-"""Give other tasks a turn in a loop that may never have to wait."""
+"""Yield to other tasks in a long `while` or `for` loop that may never await anything."""
 
 import time
 
 import anyio.lowlevel
 
 STRETCH_S = 0.005
-"""Longest stretch of work without a pause."""
+"""Longest time in seconds without a pause."""
 
 
 class Pace:
@@ -15,11 +15,11 @@ class Pace:
         self._due = 0.0
 
     async def pause(self) -> None:
-        """Let other tasks run, if it is time to; a cancellation strikes here."""
+        """Let other tasks run if the time is up. A cancellation is raised here."""
         if time.monotonic() >= self._due:
             await anyio.lowlevel.checkpoint()
             self.paused()
 
     def paused(self) -> None:
-        """Take note that the loop has waited for something else just now."""
+        """Restart the time, because the caller has just awaited something."""
         self._due = time.monotonic() + STRETCH_S

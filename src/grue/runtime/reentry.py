@@ -1,12 +1,13 @@
 """Refuse to wait in a signal handler that has interrupted grue itself, or an import.
 
-Python runs a signal handler in the main thread, between two instructions of whatever runs there. What it
-interrupted may hold a lock: that of a module that is being imported, of a recorder, of a future. A turn that
-the handler begins needs the same locks, in threads of its own, and they are given back only when the handler
-returns. It would wait for ever, and no time limit would hold, because what is stuck is the event loop. So it
-is refused at once. A handler that interrupts anything else may run turns.
+Python runs a signal handler in the main thread, between two instructions of the code that runs there. The
+interrupted code may hold a lock: of a module that is being imported, of a recorder, or of a future. A turn
+that the handler starts needs the same locks, in other threads. The locks are released only after the handler
+has returned, so the turn would wait forever. No time limit would end it, because the event loop itself is
+blocked. So such a call raises at once. A handler that interrupts any other code may run turns.
 
-The stack tells: Python calls a handler with the interrupted frame, which is also the caller of its frame.
+How a handler is recognised: Python calls it with the interrupted frame as an argument, and that frame is also
+the caller of the handler's own frame.
 """
 
 import inspect
@@ -16,22 +17,22 @@ from types import FrameType
 from grue.errors import MCPError
 
 _HOSTS = ("grue.hosts", "grue.cli", "grue.games", "grue.testing")
-"""They use grue as any host does: what they wait for has frames of its own."""
+"""Packages of grue that count as host code: a handler may interrupt them."""
 
 
 def refuse_reentry() -> None:
-    """Raise where the caller is in a signal handler that has interrupted grue or an import.
+    """Raise if the caller is in a signal handler that has interrupted grue or an import.
 
     Raises:
-        MCPError: It is.
+        MCPError: The caller is in such a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread runs handlers
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and _is_ours(frame):
-        frame = frame.f_back  # of the call that asks
+        frame = frame.f_back  # skip the frames of the call that checks
     begun = frame
-    # Looking into a frame keeps its values alive: it is done only where something was interrupted at all.
+    # Reading a frame's locals keeps their values alive, so first look for a frame that may be interrupted.
     while frame is not None and not (_is_ours(frame) or _is_import(frame)):
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:

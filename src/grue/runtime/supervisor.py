@@ -1,12 +1,13 @@
-"""The task group a turn lives in: who starts, who stops, what a crash means.
+"""The task group that the actors of a turn run in: how they start, stop and crash.
 
-A crash has one meaning. An actor that raises something unforeseen ends the whole group: the others are
-cancelled and clean up in their own tasks, and whoever waits for the group gets one `ActorCrashed` whose cause
-is the exception, never an exception group. The trace holds the event. What is no `Exception`, such as a
-`SystemExit` or `KeyboardInterrupt` that the host's own code raised, is raised itself after the same clean-up.
+If an actor raises an unexpected exception, the whole group ends. The other actors are cancelled and clean up
+in their own tasks. The `async with` raises one `ActorCrashed` with the exception as its cause, never an
+exception group, and the trace has a note. A `BaseException` such as a `SystemExit` or `KeyboardInterrupt` of
+the host's own code is raised unchanged, after the same clean-up.
 
-The body of the `async with` only sends and waits. It must not hold anything that needs an await to be cleaned
-up: a Ctrl-C cancels it even under a shield, the actors' tasks not.
+The body of the `async with` must only send and wait. It must not hold anything whose clean-up awaits. A
+Ctrl-C cancels the task of the body itself, and a shielded scope does not protect against that, so such a
+clean-up could be cut off. The actors' tasks are cancelled through their scope, where a shield works.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ M = TypeVar("M")
 
 
 class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
-    """Trace note: an actor raised something unforeseen.
+    """Trace note: an actor raised an unexpected exception.
 
     Attributes:
         actor: Its name.
@@ -45,18 +46,18 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 class Supervisor:
     """An async context manager around a group of actors.
 
-    Leaving it closes every mailbox and waits until each actor has finished what it is doing; an actor that
-    takes longer than `stop_grace_s` is cancelled. One that finds another's mailbox closed by then just ends;
-    so does one that finds it closed when the actor that was started as `whole` has returned.
+    On leaving, it closes every mailbox and waits until each actor has finished its current message. An actor
+    that takes longer than `stop_grace_s` is cancelled. An actor that sends to a closed mailbox during this
+    time, or after the actor that was started as `whole` has returned, ends without a crash.
 
     Args:
-        recorder: Where every envelope goes.
+        recorder: Records every envelope.
         turn: Number of the turn that the envelopes belong to; 0 outside turns.
         stop_grace_s: Seconds an actor has to finish by itself.
 
     Raises:
-        ActorCrashed: On leaving, if an actor raised; the exception is its cause.
-        BaseException: On leaving, if an actor raised what is no `Exception`.
+        ActorCrashed: On leaving, if an actor raised an `Exception`, which is its cause.
+        BaseException: On leaving, if an actor raised it and it is no `Exception`.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -71,21 +72,22 @@ class Supervisor:
         self._crash: tuple[str, BaseException] | None = None
 
     def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
-        """Make a mailbox whose messages are recorded; it is closed with the group."""
+        """Make a mailbox whose messages are recorded, and which is closed with the group."""
         mailbox: Mailbox[Any] = Mailbox(name, self._tap, bound=bound)
         self._mailboxes.append(mailbox)
         return mailbox
 
     def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        """Record a fact that nobody has to act upon."""
+        """Record a fact that no actor reacts to."""
         return self._recorder.record(body, sender=sender, cause=cause, turn=self._turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
-        """Run an actor in a task of its own until its mailbox is closed.
+        """Run an actor in a new task until its mailbox is closed.
 
         Args:
             actor: The actor.
-            whole: The group is there for this one: when it returns, nobody needs what the others still say.
+            whole: The group exists for this actor. After it has returned, messages of the others are not
+                needed any more.
         """
         if not self._running:
             self._all_done = anyio.Event()
@@ -108,7 +110,7 @@ class Supervisor:
             try:
                 await self._stop()
             except anyio.get_cancelled_exc_class() as cancelled:
-                # By an actor's crash or from outside: the group knows which.
+                # Cancelled by an actor's crash or from outside. Leaving the group finds out which.
                 cut_short = cancelled
         left_by = exc_val or cut_short
         suppressed = await self._end(left_by)
@@ -126,7 +128,7 @@ class Supervisor:
                 await self._all_done.wait()
 
     async def _end(self, error: BaseException | None) -> bool | None:
-        """Cancel what still runs and wait for it; say whether `error` is but this group's cancellation."""
+        """Cancel the running actors and wait. Return whether `error` is only this group's cancellation."""
         self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
@@ -142,9 +144,9 @@ class Supervisor:
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
             await actor.run()
-            # Before its mailbox is closed: another one may be about to send to it.
+            # Set before its mailbox is closed, because another actor may be about to send to it.
             self._stopping = self._stopping or whole
-        except BaseException as raised:  # what an unforeseen one means is decided here
+        except BaseException as raised:  # unexpected exceptions are handled here
             if ends_the_task(raised):
                 raise
             error = single(raised)
@@ -160,7 +162,7 @@ class Supervisor:
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
-        # A trace that cannot be written may be what the actor crashed of.
+        # The note may fail too, if the actor crashed because the trace cannot be written.
         with contextlib.suppress(Exception):
             self.note(describe_crash(actor, error), sender=actor)
 
@@ -180,7 +182,7 @@ def _raise_crash(actor: str, error: BaseException) -> Never:
 
 
 def describe_crash(actor: str, error: BaseException) -> ActorFailed:
-    """Return the note of an exception that nobody foresaw."""
+    """Return the trace note of an unexpected exception."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
     return ActorFailed(actor=actor, error=f"{type(error).__name__}: {error}", where=where)

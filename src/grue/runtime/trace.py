@@ -1,14 +1,14 @@
-"""The trace: every envelope once, in order, and everything that reads it while it is written.
+"""The recorder of the trace: numbers all envelopes, removes secrets, and passes them to the observers.
 
-A `Recorder` numbers and times envelopes, removes secrets, and hands each one to its observers in the order of
-their numbers. `trace_file` writes them into a file, `trace_reader` reads it back.
+Each envelope is passed to the observers once, in the order of the numbers. One observer, `trace_file`, writes
+the file, and `trace_reader` reads it back.
 
-Secrets never get past the recorder: observers see, and the file holds, a placeholder instead; the envelope is
-marked. The actors themselves receive what was sent.
+No secret gets past the recorder. Observers and the file get a placeholder instead, and the envelope is marked
+as redacted. The actors receive the original message.
 
-A message is encoded as it is recorded. What is long is then gone through in a thread, and so is what follows
-until that is done: an event loop waits for none of it. Whoever hands something to the outside waits for it
-first (`shown`).
+A message is encoded when it is recorded. If it is long, a thread searches it for secrets, so that the event
+loop is not blocked. Until the thread is done, it also handles all later messages, to keep their order. Call
+`shown` before a result is given to the host: it waits until the observers have seen everything.
 """
 
 import threading
@@ -41,7 +41,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         cause: Number of the envelope that made the sender send it; `None` for a first cause.
         body: The message.
         redacted: A secret in the body was replaced by a placeholder.
-        reply_to: Where an answer to an ask goes; never part of a trace.
+        reply_to: The `Reply` of an ask; never part of a trace.
     """
 
     seq: int
@@ -57,15 +57,15 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
 
 
 Observer = Callable[[Envelope[Any], bytes], None]
-"""Takes each envelope, secrets removed, and the same as a line of JSON without its newline."""
+"""Called with each envelope, without secrets, and with its line of JSON, without the newline."""
 
 
 LONG = 131_072
-"""Bytes of a message's JSON from which on a thread takes them."""
+"""Size of a message's JSON in bytes from which a thread handles it."""
 
 
 class Recorder:
-    """Number, time, redact and distribute envelopes. Safe to call from several threads.
+    """Number, time and redact envelopes, and pass them to the observers. Thread-safe.
 
     Args:
         secrets: Values that must not leave the process, by the name that stands for them in a placeholder.
@@ -102,36 +102,36 @@ class Recorder:
         self._redaction.hide(name, value)
 
     def redacted(self, written: bytes) -> bytes:
-        """Return any JSON without what is kept out of the trace."""
+        """Return JSON with all secrets replaced."""
         return self._redaction.text(written)
 
     def redacted_text(self, text: str) -> str:
-        """Return any text without what is kept out of the trace."""
+        """Return a text with all secrets replaced."""
         return self._redaction.plain(text)
 
     def redacted_body(self, body: B) -> B:
-        """Return a message without what is kept out of the trace."""
+        """Return a message with all secrets replaced."""
         written = self._encoder.encode(body)
         shown: B = self._redaction.apply(written, body)[1] if self._redaction.finds(written) else body
         return shown
 
     def hold_back(self, piece: type[Struct]) -> None:
-        """Have messages of this type recorded so that they spell no secret together.
+        """Find secrets that are split over several messages of this type.
 
-        They are pieces of texts: each has a `text` and, in further fields, what text it belongs to. What may
-        be the beginning of a secret is recorded with the next piece, or before the next message of another
-        type from the same sender.
+        The messages are pieces of texts. Each has a field `text`; its other fields identify the text. An end
+        of a piece that may be the beginning of a secret is held back. It is recorded with the next piece, or
+        before the sender's next message of another type.
         """
         self._piece = piece
 
     def forget_text(self, sender: str, turn: int) -> None:
-        """Drop what is still held back of a sender that was cancelled."""
+        """Drop the held-back text of a sender that was cancelled."""
         if self._texts:
             with self._lock:
                 self._texts.pop((sender, turn), None)
 
     def settle(self) -> None:
-        """Wait until the observers have seen everything that is recorded. It blocks.
+        """Wait, blocking, until the observers have seen everything recorded so far.
 
         Raises:
             TraceError: An observer could not write.
@@ -139,14 +139,14 @@ class Recorder:
         self._backlog.wait()
 
     async def shown(self) -> None:
-        """Do as `settle` does, in an event loop, which goes on meanwhile."""
+        """Wait as `settle` does, without blocking the event loop."""
         await self._backlog.wait_async()
 
     def resume(self, *, after_seq: int, after_t: float) -> None:
-        """Go on with a trace: number from `after_seq` on, and let `t` go on from `after_t` seconds.
+        """Continue an existing trace: numbers go on after `after_seq`, times after `after_t` seconds.
 
         Raises:
-            RuntimeError: Something was recorded already.
+            RuntimeError: Something was already recorded.
         """
         with self._lock:
             if self._seq:
@@ -156,11 +156,11 @@ class Recorder:
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Everything that is shown what is recorded, in the order in which it was added."""
+        """The observers, in the order in which they were added."""
         return tuple(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Show every further envelope to `observer`, in order, before `record` returns. It may not record."""
+        """Pass every further envelope to `observer`, in order. The observer must not record."""
         self._observers.append(observer)
 
     def record(
@@ -173,12 +173,12 @@ class Recorder:
         turn: int = 0,
         reply_to: object = None,
     ) -> Envelope[B]:
-        """Record `body` and return its envelope, secrets still in it.
+        """Record `body` and return its envelope, with secrets.
 
-        Outside of event loops the observers have seen it when this returns. Of a piece of a text the part
-        that is held back is recorded later.
+        Outside event loops the observers have seen it when this returns. If part of a text is held back,
+        that part is recorded later.
         """
-        # A piece without text is a mark, and recorded as one: a reply begins anew.
+        # A piece without text marks a restart of the reply, and is recorded like other messages.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         with self._lock:
             if self._late:
@@ -206,7 +206,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Show of a piece what completes no secret; a piece that is held back as a whole has no number."""
+        """Show the part of a piece that cannot belong to a secret. If there is none, use up no number."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)
@@ -254,7 +254,7 @@ class Recorder:
 
 
 class _Text:
-    """A text that comes in pieces, and the last of them."""
+    """A text that arrives in pieces, and its last piece."""
 
     def __init__(self, pieces: TextPieces, last: Envelope[Any]) -> None:
         self.pieces = pieces
@@ -262,7 +262,7 @@ class _Text:
 
 
 class _NoPiece(Struct):
-    """Stands for the type of pieces where nobody has named one."""
+    """The type of pieces until `hold_back` is called: no message has it."""
 
 
 def _in_event_loop() -> bool:
