@@ -48,7 +48,7 @@ class TurnHandle(Generic[T]):
     def __init__(self, call: Call[T], stage: ProgressSource) -> None:
         self._call = call
         self._stage = stage
-        self._started = time.monotonic()
+        self._started = call.asked  # the loop may have begun the turn before this line runs
 
     def done(self) -> bool:
         """Say whether the turn is over, and `result` returns or raises at once."""

@@ -139,13 +139,15 @@ class Call(Future[T]):
 
     Attributes:
         home: The thread of its loop.
-        ended: When it ended, on the monotonic clock; `None` until it is done.
+        asked: When it was submitted, on the monotonic clock.
+        ended: When it ended, on the same clock; `None` until it is done.
     """
 
     def __init__(self, home: LoopThread) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # only the loop may settle it
         self.home = home
+        self.asked = time.monotonic()
         self.ended: float | None = None
         self._work = Interruptible()
         self._watch = InterruptWatch()
