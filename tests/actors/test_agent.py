@@ -95,7 +95,7 @@ class ScriptedSession(Actor[Any]):
         await self._agent.send(event, sender=self.name, cause=cause.seq)
 
 
-class ProgressSource:
+class Stage:
     """One turn of a real agent among scripted actors; `envelopes` is its trace."""
 
     def __init__(
@@ -143,7 +143,7 @@ class ProgressSource:
 
 
 async def test_a_turn_is_a_conversation_in_which_every_message_has_its_cause() -> None:
-    stage = ProgressSource(run("a"), calls("a.think", "a.look"), text("north"))
+    stage = Stage(run("a"), calls("a.think", "a.look"), text("north"))
     end = await stage.play()
     assert isinstance(end, TurnCompleted)
     assert stage.flow() == [
@@ -171,14 +171,14 @@ async def test_a_turn_is_a_conversation_in_which_every_message_has_its_cause() -
 
 
 async def test_several_sessions_are_opened_used_and_closed() -> None:
-    stage = ProgressSource(run("a", "b"), calls("a.think", "b.look", "a.look"), text("north"))
+    stage = Stage(run("a", "b"), calls("a.think", "b.look", "a.look"), text("north"))
     assert (await stage.play()).kind == "answered"
     assert [item.receiver for item in stage.of(CallTools)] == ["a", "b", "a"]
     assert {item.sender for item in stage.of(SessionClosed)} == {"a", "b"}
 
 
 async def test_a_batch_of_34_calls_through_bounds_of_16_does_not_deadlock() -> None:
-    stage = ProgressSource(run("a"), calls(*["a.think"] * 34), text("north"))
+    stage = Stage(run("a"), calls(*["a.think"] * 34), text("north"))
     end = await stage.play()
     assert [item.call_id for item in end.tool_calls] == [f"c{number}" for number in range(1, 35)]
     assert len(stage.of(ToolReturned)) == 34
@@ -192,7 +192,7 @@ async def test_the_hosts_check_decides_and_its_verdict_is_in_the_trace() -> None
         asked.append(content)
         return next(verdicts)
 
-    stage = ProgressSource(run(), text("hm"), text("north"), check=check)
+    stage = Stage(run(), text("hm"), text("north"), check=check)
     assert (await stage.play()).answer == ACCEPTED.answer
     assert asked == ["hm", "north"]
     assert [item.body for item in stage.of(CheckAnswer)] == [CheckAnswer(content=item) for item in asked]
@@ -204,25 +204,25 @@ async def test_a_check_that_crashes_is_one_flat_error_with_its_cause() -> None:
         raise ZeroDivisionError("in the host's check")
 
     with pytest.raises(ActorCrashed, match="in the host's check") as error:
-        await ProgressSource(run("a"), text("north"), check=check).play()
+        await Stage(run("a"), text("north"), check=check).play()
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 async def test_an_event_that_nobody_could_expect_is_a_crash() -> None:
     with pytest.raises(ActorCrashed, match="ToolReturned in state AwaitingCompletion") as error:
-        await ProgressSource(run("a"), returned(1)).play()
+        await Stage(run("a"), returned(1)).play()
     assert isinstance(error.value.__cause__, IllegalEvent)
 
 
 async def test_an_agent_that_nobody_asks_ends_with_its_group() -> None:
-    stage = ProgressSource(run("a"))
+    stage = Stage(run("a"))
     async with Supervisor(stage.recorder) as group:
         stage.cast(group)
     assert stage.flow() == []
 
 
 async def test_an_agent_cancelled_before_it_was_asked_has_nothing_to_close() -> None:
-    stage = ProgressSource(run("a"))
+    stage = Stage(run("a"))
     with anyio.CancelScope() as scope:
         async with Supervisor(stage.recorder) as group:
             stage.cast(group)
@@ -233,7 +233,7 @@ async def test_an_agent_cancelled_before_it_was_asked_has_nothing_to_close() -> 
 
 
 async def test_a_group_that_ends_in_the_middle_of_a_turn_is_a_mistake() -> None:
-    stage = ProgressSource(run("a"), HANG)
+    stage = Stage(run("a"), HANG)
 
     async def leave_early() -> None:
         async with Supervisor(stage.recorder, stop_grace_s=0.01) as group:
@@ -257,7 +257,7 @@ STUCK: dict[str, tuple[tuple[Any, ...], type | None]] = {
 @pytest.mark.parametrize("doing", STUCK)
 async def test_the_deadline_ends_the_turn_whatever_it_waits_for(doing: str) -> None:
     replies, hangs = STUCK[doing]
-    stage = ProgressSource(run("a", limits=LIMITS), *replies, hangs=hangs, work_s=0.03)
+    stage = Stage(run("a", limits=LIMITS), *replies, hangs=hangs, work_s=0.03)
     end = await stage.play()
     assert end.failure == DeadlineMissed(limit_s=0.06, doing=doing, kept_s=0.03)
     (passed,) = stage.of(DeadlinePassed)
@@ -267,14 +267,14 @@ async def test_the_deadline_ends_the_turn_whatever_it_waits_for(doing: str) -> N
 
 async def test_a_turn_that_is_cancelled_at_its_deadline_has_run_out_of_time() -> None:
     """Where nothing is kept for closing, the deadline and the limit of the whole turn are one instant."""
-    stage = ProgressSource(run("a", limits=LIMITS), HANG, work_s=0.05)
+    stage = Stage(run("a", limits=LIMITS), HANG, work_s=0.05)
     await cancelled(stage, lambda: bool(stage.of(DeadlinePassed)) or _passes_the_time(stage))
     (failed,) = stage.of(TurnFailed)
     assert failed.body.failure.doing == "waiting for the model (request 1)"
     assert stage.of(SessionClosed)
 
 
-def _passes_the_time(stage: ProgressSource) -> bool:
+def _passes_the_time(stage: Stage) -> bool:
     """Block the event loop, once the model is asked, until the deadline is behind; then say so."""
     if not stage.of(RequestCompletion):
         return False
@@ -283,13 +283,13 @@ def _passes_the_time(stage: ProgressSource) -> bool:
 
 
 async def test_a_deadline_that_has_passed_leaves_no_work_to_begin() -> None:
-    stage = ProgressSource(run("a", limits=LIMITS), work_s=-1.0)
+    stage = Stage(run("a", limits=LIMITS), work_s=-1.0)
     assert isinstance((await stage.play()).failure, DeadlineMissed)
     assert stage.of(RequestCompletion) == []
 
 
 async def test_a_turn_within_its_deadline_takes_no_notice_of_it() -> None:
-    stage = ProgressSource(run("a", limits=LIMITS), text("north"), work_s=60.0)
+    stage = Stage(run("a", limits=LIMITS), text("north"), work_s=60.0)
     assert (await stage.play()).kind == "answered"
     assert stage.of(DeadlinePassed) == []
 
@@ -297,7 +297,7 @@ async def test_a_turn_within_its_deadline_takes_no_notice_of_it() -> None:
 # --- Cancellation ---
 
 
-async def cancelled(stage: ProgressSource, when: Callable[[], bool]) -> None:
+async def cancelled(stage: Stage, when: Callable[[], bool]) -> None:
     """Play a turn and cancel it from outside as soon as `when`."""
     with anyio.fail_after(TEST_LIMIT_S), anyio.CancelScope() as scope:
 
@@ -312,7 +312,7 @@ async def cancelled(stage: ProgressSource, when: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("at", [OpenSession, RequestCompletion, CallTools, ToolReturned, CheckAnswer])
 async def test_a_cancelled_turn_still_sees_its_sessions_closed(at: type) -> None:
-    stage = ProgressSource(run("a", "b"), calls("a.think", "b.look"), text("north"))
+    stage = Stage(run("a", "b"), calls("a.think", "b.look"), text("north"))
     await cancelled(stage, lambda: bool(stage.of(at)))
     (interrupted,) = stage.of(TurnInterrupted)
     assert (interrupted.sender, interrupted.receiver) == ("supervisor", "trace")
@@ -324,7 +324,7 @@ async def test_a_cancelled_turn_still_sees_its_sessions_closed(at: type) -> None
 
 async def test_a_cancelled_turn_waits_for_its_sessions_no_longer_than_the_teardown_may_take() -> None:
     limits = TurnLimits(teardown_s=0.05)
-    stage = ProgressSource(run("a", limits=limits), HANG, hangs=CloseSession)
+    stage = Stage(run("a", limits=limits), HANG, hangs=CloseSession)
     started = anyio.current_time()
     await cancelled(stage, lambda: bool(stage.of(RequestCompletion)))
     assert anyio.current_time() - started < 1.5
@@ -332,7 +332,7 @@ async def test_a_cancelled_turn_waits_for_its_sessions_no_longer_than_the_teardo
 
 
 async def test_a_turn_cancelled_while_it_closes_goes_on_closing() -> None:
-    stage = ProgressSource(run("a"), text("north"))
+    stage = Stage(run("a"), text("north"))
     with anyio.CancelScope() as scope:
         stage.recorder.add(
             lambda item, _line: scope.cancel() if isinstance(item.body, CloseSession) else None
@@ -342,7 +342,7 @@ async def test_a_turn_cancelled_while_it_closes_goes_on_closing() -> None:
 
 
 async def test_a_session_whose_actor_is_gone_counts_as_closed() -> None:
-    stage = ProgressSource(run("a"), text("north"))
+    stage = Stage(run("a"), text("north"))
     with anyio.fail_after(TEST_LIMIT_S):
         async with Supervisor(stage.recorder) as group:
             agent, llm, session = (group.mailbox(name) for name in ("agent", "llm", "a"))

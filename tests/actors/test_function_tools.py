@@ -28,7 +28,7 @@ class Direction(enum.Enum):
 
 
 @dataclasses.dataclass
-class TurnResources:
+class Place:
     name: str
     exits: list[Direction] = dataclasses.field(default_factory=list)
 
@@ -76,7 +76,7 @@ async def test_annotations_of_all_kinds_become_json_schema() -> None:
     def go(
         way: Direction,
         *,
-        place: TurnResources | None = None,
+        place: Place | None = None,
         mood: Literal["calm", "mad"] = "calm",
         steps: Annotated[int, msgspec.Meta(ge=1, description="How far.")] = 1,
         anything=None,  # type: ignore[no-untyped-def]
@@ -88,7 +88,7 @@ async def test_annotations_of_all_kinds_become_json_schema() -> None:
     properties = schema["properties"]
     assert properties["way"] == {"$ref": "#/$defs/Direction"}
     assert schema["$defs"]["Direction"]["enum"] == ["north", "south"]
-    assert schema["$defs"]["TurnResources"]["required"] == ["name"]
+    assert schema["$defs"]["Place"]["required"] == ["name"]
     assert properties["mood"]["enum"] == ["calm", "mad"]
     assert properties["steps"] == {"type": "integer", "minimum": 1, "description": "How far.", "default": 1}
     assert properties["anything"] == {"default": None}
@@ -167,11 +167,11 @@ async def test_arguments_that_do_not_fit_are_refused_in_words_for_the_model(
 
 
 async def test_arguments_arrive_as_what_they_are_annotated() -> None:
-    def where(place: TurnResources, since: dt.date) -> str:
+    def where(place: Place, since: dt.date) -> str:
         return f"{type(place).__name__} {place.exits[0].name} {since.year}"
 
     place = {"name": "hall", "exits": ["north"]}
-    assert (await call(where, place=place, since="2024-02-29")).content == "TurnResources NORTH 2024"
+    assert (await call(where, place=place, since="2024-02-29")).content == "Place NORTH 2024"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_arguments_arrive_as_what_they_are_annotated() -> None:
         (None, None),
         ("text", "text"),
         ({"a": [1]}, {"a": [1]}),
-        (TurnResources("hall", [Direction.NORTH]), {"name": "hall", "exits": ["north"]}),
+        (Place("hall", [Direction.NORTH]), {"name": "hall", "exits": ["north"]}),
         (dt.date(2024, 2, 29), "2024-02-29"),
         (float("nan"), None),
         ("\ud800", "\ufffd"),

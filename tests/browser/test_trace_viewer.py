@@ -176,7 +176,7 @@ def test_keys_move_between_messages_and_turns(open_page: Any, html: Path) -> Non
         ("ArrowUp", "Decided"),
         ("p", "Turn 1"),
         ("End", "Decided"),
-        ("LoopThread", "Before the first turn"),
+        ("Home", "Before the first turn"),
     ):
         press(keys)
         expect(title).to_contain_text(shown)

@@ -35,7 +35,7 @@ def test_a_thousand_turns_put_no_more_into_the_page_than_is_seen(open_page: Any,
     page = watched.page
     expect(page.locator("#facts")).to_contain_text("1,000 turns · 21,021 messages")
     counts = [page.evaluate(COUNT)]
-    for press in ("End", "LoopThread", "n", "n", "f", "f"):
+    for press in ("End", "Home", "n", "n", "f", "f"):
         page.keyboard.press(press)
         counts.append(page.evaluate(COUNT))
     for share in (0.25, 0.5, 0.75, 1):
@@ -56,7 +56,7 @@ def test_the_last_message_of_a_long_trace_is_a_key_away_and_so_is_the_first(
     expect(row).to_contain_text("21021")
     expect(row).to_be_in_viewport()
     expect(row).to_have_attribute("aria-posinset", "22022")
-    page.keyboard.press("LoopThread")
+    page.keyboard.press("Home")
     expect(row).to_contain_text("Before the first turn")
 
 

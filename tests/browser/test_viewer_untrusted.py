@@ -143,11 +143,11 @@ def test_nothing_that_others_wrote_runs_wherever_it_is_shown(open_page: Any, htm
     page = watched.page
     assert page.title() == NASTY[2]
     assert len(NASTY) >= 40
-    page.keyboard.press("LoopThread")
+    page.keyboard.press("Home")
     assert page.evaluate(WALK) == rows(page)
     page.get_by_label("Kind of message").select_option("ToolReturned")
     page.locator("#messages").focus()
-    page.keyboard.press("LoopThread")
+    page.keyboard.press("Home")
     page.keyboard.press("x")
     assert page.evaluate(WALK) == rows(page)
     assert_nothing_ran(watched)

@@ -69,11 +69,11 @@ def test_docstring_and_decorators_are_not_lines_of_a_function():
 
             return a
 
-        class LoopThread:
+        class Home:
             async def stay(self): return 1
     ''')
     assert sizes["f", "lines"] == 6
-    assert sizes["LoopThread.stay", "lines"] == 1
+    assert sizes["Home.stay", "lines"] == 1
 
 
 def test_names_are_qualified_and_inner_functions_measured_by_themselves():
