@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import anyio
 import pytest
-from abandoned_episode import ASK, MODES, ProgressSource, play, runner
+from abandoned_episode import ASK, MODES, Stage, play, runner
 from commands import bodies, faulty, group_is_gone, start, wait_for_body, write_servers
 from killable_episodes import MARK, alive_of
 
@@ -208,7 +208,7 @@ def test_sigkill_at_random_instants_leaves_nothing(llm: str) -> None:
     rounds = ("playing", "playing", "pausing")
     kinds = itertools.cycle(itertools.product(rounds, MODES, [(), STUBBORN]))
     marks: dict[str, str] = {}
-    with ProgressSource() as stage:
+    with Stage() as stage:
         for (host, mode, flags), _ in zip(kinds, range(INSTANTS), strict=False):
             mark, pausing = uuid.uuid4().hex, host == "pausing"
             after_s = dice.uniform(0.0, 0.02 if pausing else 0.4)

@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from killable_episodes import Episode, Kill, ProgressSource, alive_of, turns_over
+from killable_episodes import Episode, Kill, Stage, alive_of, turns_over
 from msgspec import Struct
 
 from grue.errors import TraceError
@@ -66,15 +66,15 @@ class Whole(Struct, frozen=True):
 class Theatre:
     """Where episodes are played, killed and resumed, several at once, and their requests counted."""
 
-    def __init__(self, folder: Path, server: ScriptedLlmServer, stages: Sequence[ProgressSource]) -> None:
+    def __init__(self, folder: Path, server: ScriptedLlmServer, stages: Sequence[Stage]) -> None:
         self._folder = folder
         self._server = server
-        self._free: SimpleQueue[ProgressSource] = SimpleQueue()
+        self._free: SimpleQueue[Stage] = SimpleQueue()
         for stage in stages:
             self._free.put(stage)
 
     @contextlib.contextmanager
-    def stage(self) -> Iterator[ProgressSource]:
+    def stage(self) -> Iterator[Stage]:
         """A stage that nobody else uses."""
         stage = self._free.get()
         try:
@@ -232,7 +232,7 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Theatre]:
         ScriptedLlmServer(script) as server,
         contextlib.ExitStack() as stages,
     ):
-        yield Theatre(folder, server, [stages.enter_context(ProgressSource(folder)) for _ in range(STAGES)])
+        yield Theatre(folder, server, [stages.enter_context(Stage(folder)) for _ in range(STAGES)])
 
 
 @pytest.fixture(scope="module")
