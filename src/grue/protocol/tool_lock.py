@@ -1,4 +1,4 @@
-"""Which definitions of tools a user has approved, and how what a server lists now differs from them; pure.
+"""Compare the tools that a server lists with the definitions that the user has approved; pure.
 
 A definition is pinned by three digests, one for each part that a server can change behind a user's back: the
 description, which the model reads as instructions, and the schemas of arguments and result. A digest is the
@@ -63,7 +63,7 @@ def lock_of(tools: Iterable[ToolDefinition]) -> dict[str, ToolPin]:
 
 
 def drift(pins: ServerPins, tools: Iterable[ToolDefinition]) -> tuple[ToolDrift, ...]:
-    """Return what of one server's listing is not as it was approved, by bare name; empty: all of it is."""
+    """Return the tools of a server that differ from their approved definitions, by bare name."""
     listed = lock_of(tools)
     found = [ToolDrift(name, "removed") for name in pins if name not in listed]
     for name, pin in listed.items():
@@ -78,7 +78,7 @@ def drift(pins: ServerPins, tools: Iterable[ToolDefinition]) -> tuple[ToolDrift,
 def screen(
     pins: ServerPins, server: ServerName, tools: tuple[ToolDefinition, ...], on_drift: OnToolDrift
 ) -> tuple[tuple[ToolDefinition, ...], tuple[ToolDrifted, ...]]:
-    """Return the tools that a policy lets a server offer, in their order, and what is to be noted."""
+    """Return the tools that the policy allows, in order, and a note for each that has drifted."""
     if on_drift == "ignore":
         return tools, ()
     found = drift(pins, tools)

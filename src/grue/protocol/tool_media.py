@@ -1,4 +1,4 @@
-"""What a model can be shown of a tool's result beside text: images, audio and PDF files, checked.
+"""Check the images, audio and PDF files of a tool's result before they are attached for the model.
 
 A provider refuses a whole request for one image with the wrong media type or broken base64, and the image is
 then in the history of every later request. So what is attached here is checked first: its type is read from
@@ -46,11 +46,11 @@ _EXPECTED = {
 
 
 class MediaRoom:
-    """Collect what the results of one reply show, as long as there is room for it.
+    """Collects the attachments of one reply's tool results, up to the limits of the turn.
 
     Args:
-        limits: Of the turn.
-        used_bytes: What the turn has shown before.
+        limits: The limits of the turn.
+        used_bytes: Decoded size of the attachments of earlier replies.
 
     Attributes:
         attachments: What was attached so far.

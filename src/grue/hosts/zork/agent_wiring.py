@@ -29,7 +29,7 @@ class Route(Struct, frozen=True):
         manager_called: Whether the manager is an `MCPManager` whose methods a turn has to call.
         client: The `id` of the client.
         client_called: Whether the client is an `LLMClient` whose `chat_completions_create` a turn has to
-        call.
+            call.
         client_asked: Whether the client is an `LLMClient` that overrides `_supports_tool_calling`.
     """
 

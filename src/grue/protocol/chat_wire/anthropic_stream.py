@@ -1,4 +1,4 @@
-"""A streamed message of Anthropic's, put together from its events.
+"""Assemble a streamed message of Anthropic's from its events.
 
 The events say in which order they come: a message starts, its blocks start and stop one after the other, what
 is added goes to a block that is open, the message gets a reason to stop. A stream that breaks this order has

@@ -1,6 +1,6 @@
-"""A streamed chat completion, put together from its chunks.
+"""Assemble a streamed chat completion from its chunks.
 
-Chunks carry no numbers, so that a lost one shows only in what the others need: every call has to begin with
+Chunks have no numbers, so a lost chunk can be noticed only in the others: every call has to begin with
 its name, the indexes of calls count up one by one (or never, at some servers, or are absent), and the reply
 has to end with a reason. A stream that breaks one of these rules raises `DamagedStream`.
 """

@@ -1,7 +1,7 @@
-"""What an endpoint's refusal says, and how it is told to a person: what failed, in whose words, what to do.
+"""Read the errors of an endpoint, and describe them for a person: what failed, and what to do about it.
 
-Everything an endpoint says is untrusted, and may repeat the key it was sent: control characters go, secrets
-are replaced, long texts are cut.
+Come here to add a remedy, or a provider's form of error. The text of an endpoint is untrusted and may repeat
+the key. It is therefore redacted, cut, and stripped of control characters.
 """
 
 import re
@@ -17,10 +17,10 @@ from grue.protocol.retry import FailureKind, kind_of_status
 from grue.protocol.safe_text import beginning, printable
 
 _MOST_READ = 20_000
-"""Characters of an endpoint's words that are looked at."""
+"""Most characters of an endpoint's text that are read."""
 
 MAX_WORDS = 600
-"""Longest quotation of a provider, in characters."""
+"""Longest quotation of a provider's text, in characters."""
 
 _KEY = re.compile(r"api[ _-]?key|no connected db", re.IGNORECASE)
 """How a key is refused with status 400: Gemini's and xAI's words, and LiteLLM's where it has no database."""
@@ -32,17 +32,17 @@ _UNPAID = re.compile(r"credit balance|any credits|billing", re.IGNORECASE)
 _TOOLLESS = re.compile(r"not support (?:tool|function)|tool use", re.IGNORECASE)
 _MODERATED = re.compile(r"moderation|flagged", re.IGNORECASE)
 _GARBLED = frozenset({"tool_use_failed", "json_validate_failed"})
-"""Codes of Groq's that blame the model's own words, with status 400: another try may well help."""
+"""Codes of Groq's for an invalid output of the model, with status 400; a retry can help."""
 
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """Why a request gave no completion, as far as the wire tells.
+    """Why a request gave no completion, as far as the reply or the connection shows.
 
     Attributes:
-        message: The endpoint's words, or what happened to the connection; as they came.
-        status: HTTP status, of the reply or of the error within it.
+        message: The endpoint's text, unchanged, or what happened to the connection.
+        status: HTTP status of the reply, or of the error object inside it.
     """
 
     kind: FailureKind
@@ -60,7 +60,7 @@ def fault_of_status(status: int, body: bytes, location: str | None = None) -> Fa
     """
     if 300 <= status < 400:
         return Fault(kind="refused", status=status, message=f"redirects to {location or 'nowhere'}")
-    # A stream that failed to begin may come as its first event.
+    # Some endpoints send an error in the form of a stream's first event.
     first_event = re.match(rb"data: *(\{[^\n]*)", body)
     try:
         error = from_json(first_event[1] if first_event else body)
@@ -77,13 +77,13 @@ def fault_of_error(error: object) -> Fault:
     words = error_words(error)
     status = _error_status(error)
     if status is None:
-        # An accident upstream, or money: read as a 429, which means either.
+        # It may be a temporary failure or used-up credit. A 429 can mean either, and its text decides.
         return Fault(kind=kind_of_status(429, words), status=200, message=words)
     return Fault(kind=kind_of_status(status, words), status=status, message=words)
 
 
 def error_words(error: object) -> str:
-    """Return what an error body says, whatever its shape: message, code, and the upstream's own words."""
+    """Return the text of an error body of any shape: message, code, and the upstream provider's text."""
     match error:
         case str():
             return error
@@ -175,14 +175,15 @@ def is_loopback(base_url: str) -> bool:
 def describe(
     fault: Fault, *, base_url: str, model: str, profile: WireProfile, redacted: Callable[[str], str] = str
 ) -> LlmFailure:
-    """Return what is told of `fault`: safe to show, with what to do about it.
+    """Return the description of a fault: safe to show, with a remedy.
 
     Args:
-        fault: What the wire told.
-        base_url: As configured.
-        model: The model that was asked for.
-        profile: The endpoint's; it names the variable that the key is kept in.
-        redacted: Takes the secrets out of the endpoint's words; called before these are cut.
+        fault: The fault.
+        base_url: The configured base URL.
+        model: The model that was requested.
+        profile: The endpoint's profile, which names the environment variable of the key.
+        redacted: Redacts the endpoint's text. It is called before the text is cut, so that no part of a
+            secret remains.
     """
     message = redacted(beginning(fault.message, _MOST_READ))
     return LlmFailure(

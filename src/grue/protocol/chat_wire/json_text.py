@@ -1,4 +1,4 @@
-"""JSON as endpoints and models write it, which is not always JSON."""
+"""Encode and decode JSON, with tolerance for what endpoints and models write in its place."""
 
 import json
 

@@ -12,7 +12,7 @@ class ListedModel(Struct, frozen=True):
     Attributes:
         name: The model's name.
         parameters: The request parameters that the model accepts, in OpenRouter's terms; `None` if not
-        listed.
+            listed.
         inputs: Its kinds of input besides text (`image`, `audio`, `file`); `None` if not listed.
     """
 

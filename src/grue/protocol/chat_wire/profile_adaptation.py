@@ -1,7 +1,8 @@
-"""What an endpoint's refusal teaches about it.
+"""Adapt the profile of an endpoint after it refused a request.
 
-Each lesson takes something from the profile that it had: a request is thus sent again a bounded number of
-times, and what was learned holds for the run.
+Come here to add a kind of refusal. Each lesson recognises one in the provider's text and removes what was
+refused from the profile. A profile can only lose features, so a request is repeated a bounded number of
+times. The adapted profile is kept for the run.
 """
 
 import re
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from grue.protocol.chat_wire.profile import WireProfile
 
 Lesson: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
-"""Returns the profile that the words teach, `None` where they teach nothing new."""
+"""Returns the adapted profile, or `None` if the text gives no reason to change it."""
 
 _BLAMES_CONTENT = frozenset({400, 413, 415, 422})
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
@@ -92,7 +93,7 @@ _STOP = re.compile(r"\bstop(_sequences)?\b", re.IGNORECASE)
 
 
 def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireProfile | None:
-    """Return the profile that a refusal teaches, or `None` where it teaches nothing new.
+    """Return the profile adapted to a refusal, or `None` if the refusal gives no reason to change it.
 
     Args:
         profile: What the refused request followed.
@@ -108,7 +109,7 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
 
 
 def may_blame_attachments(status: int | None) -> bool:
-    """Say whether a refusal that teaches nothing may be one of the images or files in the request."""
+    """Return whether a refusal with no known cause may be due to images or files in the request."""
     return status in _BLAMES_CONTENT
 
 
@@ -214,7 +215,7 @@ _LESSONS: tuple[Lesson, ...] = (
     _stream,
     _media,
 )
-"""In the order in which they are tried: the narrow ones first."""
+"""The lessons in the order in which they are tried, the most specific first."""
 
 _OF_STATUS: dict[int, tuple[Lesson, ...]] = {
     404: (_other_wire, _media),

@@ -1,7 +1,7 @@
-"""A completion as every wire format reads it, and what the formats share in reading one.
+"""A decoded completion, the same for every wire format, and the functions that the formats share to read it.
 
-Replies are untrusted and often not quite as documented: ids are missing or come twice, arguments are objects
-or empty, numbers are texts. What can be read is read; nothing in here raises.
+Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
+objects or empty, numbers are strings. The functions here read what they can, and do not raise.
 """
 
 import json
@@ -19,10 +19,10 @@ from grue.protocol.tool_arguments import CUT_MARK
 from grue.protocol.tool_names import WireNames
 
 NAMELESS = "unnamed"
-"""What a call without a name is called."""
+"""The name given to a call that has none."""
 
 MAX_CALLS = 10_000
-"""Most tool calls of one reply; with more of them it is no reply."""
+"""Most tool calls of one reply; a reply with more is invalid."""
 
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
 """What Python raises over text and numbers that are too much for it. Readers guard against it by themselves;
@@ -35,13 +35,13 @@ class Reply(Struct, frozen=True, kw_only=True):
     """A completion, read.
 
     Attributes:
-        content: Its text, `None` if it has none; may stand beside tool calls.
-        tool_calls: Canonical names, ids unique in the turn, arguments as JSON text or what was sent for it.
-        refusal: The model's words where it declines, as far as the endpoint tells them apart.
-        reasoning: What it says of its thinking.
-        finish_reason: In the terms of chat completions.
-        cut: It ended at its length limit.
-        echo: What the provider wants to see again in the assistant's message; each format's own.
+        content: The text; `None` if there is none. A reply may have both text and tool calls.
+        tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
+        refusal: The model's text if it declines to answer, and the endpoint marks that.
+        reasoning: The text of its thinking.
+        finish_reason: The reason why it ended, in the terms of chat completions.
+        cut: Whether it ended at its length limit.
+        echo: Fields that the provider requires back in the assistant's message; each format has its own.
     """
 
     content: str | None = None
@@ -70,7 +70,7 @@ class CallIds:
         self._numbers = count(1)
 
     def give(self, wanted: object) -> CallId:
-        """Return `wanted`, or another id where it is none, or is in use."""
+        """Return `wanted`, or a new id if that is not an id or is in use."""
         call_id = wanted if isinstance(wanted, str) else ""
         while not call_id or call_id in self._used or call_id in self._given:
             call_id = f"call_{self._request}_{next(self._numbers)}"
@@ -95,7 +95,7 @@ def _arguments(value: object) -> str:
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
-        # A number that JSON cannot say goes on as it is, for the call to be refused.
+        # Keep a number that JSON cannot express, so that the call is rejected later.
         return json.dumps(value)
     return to_json(value).decode()
 
@@ -162,7 +162,7 @@ def unless_cut(calls: Sequence[ToolCall], given: object) -> tuple[ToolCall, ...]
 
 
 def read_object(body: bytes) -> JsonObject | Fault:
-    """Return the JSON object that a body is, or why it is none."""
+    """Return the JSON object in a body, or the fault if there is none."""
     try:
         answer = from_json(body)
     except (ValueError, MemoryError):
@@ -174,7 +174,7 @@ def read_object(body: bytes) -> JsonObject | Fault:
 
 
 def no_completion(what: str) -> Fault:
-    """Return the fault of an object that is no completion; `what` says what it lacks."""
+    """Return the fault for a body that is not a completion; `what` says why."""
     return Fault(kind="invalid_reply", status=200, message=f"not a completion: {what}")
 
 

@@ -1,8 +1,8 @@
-"""A streamed response, put together from its events; the last one holds it whole.
+"""Assemble a streamed response from its events.
 
-Because the last event holds the whole response, the others are needed only to show its text as it comes, and
-to check it: events are numbered, and the pieces of a text or of a call's arguments have to be what the last
-event says they are. Where they are not, one of the two is damaged, and nobody can tell which.
+The last event has the complete response. The others are used to show the text as it arrives, and to check the
+response: the events are numbered, and the pieces of a text or of a call's arguments must add up to what the
+last event has. If they do not, one of the two is damaged, and the stream is rejected.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,9 @@
-"""Server-sent events, as much of them as streamed replies use.
+"""Parse server-sent events, as far as streamed replies use them.
 
-A stream that is damaged must not be acted upon: what is missing from it cannot be told from what is left.
-Bytes that are not UTF-8 and lines with a field that no event has are therefore remembered as damage
-(`EventLines.damage`), and data that is not a JSON object raises `DamagedStream`.
+A damaged stream must not be used, because what is left of it does not show what is missing. A tool call with
+lost arguments, for example, could still look valid. Bytes that are not UTF-8 and lines with a field that no
+event has are therefore remembered as damage (`EventLines.damage`), and data that is not a JSON object raises
+`DamagedStream`.
 """
 
 import re
@@ -15,7 +16,7 @@ from grue.messages import JsonObject
 from grue.protocol.chat_wire.json_text import from_json
 
 MAX_LINE_BYTES = 16 * 2**20
-"""Longest line that is kept; a longer one ends the stream."""
+"""Longest line that is accepted; a longer one is an error."""
 
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _FIELDS = frozenset({"data", "event", "id", "retry", ""})
@@ -94,7 +95,7 @@ def _garbled(name: str, names: frozenset[str]) -> str:
 
 
 class EventLines:
-    """Cuts bytes into events, however they come: LF, CRLF or CR ends a line, an empty line an event.
+    """Splits bytes into events. LF, CRLF or CR ends a line, and an empty line ends an event.
 
     Attributes:
         damage: What was wrong with the first line that no event can have; empty: nothing. It counts only
