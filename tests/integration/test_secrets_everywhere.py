@@ -212,7 +212,7 @@ def run_turns(out: Out, folder: Path) -> None:
             settings = LlmSettings(base_url=llm.base_url, model="gpt-4o", api_key=key, extra_headers=OF_MODEL)
             with Runner(llm=settings, servers=servers, recorder=recorder) as runner:
                 try:
-                    runner.run_turn(TurnRequest(system="s", user="u", on_delta=lambda _: None))
+                    runner.run_turn(TurnRequest(system=TOLD_BY_MODEL * 20, user="u", on_delta=lambda _: None))
                 except MCPError as error:
                     errors.append(f"{error}\n{''.join(traceback.format_exception(error))}\n{vars(error)}")
 
