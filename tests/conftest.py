@@ -26,6 +26,7 @@ _ONE_WORKER = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         where = item.path.relative_to(Path(__file__).parent).as_posix()

@@ -286,7 +286,7 @@ class McpClient:
             with anyio.fail_after(timeout_s):
                 return self._offered(await self._list(link))
         except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
-            self._notify("bad_tool", f"its new listing is not to be had: {first_fault(error)}")
+            self._notify("bad_tool", f"listing its tools again failed: {first_fault(error)}")
             return None
 
     async def still_there(self, timeout_s: float) -> bool:

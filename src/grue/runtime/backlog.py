@@ -11,7 +11,7 @@ import anyio.to_thread
 
 
 class Backlog:
-    """A queue of calls for one thread. `add` and `check` need a lock of the caller; the rest is thread-safe.
+    """A queue of calls for one thread. Call `add` from one thread at a time; the rest is thread-safe.
 
     The thread starts with the first call and ends when the queue is empty. The interpreter waits for that at
     exit. In a forked child the queue is empty: the calls belong to the parent.
