@@ -234,5 +234,6 @@ def test_an_image_is_in_the_trace_and_not_in_the_conversation() -> None:
     turns = Turns(typed_server({"content": [TEXT, image]}), [ANSWER, DONE])
     assert turns.outcomes[0].tool_calls[0].result.content == [TEXT, image]
     told = json.loads(turns.asked[1].body["messages"][-1]["content"])
-    shown = {"type": "image", "mimeType": "image/png", "bytes": 45_000}
+    described = {"type": "image", "mimeType": "image/png", "bytes": 45_000}
+    shown = {**described, "omitted": "it is not a PNG, JPEG, GIF or WebP image"}
     assert told == {"content": [TEXT, shown]}
