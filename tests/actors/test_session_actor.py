@@ -33,6 +33,7 @@ from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOU
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
+from grue.tool_sessions.failures import ToolTimedOutError
 
 pytestmark = pytest.mark.anyio
 
@@ -213,6 +214,33 @@ async def test_p17_calls_are_made_one_at_a_time_in_order() -> None:
     assert events[1:4] == [returned(1), returned(2), returned(3)]
     assert bench.server.did("call") == ["call look", "call think", "call look"]
     assert bench.server.most_at_once == 1
+
+
+async def test_p17_the_next_call_is_made_only_when_the_one_before_was_settled() -> None:
+    bench = Bench(ScriptedServer(tools={"think": "time out"}))
+    batch = call_tools("look", "think", "look", after_timeout="continue")
+    await bench.play(open_session(), batch, CLOSE)
+    said = [
+        (type(item.body).__name__, item.body.call_id)
+        for item in bench.envelopes
+        if isinstance(item.body, ToolCalled | ToolReturned | ToolTimedOut)
+    ]
+    assert said == [
+        ("ToolCalled", "c1"),
+        ("ToolReturned", "c1"),
+        ("ToolCalled", "c2"),
+        ("ToolTimedOut", "c2"),
+        ("ToolCalled", "c3"),
+        ("ToolReturned", "c3"),
+    ]
+
+
+@pytest.mark.parametrize(("own_s", "told_s"), [(None, 30.0), (5.0, 5.0), (60.0, 30.0)])
+async def test_p25_a_timeout_names_the_limit_that_struck(own_s: float | None, told_s: float) -> None:
+    """A server's options may set a smaller one than the turn's."""
+    server = ScriptedServer(tools={"look": "time out" if own_s is None else ToolTimedOutError("look", own_s)})
+    events = await Bench(server).play(open_session(), call_tools("look"), CLOSE)
+    assert [event.timeout_s for event in events if isinstance(event, ToolTimedOut)] == [told_s]
 
 
 async def test_p28_there_is_one_note_for_each_call_that_is_sent() -> None:

@@ -203,6 +203,8 @@ async def test_p24_a_timed_out_call_is_cancelled_and_the_session_goes_on(
     late = next(m["id"] for m in sent if m["method"] == "tools/call")
     cancelled = [m["params"]["requestId"] for m in sent if m["method"] == "notifications/cancelled"]
     assert cancelled == [late]
+    written = [m["method"] for m in sent if m["method"] in ("tools/call", "notifications/cancelled")]
+    assert written == ["tools/call", "notifications/cancelled", "tools/call"], "in this order (P17)"
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000])

@@ -7,6 +7,7 @@ from arbitrary_turns import ArbitraryTurn, arbitrary_turns
 from hypothesis import HealthCheck, given, settings
 
 from grue.messages import (
+    AnswerAccepted,
     CallTools,
     CheckAnswer,
     CheckToolSupport,
@@ -62,6 +63,24 @@ def test_p2_every_turn_ends_in_one_outcome_or_one_failure(turn: ArbitraryTurn) -
     assert turn.end.requests == len(turn.went(RequestCompletion))
     if isinstance(turn.end, TurnCompleted):
         assert (turn.end.kind == "answered") == (turn.end.reason == "")
+
+
+@given(arbitrary_turns())
+@turns
+def test_p2_an_outcome_is_the_answer_that_was_accepted_or_else_the_hosts_fallback(
+    turn: ArbitraryTurn,
+) -> None:
+    accepted = turn.came(AnswerAccepted)
+    asked = [entry.body.content for entry in turn.log if isinstance(entry.body, CheckAnswer)]
+    if isinstance(turn.end, TurnFailed):
+        assert turn.end.failure is not None
+        assert not accepted, "an accepted answer is never lost"
+    elif turn.end.kind == "fallback":
+        assert (turn.end.answer, not accepted) == (turn.run.fallback, True)
+        assert turn.run.fallback is not None
+    else:
+        assert [verdict.answer for verdict in accepted] == [turn.end.answer]
+        assert turn.end.raw_response == asked[-1]
 
 
 @given(arbitrary_turns())
@@ -148,6 +167,43 @@ def test_p16_every_call_is_settled_once_and_sent_to_its_server_unless_invalid(tu
             assert sorted(here) == sorted(ids)
 
 
+def readable(arguments: str) -> bool:
+    return arguments in ("", "{}", '{"x": 1}')
+
+
+@given(arbitrary_turns())
+@turns
+def test_p16_a_valid_call_reaches_the_server_that_listed_it_as_the_model_made_it(turn: ArbitraryTurn) -> None:
+    listed: dict[str, Any] = {}
+    offered = False
+    for entry in turn.log:
+        if isinstance(entry.body, RequestCompletion):
+            offered = isinstance(entry.body.mode, OfferTools)
+            if offered and entry.body.mode.tools is not None:
+                listed = {item.name: item for item in entry.body.mode.tools}
+        elif isinstance(entry.body, CompletionReceived) and entry.body.tool_calls and offered:
+            following = turn.after(entry)
+            valid = {
+                call.call_id: call
+                for call in entry.body.tool_calls
+                if call.name in listed and readable(call.arguments)
+            }
+            served = {
+                call.call_id: (batch.server, call.tool, call.arguments)
+                for batch in following
+                if isinstance(batch, CallTools)
+                for call in batch.calls
+            }
+            rejected = {item.call_id for item in following if isinstance(item, ToolRejected)}
+            skipped = {item.call_id for item in following if isinstance(item, ToolSkipped)}
+            assert rejected.isdisjoint(valid), "no valid call is answered without its server"
+            for call_id, call in valid.items():
+                tool = listed[call.name]
+                expected = (tool.server, tool.tool, json.loads(call.arguments or "{}"))
+                if call_id not in skipped or call_id in served:
+                    assert served.get(call_id, expected if turn.interrupted else None) == expected
+
+
 @given(arbitrary_turns())
 @turns
 def test_p17_one_batch_at_a_time_and_calls_go_out_in_order(turn: ArbitraryTurn) -> None:
@@ -218,6 +274,9 @@ def test_p22_skips_never_cross_a_batch_boundary(turn: ArbitraryTurn) -> None:
         for item in settlements(following):
             if isinstance(item, ToolSkipped):
                 assert item.call_id in ids
+        ends = (ServerDied,) if turn.run.policy.after_timeout == "continue" else (ServerDied, ToolTimedOut)
+        broken = next((n for n, entry in enumerate(following) if isinstance(entry.body, ends)), None)
+        assert broken is None or not sent(following[broken:]), "what ends a batch ends all of it"
     sent_later = set()
     for reply, following, _ in reversed(turn.rounds()):
         assert not sent_later & {call.call_id for call in reply.tool_calls}

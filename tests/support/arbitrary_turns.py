@@ -217,6 +217,17 @@ class ArbitraryTurn:
     def went(self, *kinds: type) -> list[Any]:
         return [entry.body for entry in self.log if entry.way == "out" and isinstance(entry.body, kinds)]
 
+    def after(self, reply: Entry) -> list[Any]:
+        """What came and went after a message, up to the next request."""
+        rest = [entry.body for entry in self.log[self.log.index(reply) + 1 :]]
+        stop = next((n for n, body in enumerate(rest) if isinstance(body, RequestCompletion)), len(rest))
+        return rest[:stop]
+
+    @property
+    def interrupted(self) -> bool:
+        """The turn was cut off: what was still to be sent never was."""
+        return any(entry.body in (DEADLINE, INTERRUPT) for entry in self.log)
+
     @property
     def end(self) -> Any:
         return self.log[-1].body

@@ -128,6 +128,8 @@ class ScriptedConnection:
                 raise ServerFailed(failure(phase="call"))
             case "bug":
                 raise LookupError("a bug")
+            case Exception() as error:
+                raise error
             case "hang":
                 with anyio.move_on_after(timeout_s):
                     await anyio.sleep_forever()

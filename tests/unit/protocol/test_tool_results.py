@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grue.messages import ToolCallResult
@@ -96,11 +96,13 @@ def test_p41_a_success_is_a_json_value_without_an_error(value: object) -> None:
     assert json.loads(msgspec.json.encode(result.to_dict())) == result.to_dict()
 
 
-@given(ANY_TEXT, VALUES)
+@example("half \ud800", None)
+@given(ANY_TEXT.filter(bool), VALUES)
 def test_p42_a_failure_has_its_message(message: str, value: object) -> None:
     result = failure(message, value)
     assert result.is_error
     assert isinstance(result.error_message, str)
+    assert result.error_message.encode(), "half a surrogate pair has become a character"
     assert list(result.to_dict()) == ["error", "content"]
 
 
@@ -111,6 +113,7 @@ def test_p43_to_dict_survives_json_unchanged(message: str, value: object, failed
     assert msgspec.json.decode(msgspec.json.encode(result), type=ToolCallResult) == result
 
 
+@example("half \ud800", {"\ud800": ["\udc00"], 1: {2: "x"}}, False, 200)
 @given(ANY_TEXT, VALUES | st.text(max_size=2000), st.booleans(), st.integers(0, 200))
 def test_p44_history_text_is_json_and_bounded(message: str, value: object, failed: bool, most: int) -> None:
     result = failure(message, value) if failed else success(value)

@@ -117,6 +117,16 @@ def test_r12_5_a_model_without_tool_calling_is_refused_before_the_manager_is_tou
     assert manager.connect_count == 0
 
 
+def test_r1_5_with_mcp_off_a_manager_that_is_there_is_left_alone() -> None:
+    manager, client = MockMCPManager(), MockLLMClient()
+    client.add_response(content=ANSWER)
+    config = GameConfiguration(mcp_enabled=False)
+    one = ZorkAgent(config=config, model="gpt-4", client=client, mcp_manager=manager)
+    assert one.get_action_with_reasoning("x")["action"] == "examine door"
+    assert (manager.connect_count, one.server) == (0, None)
+    assert client.requests[0]["tools"] is None
+
+
 def test_r12_4_forced_tool_support_overrides_the_name() -> None:
     manager = MockMCPManager()
     config = GameConfiguration(mcp_enabled=True, mcp_force_tool_support=True)

@@ -71,6 +71,48 @@ def test_p2_an_accepted_action_is_one_printable_line_that_sanitising_leaves_unch
         assert sanitise_command(accepted) == accepted
 
 
+WORDS = st.sampled_from(["take", "open", "north", "lamp", "the", "mailbox", "with", "key", "x", "all"])
+
+
+@given(
+    st.lists(WORDS, min_size=1, max_size=8).map(" ".join),
+    st.sampled_from(
+        ["{}", "**{}**", "`{}`", "> {}", "1. {}", "{}.", "\n{}\n", '"{}"', "{}\nsave", "{}; quit"]
+    ),
+)
+def test_p2_an_ordinary_command_is_accepted_as_it_is_whatever_stands_around_it(
+    command: str, frame: str
+) -> None:
+    verdict = check(answer(action=frame.format(command)))
+    assert isinstance(verdict, AnswerAccepted)
+    assert verdict.answer["action"] == command  # type: ignore[index]
+
+
+META = st.sampled_from(["save", "restore", "RESTART", "quit", "q", "script", "Save game", "unscript"])
+FRAMES = st.sampled_from(["{}", "> {}", "**{}**", "`{}` now", "1. {}", "{}; n", "n; {}", '"{}"'])
+MARKS = st.text("ab .;,>*\"'\\\n\x1b[2J\u200b", max_size=300)
+LEAVING = ("save", "restor", "restar", "quit", "q", "script", "unscri")
+
+
+@given(st.text() | MARKS | st.builds(str.format, FRAMES, META))
+@settings(max_examples=400)
+def test_p2_whatever_is_accepted_is_one_short_line_of_ascii_that_stays_in_the_game(action: str) -> None:
+    """Held against rules of its own: `sanitise_command` is not asked whether it was right."""
+    verdict = check(answer(action=action))
+    if isinstance(verdict, AnswerAccepted):
+        accepted = verdict.answer["action"]  # type: ignore[index]
+        assert all(" " <= char <= "~" for char in accepted)
+        assert 0 < len(accepted) <= 120
+        assert accepted == accepted.strip()
+        assert not set(accepted) & set(";*`\\")
+        assert accepted.split()[0].lower()[:6] not in LEAVING
+
+
+@pytest.mark.parametrize("word", ["save", "restore", "RESTART", "quit", "q", "script", "Save game", "> quit"])
+def test_p2_what_would_leave_the_game_or_hang_it_is_refused(word: str) -> None:
+    assert isinstance(check(answer(action=word)), AnswerRefused)
+
+
 def test_p2_the_fallback_is_playable() -> None:
     assert sanitise_command(FALLBACK_ACTION) == FALLBACK_ACTION
     assert answer_spec().fallback is not None

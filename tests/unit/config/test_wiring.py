@@ -1,0 +1,48 @@
+"""What a configuration becomes for a runner."""
+
+from pathlib import Path
+
+import pytest
+
+from grue.config.settings import BudgetSettings, GameConfiguration
+from grue.config.wiring import from_configuration, llm_settings, turn_limits
+from grue.messages import Budget, TurnLimits
+
+
+def test_r13_the_limits_of_the_configuration_are_those_of_the_turns() -> None:
+    config = GameConfiguration(
+        mcp_max_tool_iterations=7,
+        mcp_tool_call_timeout_seconds=1.5,
+        mcp_server_startup_timeout_seconds=2.5,
+        budget=BudgetSettings(turn_requests=3, turn_tokens=400, turn_cost_usd=0.5),
+    )
+    assert turn_limits(config, 60.0) == TurnLimits(
+        max_tool_iterations=7,
+        tool_call_timeout_s=1.5,
+        server_startup_timeout_s=2.5,
+        turn_timeout_s=60.0,
+        budget=Budget(requests=3, tokens=400, cost_usd=0.5),
+    )
+
+
+def test_r13_without_a_configuration_turns_have_the_defaults_of_the_requirements() -> None:
+    limits = turn_limits(GameConfiguration())
+    assert (limits.max_tool_iterations, limits.tool_call_timeout_s, limits.server_startup_timeout_s) == (
+        20,
+        30,
+        10,
+    )
+    assert limits.turn_timeout_s is None
+    bare = TurnLimits()
+    assert (bare.max_tool_iterations, bare.tool_call_timeout_s, bare.server_startup_timeout_s) == (20, 30, 10)
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_r12_4_forced_tool_support_reaches_the_model_of_a_runner(
+    forced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRUE_API_KEY", "a-key-of-no-use")
+    assert llm_settings(GameConfiguration(mcp_force_tool_support=forced)).force_tool_support is forced
+    toml = tmp_path / "pyproject.toml"
+    toml.write_text(f"[tool.zorkgpt.mcp]\nforce_tool_support = {str(forced).lower()}\n")
+    assert from_configuration(toml).llm.force_tool_support is forced
