@@ -23,11 +23,14 @@ NAMES = ("casebook", "damage", "files", "judge", "replies", "tool_server", "turn
 def attack() -> Iterator[SimpleNamespace]:
     """The modules of the tool, which is a program and not a package."""
     sys.path.insert(0, str(ATTACK))
+    # Modules of the tests may have the same names.
+    others = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
     loaded: dict[str, ModuleType] = {name: __import__(name) for name in NAMES}
     yield SimpleNamespace(**loaded)
     sys.path.remove(str(ATTACK))
     for name in NAMES:
         del sys.modules[name]
+    sys.modules.update(others)
 
 
 def first_steps(attack: Any, name: str) -> bytes:
