@@ -98,7 +98,7 @@ def _takes(profile: WireProfile, attachment: Attachment) -> bool:
             return profile.images
         case "audio":
             return profile.audio and profile.wire == "chat_completions"
-        case "file":
+        case _:
             return profile.files
 
 
