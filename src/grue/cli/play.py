@@ -88,7 +88,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
         try:
             orchestrator.play_episode()
         except BaseException:
-            # Why it ended is what is told; without its folder there is no result to be written, either.
+            # Report why it ended. Its folder is gone, so there is nowhere to write a result.
             with suppress(TraceError):
                 _finish(orchestrator, folder, view, options)
             raise

@@ -44,7 +44,7 @@ class Batch(Struct, Generic[R, T], frozen=True, kw_only=True):
     Attributes:
         open: Begins the loop that its turns run in.
         run: Runs the turn of a request, given where, and its place among the requests.
-        resume_from: Returns what came of it in an earlier run; `None`: it has to be run.
+        resume_from: Returns the outcome of an earlier run of the turn, or `None` if it must be run.
         concurrency: Turns at a time.
     """
 
