@@ -1,5 +1,7 @@
 """Which values are never to be shown."""
 
+from base64 import b64encode, urlsafe_b64encode
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,3 +88,19 @@ def test_long_values_of_secret_names_and_no_others_are_redacted(environ: dict[st
 def test_what_is_configured_counts_beside_the_hosts_own() -> None:
     found = secrets_in({"A_KEY": "0123456789ab", "B_KEY": "short"}, {"token": " x0123456789abx "})
     assert found == {"A_KEY": "0123456789ab", "token": "x0123456789abx"}
+
+
+@pytest.mark.parametrize(
+    ("header", "secrets"),
+    [
+        ("Basic " + b64encode(b"user:long-password").decode(), {"Proxy password": "long-password"}),
+        ("basic " + urlsafe_b64encode("u:~~~üÿ?>long".encode()).decode(), {"Proxy password": "~~~üÿ?>long"}),
+        ("Basic " + b64encode(b"user:short").decode(), {}),
+        ("Basic " + b64encode(b"no colon in this value").decode(), {}),
+        ("Basic long-words-in-no-base64", {}),
+        ("Basic " + b64encode(b"user:\xff\xfe\xfd bytes that are no text").decode(), {}),
+    ],
+    ids=["password", "url-safe", "short", "no password", "not base64", "not text"],
+)
+def test_the_password_in_basic_credentials_is_a_secret(header: str, secrets: dict[str, str]) -> None:
+    assert secrets_in({"Proxy": header}) == secrets
