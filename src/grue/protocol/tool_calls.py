@@ -1,7 +1,7 @@
 """Sort the tool calls of a reply by server, and record how each was settled.
 
 Come here to change which calls are rejected before they reach a server, or what a record says about a call.
-`tool_loop.py` decides when calls are sent.
+`turn_tools.py` decides when calls are sent.
 """
 
 from typing import Literal, assert_never

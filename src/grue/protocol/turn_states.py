@@ -21,8 +21,10 @@ from grue.messages import (
     ToolCallRecord,
     ToolDefinition,
     ToolMessage,
+    TurnCommand,
     TurnCompleted,
     TurnFailed,
+    TurnNote,
     Usage,
     UserText,
 )
@@ -224,6 +226,10 @@ LiveState: TypeAlias = (
     | AwaitingVerdict
 )
 """The states in which a deadline or an interruption can still change how the turn ends."""
+
+Commands: TypeAlias = tuple[TurnCommand | TurnNote, ...]
+Transition: TypeAlias = tuple[TurnState, Commands]
+"""What every function of the machine returns: the next state, and the commands to carry out in order."""
 
 
 def waiting_for(state: LiveState) -> str:

@@ -25,7 +25,7 @@ from grue.messages import (
     TurnNote,
     UserText,
 )
-from grue.protocol.tool_loop import FINAL_REQUEST
+from grue.protocol.turn_asking import FINAL_REQUEST
 from grue.protocol.turn_time import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
 

@@ -12,7 +12,7 @@ from grue.hosts.zork.response import AgentResponse, answer_spec
 from grue.offline.chat_request import BadRequestError
 from grue.offline.repertoire import house_playbook
 from grue.protocol.chat_wire.strict_schema import strict_schema
-from grue.protocol.tool_loop import FINAL_REQUEST
+from grue.protocol.turn_asking import FINAL_REQUEST
 
 HOUSE = house_playbook(7)
 COMMANDS = [step.command for step in HOUSE.steps]

@@ -61,8 +61,8 @@ from grue.messages import (
     Usage,
     UserText,
 )
-from grue.protocol.tool_loop import FINAL_REQUEST
 from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT, SKIPPED_TOO_LATE
+from grue.protocol.turn_asking import FINAL_REQUEST
 
 ONE_ROUND = TurnLimits(max_tool_iterations=1)
 OPEN = (run("a"), opened("a"))

@@ -1,0 +1,84 @@
+"""The part of the turn's machine that ends a turn: it closes the sessions and reports how the turn ended.
+
+Come here to change what happens between the decision to end a turn and its end. Every other part of the
+machine may call these functions; they are pure.
+"""
+
+from msgspec.structs import replace
+
+from grue.messages import (
+    CloseSession,
+    DeadlineMissed,
+    DeadlinePassed,
+    Interrupted,
+    ServerName,
+    TurnCompleted,
+    TurnFailed,
+    TurnFailure,
+    TurnInterrupted,
+    TurnNote,
+)
+from grue.protocol.turn_states import (
+    AwaitingClose,
+    AwaitingReconnect,
+    AwaitingSessions,
+    AwaitingTools,
+    Finished,
+    LiveState,
+    Transition,
+    Turn,
+    waiting_for,
+    without,
+)
+
+
+def fail(turn: Turn, failure: TurnFailure, notes: tuple[TurnNote, ...] = ()) -> Transition:
+    """End the turn without an answer."""
+    end = TurnFailed(
+        turn=turn.run.turn,
+        failure=failure,
+        iterations=turn.iterations,
+        requests=turn.requests,
+        tool_calls=turn.records,
+        usage=turn.usage,
+    )
+    return close(turn, end, notes)
+
+
+def close(turn: Turn, end: TurnCompleted | TurnFailed, notes: tuple[TurnNote, ...] = ()) -> Transition:
+    """Close every open session, and report `end` when the last one is closed."""
+    if not turn.open:
+        return Finished(), (*notes, end)
+    closing = tuple(CloseSession(server=server) for server in turn.open)
+    return AwaitingClose(turn, turn.open, end), (*notes, *closing)
+
+
+def closed(state: AwaitingClose, server: ServerName) -> Transition:
+    """Note that the session of `server` is closed; the last one ends the turn."""
+    pending = without(state.pending, server)
+    if pending:
+        return AwaitingClose(state.turn, pending, state.end), ()
+    return Finished(), (state.end,)
+
+
+def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transition:
+    """End the turn from whatever state it is in; a call that is under way gets no record."""
+    turn = state.turn
+    match state:
+        case AwaitingSessions(pending=pending):
+            # Sessions that are still opening are closed as soon as they have opened.
+            turn = replace(turn, open=(*turn.open, *pending))
+        case AwaitingTools(settled=settled):
+            turn = replace(turn, records=(*turn.records, *settled))
+        case _:
+            pass
+    failure: TurnFailure
+    if isinstance(event, DeadlinePassed):
+        failure = DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state), kept_s=event.kept_s)
+    else:
+        failure = Interrupted(reason=event.reason)
+    following, commands = fail(turn, failure)
+    if isinstance(state, AwaitingReconnect):
+        # This session has already been told to close.
+        commands = tuple(item for item in commands if item != CloseSession(server=state.server))
+    return following, commands

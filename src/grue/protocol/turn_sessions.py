@@ -1,0 +1,85 @@
+"""The part of the turn's machine that opens sessions: when the turn starts, and after a reconnect.
+
+Come here to change what a turn does when a session opens, is given up or reports its tools. `tool_loop.step`
+calls these functions; they are pure.
+"""
+
+from msgspec.structs import replace
+
+from grue.messages import (
+    CheckToolSupport,
+    McpDisabled,
+    OpenSession,
+    RunTurn,
+    ServerName,
+    SessionOpened,
+    ToolsUnsupported,
+    ToolSupportChecked,
+)
+from grue.protocol.turn_asking import ask, force
+from grue.protocol.turn_end import fail
+from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Transition, Turn, without
+
+
+def begin(run: RunTurn) -> Transition:
+    """Start the turn: check the model, open the sessions, or ask at once if no tools are wanted."""
+    turn = Turn(run=run)
+    if not run.servers or run.limits.max_tool_iterations < 1:
+        return ask(turn, "only", turn.opening)
+    if run.support_check == "before":
+        return AwaitingSupport(turn), (CheckToolSupport(),)
+    return open_all(turn, asking=run.support_check == "beside")
+
+
+def open_all(turn: Turn, *, asking: bool) -> Transition:
+    """Open the session of every server; `asking` checks the model meanwhile."""
+    run = turn.run
+    commands = tuple(open_session(run, server) for server in run.servers)
+    state = AwaitingSessions(turn, run.servers, turn.opening, asking)
+    return state, (*commands, CheckToolSupport()) if asking else commands
+
+
+def unsupported(state: AwaitingSupport | AwaitingSessions, event: ToolSupportChecked) -> Transition:
+    """End the turn, because the model cannot call tools."""
+    pending = state.pending if isinstance(state, AwaitingSessions) else ()
+    failure = ToolsUnsupported(model=event.model, endpoint=event.endpoint, reason=event.reason)
+    return fail(replace(state.turn, open=(*state.turn.open, *pending)), failure)
+
+
+def open_session(run: RunTurn, server: ServerName) -> OpenSession:
+    """Return the command that opens the session of `server`."""
+    return OpenSession(
+        server=server, turn=run.turn, timeout_s=run.limits.server_startup_timeout_s, policy=run.policy
+    )
+
+
+def opened(state: AwaitingSessions, event: SessionOpened) -> Transition:
+    """Take over the tools of a session that has opened."""
+    turn = state.turn.relist(event.server, event.tools)
+    turn = replace(turn, open=(*turn.open, event.server))
+    return when_all_reported(_reported(state, turn, event.server))
+
+
+def given_up(state: AwaitingSessions, event: McpDisabled) -> Transition:
+    """Go on without the tools of a server."""
+    turn = state.turn.relist(event.server, ())
+    turn = replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
+    return when_all_reported(_reported(state, turn, event.server))
+
+
+def _reported(state: AwaitingSessions, turn: Turn, server: ServerName) -> AwaitingSessions:
+    return replace(state, turn=turn, pending=without(state.pending, server))
+
+
+def when_all_reported(state: AwaitingSessions) -> Transition:
+    """Send the first request once every session has reported and the model has been checked."""
+    turn = state.turn
+    if state.pending or state.asking:
+        return state, ()
+    if turn.tools and turn.budget_reached:
+        return force(turn, "budget", state.new)
+    if turn.tools:
+        return ask(turn, "loop", state.new)
+    if turn.reconnected:
+        return force(turn, "server_died", state.new)
+    return ask(turn, "only", state.new)
