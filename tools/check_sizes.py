@@ -3,8 +3,8 @@
     python tools/check_sizes.py              print each breach; exit 1 if there is one
     python tools/check_sizes.py --longest    print the six longest functions and modules as well
 
-The limits are in LIMITS. Exceptions are in tools/size_exceptions.txt, each with its reason; one that is no
-longer needed is a breach of its own.
+The limits are in LIMITS. Exceptions are in tools/size_exceptions.txt, each with its reason. An exception
+that is no longer needed is a breach too.
 """
 
 import argparse

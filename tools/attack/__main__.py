@@ -80,7 +80,7 @@ class Worker:
         lines.put("")
 
     def run(self, name: str) -> dict[str, Any]:
-        """Run a case and return what is told of it."""
+        """Run a case and return its report."""
         assert self._process.stdin is not None
         told = {"case": name, "told": "", "grown": 0, "elapsed_s": 0.0}
         try:

@@ -1,0 +1,46 @@
+"""The documents: code blocks that Python can read, commands that exist, and headings that are headings."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")])
+_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_LONGEST_HEADING = 80
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    found = []
+    for indent, name, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        if name == language:
+            found.append("".join(line.removeprefix(indent) for line in text.splitlines(keepends=True)))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_block_can_be_read(page: Path) -> None:
+    for block in _blocks(page, "python"):
+        tree = ast.parse(block)
+        assert tree.body, f"a block without code in {page.name}:\n{block}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_line_of_a_block_holds_one_command(page: Path) -> None:
+    blocks = _blocks(page, "") + _blocks(page, "console") + _blocks(page, "sh")
+    for line in "\n".join(blocks).splitlines():
+        comment = line.partition(" # ")[2]
+        assert " grue " not in comment, f"two commands on one line of {page.name}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_headings_stand_on_lines_of_their_own(page: Path) -> None:
+    prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for line in prose.splitlines():
+        if line.startswith("#"):
+            assert len(line) <= _LONGEST_HEADING, (
+                f"{page.name}: a paragraph follows on a heading's line: {line}"
+            )
+        assert " ## " not in line, f"{page.name}: a heading inside a line: {line}"
