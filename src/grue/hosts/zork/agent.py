@@ -18,7 +18,7 @@ from grue.engine.turn_errors import error_for
 from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.listeners import tell_langfuse, tell_loggers
+from grue.hosts.zork.listeners import add_langfuse, add_loggers
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
 from grue.messages import FailurePolicy, ServerName, TextDelta, TurnCompleted, TurnFailed
@@ -242,7 +242,7 @@ class ZorkAgent:
             self._server, server = tool_server_of(self.mcp_manager, self._route)
             servers = {self._server: server}
         heard = (self.logger, manager.logger if manager else None)
-        tell_loggers(recorder, *heard, episode_id=self.episode_id)
+        add_loggers(recorder, *heard, episode_id=self.episode_id)
         if manager is not None:
             hide_secrets(recorder, [manager.tool_server])
             self._tell_langfuse(recorder, manager.langfuse_client)
@@ -273,7 +273,7 @@ class ZorkAgent:
 
     def _tell_langfuse(self, recorder: Recorder, client: Any) -> None:
         session_id = None if self.episode_id == _UNKNOWN else self.episode_id
-        observer = tell_langfuse(recorder, client, session_id=session_id)
+        observer = add_langfuse(recorder, client, session_id=session_id)
         if observer is not None:
             self._langfuse = observer
             # If the agent is dropped without `close`, the rest is sent in the background.

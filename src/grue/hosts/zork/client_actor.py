@@ -38,7 +38,7 @@ from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
 
-_SEEDS = WireProfile(name="the seeds' client", names="canonical", images=False)
+_SIMPLE_CLIENT = WireProfile(name="the program's client", names="canonical", images=False)
 _SDK = WireProfile(
     name="an SDK",
     names="encoded",
@@ -94,7 +94,7 @@ class ClientActor(Actor[LlmCommand]):
         self._agent = agent
         self._client = client
         self._create: Callable[..., Any] = client.chat.completions.create
-        self._profile = _SEEDS if accepts(self._create, "name") else _SDK
+        self._profile = _SIMPLE_CLIENT if accepts(self._create, "name") else _SDK
         self._settings = settings
         self._conversations: dict[ConversationId, Conversation] = {}
         self._call_ids: set[str] = set()
@@ -146,9 +146,9 @@ class ClientActor(Actor[LlmCommand]):
     async def _ask(self, body: bytes) -> object:
         asked = from_json(body)
         assert isinstance(asked, dict), "a request is an object"
-        if self._profile is _SEEDS:
+        if self._profile is _SIMPLE_CLIENT:
             # Our own client sets cache markers itself, as its endpoint's profile says.
-            asked = _as_seeds(asked, marked=not isinstance(self._client, LLMClient))
+            asked = _simple_arguments(asked, marked=not isinstance(self._client, LLMClient))
         call = functools.partial(self._create, **asked)
         if inspect.iscoroutinefunction(self._create):
             return await call()
@@ -208,18 +208,18 @@ def client_actor(
     return ClientModel(client, settings, config)
 
 
-def _as_seeds(asked: JsonObject, *, marked: bool) -> dict[str, Any]:
+def _simple_arguments(asked: JsonObject, *, marked: bool) -> dict[str, Any]:
     messages = asked.get("messages")
     assert isinstance(messages, list), "a request has messages"
     return {
         **_ALWAYS_PASSED,
         **asked,
-        "messages": [_seeds_message(each, marked=marked) for each in messages],
+        "messages": [_simple_message(each, marked=marked) for each in messages],
         "name": "Agent",
     }
 
 
-def _seeds_message(message: dict[str, Any], *, marked: bool) -> dict[str, Any]:
+def _simple_message(message: dict[str, Any], *, marked: bool) -> dict[str, Any]:
     if marked and message["role"] in ("system", "user"):
         return {**message, "cache_control": {"type": "ephemeral"}}
     return {key: value for key, value in message.items() if value is not None}

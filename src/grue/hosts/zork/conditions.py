@@ -1,8 +1,8 @@
-"""Under which conditions an episode is played, and what of them has changed when it is resumed.
+"""The configuration that an episode is played with, and its changes at a resume.
 
-They are recorded at the start and at each resume. Another game, MCP switched on or off, and another MCP
-server make another episode of it: the resume is refused. Everything else that has changed is told and
-recorded, and the episode goes on: a resume is also how people go on after they have mended a configuration.
+It is recorded at the start and at each resume. A resume with another game, with MCP switched on or off, or
+with another MCP server is refused. Any other change is reported and recorded, and the episode goes on,
+because people also resume an episode after they have mended its configuration.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from grue.protocol.chat_wire.failures import shown_endpoint
 
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:
-    """Return what an agent plays with, by name, in words without secrets."""
+    """Return the settings that an agent plays with, by name, without secrets."""
     config, client = agent.config, agent.client
     said = {
         "model": agent.model,
@@ -46,11 +46,11 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
-    """Return what differs, in the order of `now`.
+    """Return the settings that differ, in the order of `now`.
 
     Args:
-        before: As recorded; an older trace does not have all of them, or none.
-        now: As they are.
+        before: The recorded settings. Older traces lack some or all of them.
+        now: The current settings.
     """
     return tuple(
         ConditionChanged(what=what, before=before[what], now=value)
@@ -60,10 +60,10 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[Conditio
 
 
 def require_same_tools(started: EpisodeStarted, server: str | None) -> None:
-    """Refuse to go on with an episode with tools of another server, with tools it had not, or without.
+    """Refuse to resume an episode with another server, or with MCP switched on or off.
 
     Raises:
-        MCPConfigError: The text says what it was begun with and what is configured now.
+        MCPConfigError: The text names the servers at the start and now.
     """
     now = (server,) if server else ()
     if now != started.servers:
@@ -87,7 +87,7 @@ def _definition(manager: object) -> str:
     server = manager.tool_server if isinstance(manager, MCPManager) else manager
     match server:
         case StdioServer(command=command, args=args, cwd=cwd):
-            # Arguments may hold secrets: a digest tells whether they differ, and not what they are.
+            # Arguments may hold secrets. A digest shows whether they differ without showing them.
             return f"{command} ({_digest((command, args, cwd, sorted(server.env), server.inherit_env))})"
         case HttpServer(url=url, transport=transport):
             return f"{shown_endpoint(url)} ({_digest((url, transport, sorted(server.headers)))})"
@@ -105,7 +105,7 @@ def _lock(agent: ZorkAgent) -> str:
 
 
 def _digest(value: object) -> str:
-    # Keys sorted: order says nothing. Half a surrogate pair can be in a lock, but in no JSON of msgspec's.
+    # The order of keys does not matter. A lock can hold lone surrogates, which msgspec's JSON cannot.
     text = repr(msgspec.to_builtins(value, builtin_types=(), order="sorted"))
     return f"sha256 {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 

@@ -13,7 +13,7 @@ from grue.observers.python_log import LoggerObserver
 from grue.runtime.trace import Recorder
 
 
-def tell_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
+def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
     """Add an observer for each logger, unless it gets the records already.
 
     A logger also gets the records that the loggers below it propagate.
@@ -23,15 +23,15 @@ def tell_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:
         loggers: Loggers, or objects with `info`, `warning` and `error`; `None` is ignored.
         episode_id: Put into every record.
     """
-    told = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
+    observed = [each.logger for each in recorder.observers if isinstance(each, LoggerObserver)]
     # The lowest first, because it propagates its records to the loggers above it.
     for logger in sorted(filter(None, loggers), key=_depth, reverse=True):
-        if not any(logger is heard for each in told for heard in _hearing(each)):
+        if not any(logger is target for each in observed for target in _targets(each)):
             recorder.add(LoggerObserver(logger, episode_id=episode_id))
-            told.append(logger)
+            observed.append(logger)
 
 
-def tell_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
+def add_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) -> LangfuseObserver | None:
     """Add an observer for a Langfuse client, unless the recorder has one for it.
 
     Args:
@@ -42,15 +42,15 @@ def tell_langfuse(recorder: Recorder, client: Any, *, session_id: str | None) ->
     Returns:
         The observer, which the caller has to close; `None` if none was added.
     """
-    told = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
-    if client is None or any(each.client is client for each in told):
+    observed = (each for each in recorder.observers if isinstance(each, LangfuseObserver) and not each.closed)
+    if client is None or any(each.client is client for each in observed):
         return None
     observer = LangfuseObserver(client, session_id=session_id)
     recorder.add(observer)
     return observer
 
 
-def _hearing(logger: Any) -> Iterator[Any]:
+def _targets(logger: Any) -> Iterator[Any]:
     """Yield the logger, and the loggers that it propagates its records to."""
     yield logger
     while isinstance(logger, logging.Logger) and logger.propagate and logger.parent is not None:
@@ -59,4 +59,4 @@ def _hearing(logger: Any) -> Iterator[Any]:
 
 
 def _depth(logger: Any) -> int:
-    return sum(1 for _ in _hearing(logger))
+    return sum(1 for _ in _targets(logger))

@@ -66,7 +66,7 @@ class _Block(Struct):
         text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        # Cut short, or not strictly JSON, it goes on as the text that it is, for the model to be told.
+        # Text that is cut short or not strict JSON is kept: the call is rejected later, with the reason.
         try:
             return self.fields | begun | {"input": strict_value(text)}
         except ValueError:
@@ -74,7 +74,7 @@ class _Block(Struct):
 
 
 class AnthropicAssembler:
-    """Opens blocks, adds to them by their index, and keeps the last word on how the message ended."""
+    """Opens blocks, adds deltas to them by index, and keeps the last stop reason."""
 
     def __init__(self) -> None:
         self.finished = False

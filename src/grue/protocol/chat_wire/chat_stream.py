@@ -50,7 +50,7 @@ class _Call(Struct):
 
 
 class ChatAssembler:
-    """Adds up deltas: texts are joined, tool calls are told apart by their index, the last word counts."""
+    """Joins the texts of deltas, and sorts the pieces of tool calls by their index."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -62,15 +62,15 @@ class ChatAssembler:
 
     @property
     def whole(self) -> bool:
-        """The reply has ended; some servers leave out the event that says so."""
+        """Whether the reply has ended. Some servers leave out the final event."""
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
-        """Take the next chunk in, and return the text in it.
+        """Add the next chunk, and return the text in it.
 
         Raises:
-            DamagedStream: The chunk, or one before it, is not as it was sent.
-            OversizedStream: It has more calls than any reply.
+            DamagedStream: This chunk or an earlier one is damaged.
+            OversizedStream: The reply has too many calls.
         """
         if event.text.strip() == "[DONE]":
             if self._finish is None:
@@ -126,7 +126,11 @@ class ChatAssembler:
 
 
 class _Calls:
-    """The calls of a reply. Pieces are told apart by index; without one by id, or belong to the last."""
+    """The tool calls of a reply.
+
+    A piece belongs to the call with its index. Without an index it belongs to the call with its id, and
+    without an id to the last call.
+    """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
@@ -140,10 +144,10 @@ class _Calls:
         return [call.as_json() for call in self._calls]
 
     def add(self, piece: JsonObject) -> None:
-        """Take a piece in.
+        """Add a piece of a call.
 
         Raises:
-            DamagedStream: It belongs to no call that has begun, and begins none.
+            DamagedStream: The piece does not belong to a call that has begun, and does not begin one.
         """
         said = intact(_member(intact(piece, _PIECE).get("function") or {}, "function"), _FUNCTION)
         call = self._of(piece, said)

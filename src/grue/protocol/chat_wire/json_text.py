@@ -50,10 +50,10 @@ def _decode(body: bytes) -> object:
 
 
 def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> object:
-    """Return what is not strictly JSON as a JSON value, but numbers in a call's arguments as they are.
+    """Return a value that Python's lenient reader gave as a JSON value.
 
-    A number that JSON cannot say is nothing (`null`) elsewhere. A call with `null` in its place would be
-    another call: whoever reads the arguments has to refuse it.
+    `NaN` and infinities become `null`, except in the arguments of a call: with `null` it would be another
+    call. There the number is kept, so that the code that reads the arguments refuses it.
     """
     match value:
         case dict() | list() if depth < 1:
@@ -72,7 +72,7 @@ def _readable(value: object, depth: int = MAX_DEPTH, *, exact: bool = False) -> 
 
 
 def strict_value(text: str) -> object:
-    """Return what `text` is by the letter of JSON.
+    """Return the value of `text`, read as strict JSON.
 
     Raises:
         ValueError: It is not JSON, is too large, or is nested more than `MAX_DEPTH` deep.
@@ -89,7 +89,7 @@ def strict_value(text: str) -> object:
 
 
 def json_object(text: str) -> JsonObject | None:
-    """Return the object that `text` is, by the letter of JSON, or `None`, also for one that is too large."""
+    """Return the object in `text`, read as strict JSON; `None` if it is not an object, or is too large."""
     try:
         value = strict_value(text)
     except ValueError:

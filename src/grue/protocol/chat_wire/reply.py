@@ -89,7 +89,7 @@ def read_call(call_id: object, name: object, arguments: object, ids: CallIds, na
 
 def _arguments(value: object) -> str:
     if isinstance(value, str):
-        return _said_once(value) if value.strip() else "{}"
+        return _without_copies(value) if value.strip() else "{}"
     if value is None:
         return "{}"
     try:
@@ -100,11 +100,11 @@ def _arguments(value: object) -> str:
     return to_json(value).decode()
 
 
-def _said_once(text: str) -> str:
-    """Return one copy of arguments that were sent several times over, as some gateways do with fragments.
+def _without_copies(text: str) -> str:
+    """Return one copy of arguments that a gateway has sent several times.
 
-    However many objects a reply strings together, it takes time linear in its length: equal copies are told
-    by their spelling; those that are spelled differently are compared by what they say, if they are few.
+    This takes linear time, whatever the number of copies: they are compared as text first. Only a few copies
+    with a different spelling are decoded and compared as values.
     """
     text = text.strip()
     several = _SEVERAL.search(text)

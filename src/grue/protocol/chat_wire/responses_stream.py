@@ -35,14 +35,14 @@ _PART = frozenset({"type", "text", "refusal"})
 
 
 class _Pieces(Struct):
-    """What has been said of one item so far."""
+    """The text and the arguments of one item so far."""
 
     text: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
 
 
 class ResponsesAssembler:
-    """Waits for the event that holds the response, and passes on the text of those before it."""
+    """Passes on the text of each event, and keeps the last event, which holds the whole response."""
 
     def __init__(self) -> None:
         self.finished = False
