@@ -9,7 +9,7 @@ SEED ?= 7
 SECONDS ?= 600
 
 # Of the tests, those that count for coverage, which slows them down; most others start commands.
-COVERED := tests/unit tests/actors tests/properties tests/integration/episodes \
+COVERED := tests/unit tests/properties tests/integration/episodes \
   $(patsubst %,tests/integration/test_%.py,http_servers tool_client turn_handle)
 
 # Many tests wait for a process: more workers than cores keep the cores busy. Modules that share something slow to

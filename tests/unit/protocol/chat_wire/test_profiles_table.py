@@ -34,7 +34,7 @@ from grue.protocol.chat_wire.profiles import (
 )
 from grue.protocol.chat_wire.reply import Reply
 
-GOLDEN = Path(__file__).parents[2] / "recorded" / "golden"
+GOLDEN = Path(__file__).parents[3] / "recorded" / "golden"
 ROWS = [(host, profile) for host, rows in PROFILES.items() for profile in rows]
 ALL = [profile for _, profile in ROWS] + [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES]
 SETTINGS = ModelSettings(

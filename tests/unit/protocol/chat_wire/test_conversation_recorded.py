@@ -33,7 +33,7 @@ from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import EventLines
 from grue.protocol.retry import retry_after
 
-RECORDED = Path(__file__).parents[2] / "recorded"
+RECORDED = Path(__file__).parents[3] / "recorded"
 FILES = sorted(path for path in RECORDED.glob("*/*.json") if path.parent.name != "golden")
 KEY = "sk-made-up-key"
 TOOLS = (

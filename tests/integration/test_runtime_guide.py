@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from grue.runtime.trace_reader import read_trace
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "two_actors.py"
 GUIDE = DOCS / "guides" / "runtime.md"
 
