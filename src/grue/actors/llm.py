@@ -1,8 +1,8 @@
 """The LLM actor: keeps the conversation, sends requests to the endpoint and reports replies to the agent.
 
-It decides nothing itself. `protocol/chat_wire/` encodes requests and decodes replies, `protocol/retry.py`
-decides whether to retry, and the agent decides what to say next. `llm_transport/` does the HTTP. Come here
-for the order of attempts: retries, adapting to an endpoint's error, and asking again after a cut reply.
+It decides nothing itself. `protocol/chat_wire/` encodes requests and decodes replies,
+`protocol/completion_attempts.py` decides what follows a failed or a cut reply, and the agent decides what to
+say next. `llm_transport/` does the HTTP.
 """
 
 import time
@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import anyio
 import anyio.to_thread
-from msgspec.structs import replace
 
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
@@ -31,9 +30,26 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
-from grue.protocol.chat_wire.profile_adaptation import may_blame_attachments
+from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Delta
+from grue.protocol.completion_attempts import (
+    AdaptProfile,
+    AttemptEvent,
+    CompletionWanted,
+    DropAttachments,
+    Finish,
+    ReplyRead,
+    ReportCut,
+    ReportRetry,
+    RequestFailed,
+    SendRequest,
+    ShowAgain,
+    TakeBackShown,
+    Unsent,
+    Wait,
+    attempt_step,
+)
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
@@ -98,7 +114,7 @@ class LlmActor(Actor[LlmCommand]):
             self._note(note, sender=self.name, cause=cause)
 
         asking = _Asking(self._endpoint, conversation, command, self._call_ids, say)
-        reply = await asking.whole_reply()
+        reply = await asking.outcome()
         if isinstance(reply, LlmFailure):
             return CompletionFailed(request=command.request, failure=reply)
         conversation.keep(reply)
@@ -117,7 +133,7 @@ class LlmActor(Actor[LlmCommand]):
 
 
 class _Asking:
-    """One completion, which may take several requests: retries, adaptations, a larger token limit."""
+    """One completion: sends the requests that `completion_attempts.py` asks for, and reports on them."""
 
     def __init__(
         self,
@@ -134,62 +150,67 @@ class _Asking:
         self._say = say
         self._shown = False
 
-    async def whole_reply(self) -> Reply | LlmFailure:
-        """Return the reply. If it was cut, ask once more with a larger token limit where there is one.
-
-        If the second request fails, the cut reply is returned.
-        """
+    async def outcome(self) -> Reply | LlmFailure:
+        """Return the reply, or why there is none."""
         settings = self._endpoint.settings
-        reply = await self._reply(settings)
-        if isinstance(reply, LlmFailure) or not reply.cut:
-            return reply
-        larger = self._endpoint.larger_limit()
-        self._say_cut(reply, settings, retried_with=larger)
-        if larger is None:
-            return reply
-        shown = self._shown
-        self._start_over()
-        settings = replace(settings, max_tokens=larger)
-        again = await self._reply(settings)
-        if isinstance(again, LlmFailure):
-            if shown:
-                self._show_again(reply)
-            return reply
-        if again.cut:
-            self._say_cut(again, settings)
-        return replace(again, usage=reply.usage + again.usage)
-
-    async def _reply(self, settings: LlmSettings) -> Reply | LlmFailure:
-        endpoint, conversation = self._endpoint, self._conversation
-        attempt = lessons = 0
+        state, commands = attempt_step(Unsent(settings, settings.retry), CompletionWanted())
         while True:
-            attempt += 1
-            answer = await self._exchange(settings)
-            reply = await self._read(answer)
-            if isinstance(reply, Reply):
-                return reply
-            failure = replace(endpoint.describe(reply), attempts=attempt)
-            delay_s: float | None = 0.0
-            if endpoint.adapt_to_error(reply, conversation.profile):
-                lessons += 1
-                conversation.adopt(endpoint.profile)
-            elif may_blame_attachments(reply.status) and conversation.drop_attachments():
-                lessons += 1
-            else:
-                retry_after_s = answer.retry_after_s if isinstance(answer, Answered) else None
-                delay_s = endpoint.delay(attempt - lessons, failure, retry_after_s)
-            if delay_s is None:
-                return failure
-            request = self._command.request
-            self._say(CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure))
-            self._start_over()
-            await anyio.sleep(delay_s)
+            event: AttemptEvent = CompletionWanted()
+            for command in commands:
+                match command:
+                    case SendRequest(settings=limited):
+                        event = await self._exchange(limited)
+                    case Wait(delay_s):
+                        await anyio.sleep(delay_s)
+                    case Finish(outcome):
+                        return outcome
+                    case _:
+                        self._carry_out(command)
+            state, commands = attempt_step(state, event)
 
-    async def _exchange(self, settings: LlmSettings) -> Answered | Fault:
+    def _carry_out(
+        self, command: AdaptProfile | DropAttachments | ReportRetry | ReportCut | TakeBackShown | ShowAgain
+    ) -> None:
+        request = self._command.request
+        match command:
+            case AdaptProfile(fault):
+                self._endpoint.adapt_to_error(fault, self._conversation.profile)
+                self._conversation.adopt(self._endpoint.profile)
+            case DropAttachments():
+                self._conversation.drop_attachments()
+            case ReportRetry(attempt, delay_s, failure):
+                note = CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
+                self._say(note)
+            case ReportCut(limit, retried_with, usage):
+                self._say(
+                    ReplyCut(request=request, limit_tokens=limit, retried_with=retried_with, usage=usage)
+                )
+            case TakeBackShown():
+                self._say(TextDelta(request=request, text="", restart=True))
+            case ShowAgain(reply):
+                for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
+                    if delta.text:
+                        self._show(delta)
+
+    async def _exchange(self, settings: ModelSettings) -> ReplyRead | RequestFailed:
+        self._shown = False
+        profile = self._conversation.profile
         stream = self._command.stream and self._endpoint.profile.streams
         body = self._conversation.body(settings, stream=stream)
         streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
-        return await self._endpoint.post(body, streamed)
+        answer = await self._endpoint.post(body, streamed)
+        reply = await self._read(answer)
+        if isinstance(reply, Reply):
+            return ReplyRead(reply, profile, self._shown)
+        return RequestFailed(
+            fault=reply,
+            failure=self._endpoint.describe(reply),
+            profile=profile,
+            retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
+            attachments=self._conversation.has_attachments,
+            shown=self._shown,
+            jitter=self._endpoint.jitter(),
+        )
 
     async def _read(self, answer: Answered | Fault) -> Reply | Fault:
         if isinstance(answer, Fault):
@@ -204,30 +225,6 @@ class _Asking:
         request = self._command.request
         return self._conversation.read(answer.body, request=request, used_ids=self._used_ids)
 
-    def _say_cut(self, reply: Reply, settings: LlmSettings, retried_with: int | None = None) -> None:
-        self._say(
-            ReplyCut(
-                request=self._command.request,
-                limit_tokens=self._endpoint.profile.limit(settings),
-                retried_with=retried_with,
-                usage=reply.usage,
-            )
-        )
-
     def _show(self, delta: Delta) -> None:
         self._shown = True
         self._say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))
-
-    def _start_over(self) -> None:
-        """Tell observers of the stream to discard the text of this reply that they have so far."""
-        if self._shown:
-            self._shown = False
-            self._say(TextDelta(request=self._command.request, text="", restart=True))
-
-    def _show_again(self, reply: Reply) -> None:
-        """Stream a reply again, because the reply that was to replace it has failed."""
-        self._start_over()
-        if reply.reasoning:
-            self._show(Delta(reply.reasoning, "reasoning"))
-        if reply.content:
-            self._show(Delta(reply.content))

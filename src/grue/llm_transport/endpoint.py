@@ -25,7 +25,7 @@ import msgspec
 from anyio.lowlevel import RunVar
 
 from grue.errors import MCPConfigError
-from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange
+from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout
 from grue.messages import LlmFailure, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
@@ -35,7 +35,7 @@ from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.content_encoding import ACCEPTED
 from grue.protocol.model_support import checked_support
-from grue.protocol.retry import RetryPolicy, next_delay
+from grue.protocol.retry import RetryPolicy
 from grue.protocol.safe_text import printable
 from grue.protocol.secret_names import looks_secret, secrets_in
 from grue.runtime.redaction import Redaction
@@ -43,9 +43,6 @@ from grue.runtime.redaction import Redaction
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
 """Time limit for reading a model list, which only saves a failed request."""
-
-_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""Names that the wire formats use for the token limit of a reply, for a limit set by `extra_body`."""
 
 _HIDDEN = "[redacted]"
 MIN_SECRET = 8
@@ -145,6 +142,7 @@ class LlmEndpoint:
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
+        jitter: As given.
         profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
 
     Raises:
@@ -165,7 +163,7 @@ class LlmEndpoint:
         _refuse_ours(settings)
         self.headers = _headers(settings, self.profile)
         self._transport = transport
-        self._jitter = jitter
+        self.jitter = jitter
         self._says_tools: bool | None = None
         self._list_read = False
         # One client for each event loop: turns may run in several threads at once.
@@ -273,18 +271,6 @@ class LlmEndpoint:
         self.profile = adapt_profile(self.profile, fault.status, fault.message) or self.profile
         return True
 
-    def larger_limit(self) -> int | None:
-        """Return a larger token limit for a reply that was cut; `None` if there is none.
-
-        Only the profile's default is raised. A limit in the settings is the user's and is never exceeded.
-        """
-        limit = self.profile.limit(self.settings)
-        if limit is None or self.settings.max_tokens is not None or _LIMITS & self.settings.extra_body.keys():
-            return None
-        larger = int(limit * self.settings.retry.length_retry_factor)
-        larger = min(larger, self.profile.max_output_tokens or larger)
-        return larger if larger > limit else None
-
     def describe(self, fault: Fault) -> LlmFailure:
         """Return the failure to report for `fault`, with secrets redacted."""
         settings = self.settings
@@ -294,12 +280,6 @@ class LlmEndpoint:
             model=settings.model,
             profile=self.profile,
             redacted=self._redaction.plain,
-        )
-
-    def delay(self, attempt: int, failure: LlmFailure, retry_after_s: float | None) -> float | None:
-        """Return the seconds to wait before the next request; `None`: give up."""
-        return next_delay(
-            self.settings.retry, attempt, failure, retry_after_s=retry_after_s, jitter=self._jitter()
         )
 
     def _support(self) -> ToolSupportChecked:
@@ -318,14 +298,12 @@ class LlmEndpoint:
         return connections
 
     def _open_client(self) -> httpx.AsyncClient:
-        patience = self.settings.retry
-        timeout_s = patience.timeout_s
         return httpx.AsyncClient(
             transport=self._transport,
             verify=_tls() if self._base_url.scheme == "https" else _no_tls(),
             # Use the proxies that the environment names, but never for a server on this machine.
             trust_env=not is_loopback(self.settings.base_url),
-            timeout=httpx.Timeout(timeout_s, connect=min(patience.connect_timeout_s, timeout_s)),
+            timeout=http_timeout(self.settings.retry),
         )
 
 

@@ -73,6 +73,12 @@ class Streamed(Struct, frozen=True):
     show: Callable[[Delta], None]
 
 
+def http_timeout(patience: RetryPolicy) -> httpx.Timeout:
+    """Return the limits for httpx: of the connect, and of each single read and write."""
+    timeout_s = patience.timeout_s
+    return httpx.Timeout(timeout_s, connect=min(patience.connect_timeout_s, timeout_s))
+
+
 async def exchange(
     client: httpx.AsyncClient, request: httpx.Request, patience: RetryPolicy, streamed: Streamed | None = None
 ) -> Answered | Fault:

@@ -14,12 +14,13 @@ import grue.llm_transport.endpoint as llm_endpoint
 from grue.errors import MCPConfigError
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import Answered
-from grue.messages import LlmFailure, RequireAnswer, UserText
+from grue.messages import RequireAnswer, UserText
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireName
 from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER
+from grue.protocol.completion_attempts import larger_limit
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 
@@ -175,10 +176,10 @@ def test_the_larger_limit_for_a_reply_that_was_cut(
 ) -> None:
     profile = msgspec.structs.replace(OPENROUTER, max_output_tokens=most, default_max_tokens=limit)
     settings = LlmSettings(model="m", profile=profile, retry=RetryPolicy(length_retry_factor=factor))
-    assert LlmEndpoint(settings).larger_limit() == larger
+    assert larger_limit(settings, profile, settings.retry) == larger
     if limit is not None:
         own = msgspec.structs.replace(settings, max_tokens=limit)
-        assert LlmEndpoint(own).larger_limit() is None
+        assert larger_limit(own, profile, settings.retry) is None
 
 
 def test_the_profile_follows_the_base_url_unless_given() -> None:
@@ -285,9 +286,7 @@ def test_secrets_in_an_endpoints_words_are_replaced() -> None:
 
 def test_chance_reaches_the_waits_and_is_drawn_anew_for_each() -> None:
     """Agents that are refused at once must not come back at once."""
-    settings = LlmSettings(model="m", base_url="http://llm.test/v1", retry=RetryPolicy(jitter_factor=0.5))
-    busy = LlmFailure(kind="unavailable", endpoint="e", model="m", message="busy")
-    assert LlmEndpoint(settings, jitter=lambda: 0.0).delay(1, busy, None) == 1.0
-    assert LlmEndpoint(settings, jitter=lambda: 1.0).delay(1, busy, None) == 1.5
+    settings = LlmSettings(model="m", base_url="http://llm.test/v1")
     endpoint = LlmEndpoint(settings)
-    assert len({endpoint.delay(1, busy, None) for _ in range(5)}) > 1
+    assert len({endpoint.jitter() for _ in range(5)}) > 1
+    assert all(0 <= endpoint.jitter() <= 1 for _ in range(5))

@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace, TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 import httpx
 from msgspec.structs import replace
@@ -32,7 +32,13 @@ from grue.hosts.zork.overrides import is_overridden, own_methods
 from grue.hosts.zork.replies import LLMResponse
 from grue.hosts.zork.tool_support import asked_of_client
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.exchange import MAX_REPLY_BYTES, Answered, fault_of_body, fault_of_exchange
+from grue.llm_transport.exchange import (
+    MAX_REPLY_BYTES,
+    Answered,
+    fault_of_body,
+    fault_of_exchange,
+    http_timeout,
+)
 from grue.messages import (
     AnswerSchema,
     LlmFailure,
@@ -44,8 +50,21 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback, shown_endpoint
+from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice
+from grue.protocol.completion_attempts import (
+    AdaptProfile,
+    AttemptEvent,
+    CompletionWanted,
+    Finish,
+    ReplyRead,
+    RequestFailed,
+    SendRequest,
+    Unsent,
+    Wait,
+    attempt_step,
+)
 from grue.protocol.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.model_support import supports_tool_calling
 from grue.protocol.retry import retry_after
@@ -245,36 +264,56 @@ class LLMClient:
         return supports_tool_calling(model, config or self.config)
 
     def _complete(self, request: "_Request", messages: Sequence[ChatMessage]) -> Reply:
-        number = 1 + sum(message.get("role") == "assistant" for message in messages)
-        used_ids = call_ids(messages)
-        endpoint = request.endpoint
-        attempt = lessons = 0
+        """Send the requests that `completion_attempts.py` asks for; reports have no reader here."""
+        asked = _Asked(
+            1 + sum(message.get("role") == "assistant" for message in messages), call_ids(messages)
+        )
+        settings = request.settings
+        state, commands = attempt_step(Unsent(settings, settings.retry), CompletionWanted())
         while True:
-            attempt += 1
-            answer = self._exchange(endpoint, request.body())
-            retry_after_s = answer.retry_after_s if isinstance(answer, Answered) else None
-            reply: Reply | Fault
-            if isinstance(answer, Fault):
-                reply = answer
-            elif 200 <= answer.status < 300:
-                reply = request.conversation.read(answer.body, request=number, used_ids=used_ids)
-            else:
-                reply = fault_of_status(answer.status, answer.body, answer.location)
-            if isinstance(reply, Reply):
-                return reply
-            failure = replace(endpoint.describe(reply), attempts=attempt)
-            if endpoint.adapt_to_error(reply):
-                request.conversation.adopt(endpoint.profile)
-                # Keep the adapted profile for later requests.
-                self._settings = replace(self._settings, profile=endpoint.profile)
-                lessons += 1
-                continue
-            delay_s = endpoint.delay(attempt - lessons, failure, retry_after_s)
-            if delay_s is None:
-                raise CompletionError(failure)
-            self._sleep(delay_s)
+            event: AttemptEvent = CompletionWanted()
+            for command in commands:
+                match command:
+                    case SendRequest(settings=limited):
+                        event = self._exchange(request, limited, asked)
+                    case Wait(delay_s):
+                        self._sleep(delay_s)
+                    case AdaptProfile(fault):
+                        request.adapt(fault)
+                        # Keep the adapted profile for later requests.
+                        self._settings = replace(self._settings, profile=request.endpoint.profile)
+                    case Finish(Reply() as reply):
+                        return reply
+                    case Finish(LlmFailure() as failure):
+                        raise CompletionError(failure)
+                    case _:
+                        pass
+            state, commands = attempt_step(state, event)
 
-    def _exchange(self, endpoint: LlmEndpoint, body: bytes) -> Answered | Fault:
+    def _exchange(
+        self, request: "_Request", settings: ModelSettings, asked: "_Asked"
+    ) -> ReplyRead | RequestFailed:
+        endpoint, conversation = request.endpoint, request.conversation
+        profile = conversation.profile
+        answer = self._post(endpoint, request.body(settings))
+        reply: Reply | Fault
+        if isinstance(answer, Fault):
+            reply = answer
+        elif 200 <= answer.status < 300:
+            reply = conversation.read(answer.body, request=asked.number, used_ids=asked.used_ids)
+        else:
+            reply = fault_of_status(answer.status, answer.body, answer.location)
+        if isinstance(reply, Reply):
+            return ReplyRead(reply, profile)
+        return RequestFailed(
+            fault=reply,
+            failure=endpoint.describe(reply),
+            profile=profile,
+            retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
+            jitter=endpoint.jitter(),
+        )
+
+    def _post(self, endpoint: LlmEndpoint, body: bytes) -> Answered | Fault:
         timeout_s = endpoint.settings.retry.timeout_s
         try:
             with self._client(endpoint).stream(
@@ -292,7 +331,7 @@ class LLMClient:
             self._http = httpx.Client(
                 transport=transport,
                 trust_env=not is_loopback(endpoint.settings.base_url),
-                timeout=httpx.Timeout(endpoint.settings.retry.timeout_s),
+                timeout=http_timeout(endpoint.settings.retry),
             )
         return self._http
 
@@ -348,11 +387,15 @@ class _Request:
         self.endpoint = endpoint
         self.conversation = conversation
         self._tool_choice = tool_choice
-        self._extra = extra
+        # Among the settings, so that a token limit in it counts as the user's.
+        self.settings = replace(endpoint.settings, extra_body={**endpoint.settings.extra_body, **extra})
 
-    def body(self) -> bytes:
-        settings = self.endpoint.settings
-        return self.conversation.body(settings, choice=self._choice(), extra=self._extra)
+    def body(self, settings: ModelSettings) -> bytes:
+        return self.conversation.body(settings, choice=self._choice())
+
+    def adapt(self, fault: Fault) -> None:
+        self.endpoint.adapt_to_error(fault)
+        self.conversation.adopt(self.endpoint.profile)
 
     def _choice(self) -> Choice:
         match self._tool_choice:
@@ -362,6 +405,13 @@ class _Request:
                 return Choice("required")
             case _:
                 return Choice()
+
+
+class _Asked(NamedTuple):
+    """Which request of its conversation this is, and the call ids that are in use."""
+
+    number: int
+    used_ids: set[str]
 
 
 def _with_base_url(config: GameConfiguration, base_url: str) -> GameConfiguration:

@@ -142,19 +142,31 @@ class Conversation:
         except UNREADABLE as error:
             return no_completion(f"it cannot be read ({type(error).__name__})")
 
+    @property
+    def has_attachments(self) -> bool:
+        """Whether any message has images or files that the profile allows to be sent."""
+        return self._newest_attachments() is not None
+
     def drop_attachments(self) -> bool:
         """Replace the newest attachments by a line of text, and return whether there were any.
 
         Call this after the endpoint refused a request. Older attachments stay, because the endpoint accepted
         them before.
         """
+        at = self._newest_attachments()
+        if at is None:
+            return False
+        said = self._history[at]
+        self._history[at] = said if isinstance(said, Reply) else without_attachments(said)
+        self.adopt(self.profile)
+        return True
+
+    def _newest_attachments(self) -> int | None:
         for at in range(len(self._history) - 1, -1, -1):
             said = self._history[at]
             if not isinstance(said, Reply) and has_attachments(said, self.profile):
-                self._history[at] = without_attachments(said)
-                self.adopt(self.profile)
-                return True
-        return False
+                return at
+        return None
 
     def keep(self, reply: Reply) -> None:
         """Keep the reply; the next `ask` adds it to the history, with the results of its calls."""

@@ -343,6 +343,35 @@ def test_half_a_reply_is_no_reply() -> None:
         assert llm.chat_completions_create("m", HELLO).content == "whole"
 
 
+def test_a_cut_reply_is_asked_for_once_more_with_more_room() -> None:
+    script = [text_reply("nor", finish_reason="length"), text_reply("north")]
+    with ScriptedLlmServer(script) as server, client(server, wire_format="messages") as llm:
+        reply = llm.chat_completions_create("m", HELLO)
+    assert (reply.content, reply.finish_reason) == ("north", "stop")
+    assert reply.usage == {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
+    assert [request.body["max_tokens"] for request in server.requests] == [8192, 32768]
+
+
+def test_a_limit_of_the_callers_own_is_not_exceeded() -> None:
+    script = [text_reply("nor", finish_reason="length")]
+    with ScriptedLlmServer(script) as server, client(server, wire_format="messages") as llm:
+        assert llm.chat_completions_create("m", HELLO, max_tokens=100).content == "nor"
+
+
+def test_a_connect_has_a_limit_of_its_own() -> None:
+    limits: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"])
+        return httpx.Response(200, json={"choices": [{"message": {"content": "hi"}}]})
+
+    retry = RetrySettings(timeout_seconds=60)
+    transport = httpx.MockTransport(answer)
+    with LLMClient(GameConfiguration(retry=retry), api_key=KEY, transport=transport) as llm:
+        llm.chat_completions_create("m", HELLO)
+    assert (limits[0]["connect"], limits[0]["read"]) == (10, 60)
+
+
 def test_nobody_there_is_told() -> None:
     with ScriptedLlmServer([]) as server:
         gone = server.base_url

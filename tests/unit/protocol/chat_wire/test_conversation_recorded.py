@@ -31,7 +31,8 @@ from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.server_events import EventLines
-from grue.protocol.retry import retry_after
+from grue.protocol.completion_attempts import larger_limit
+from grue.protocol.retry import next_delay, retry_after
 
 RECORDED = Path(__file__).parents[3] / "recorded"
 FILES = sorted(path for path in RECORDED.glob("*/*.json") if path.parent.name != "golden")
@@ -115,7 +116,8 @@ def test_a_recorded_conversation(path: Path) -> None:
             conversation.adopt(endpoint.profile)
             assert differences(before, endpoint.profile) == step.learned
         elif step.asked_again_with is not None:
-            assert (reply.cut, endpoint.larger_limit()) == (True, step.asked_again_with)
+            larger = larger_limit(settings, endpoint.profile, settings.retry)
+            assert (reply.cut, larger) == (True, step.asked_again_with)
             settings = msgspec.structs.replace(settings, max_tokens=step.asked_again_with)
         else:
             assert shown(reply) == step.reply
@@ -164,7 +166,7 @@ def told(endpoint: LlmEndpoint, fault: Fault, attempt: int, answered: Answered) 
         wait_s: float | None = 0.0
     else:
         asked = retry_after(answered.headers.get("Retry-After"), now=0.0)
-        wait_s = endpoint.delay(attempt, failure, asked)
+        wait_s = next_delay(endpoint.settings.retry, attempt, failure, retry_after_s=asked)
     return Failed(failure.kind, failure.message, failure.remedy, failure.status, wait_s)
 
 
