@@ -17,8 +17,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from msgspec import Struct
-
 from grue.cli.live_progress import Progress
 from grue.cli.live_status import Row, status_rows
 from grue.cli.live_story import Story, painted
@@ -34,8 +32,8 @@ class LiveView:
     """Show an episode while it is played; an observer and a context manager.
 
     Args:
-        output: Where to print. A status line is shown where it `redraws`.
-        max_turns: Of the episode, where its beginning is not shown; 0: as that says.
+        output: Where to print. A status line is shown if the output `redraws`.
+        max_turns: Turns of the episode, for an episode that is resumed; 0: as `EpisodeStarted` says.
         clock: Monotonic seconds.
     """
 
@@ -44,7 +42,7 @@ class LiveView:
     ) -> None:
         self._output = output
         self._clock = clock
-        self._arrived: deque[tuple[float, Struct]] = deque()
+        self._arrived: deque[tuple[float, Envelope[Any]]] = deque()
         self._story = Story(beside_status=output.redraws)
         self._progress = Progress(max_turns)
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
@@ -57,7 +55,7 @@ class LiveView:
         """Queue a message for the next drawing. Never waits, never fails."""
         del line
         if not self._gone:
-            self._arrived.append((self._clock(), envelope.body))
+            self._arrived.append((self._clock(), envelope))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -109,9 +107,9 @@ class LiveView:
     def _new_rows(self, width: int) -> list[str]:
         rows: list[str] = []
         while self._arrived:
-            at, body = self._arrived.popleft()
-            self._progress.note(body, at)
-            for line in self._story.tell(body):
+            at, envelope = self._arrived.popleft()
+            self._progress.note(envelope, at)
+            for line in self._story.tell(envelope.body):
                 rows += line.rows(width, colour=self._output.colour)
         return rows
 

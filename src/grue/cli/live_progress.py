@@ -1,10 +1,12 @@
-"""What an episode is doing at this moment, learned from its messages.
+"""The current state of an episode: which steps are under way, the turn, the score and the cost.
 
-Pure: times come in as arguments, in seconds of any one clock. What is kept of servers, tools and the model is
-untrusted and is made printable here. `live_status` shows it.
+Pure: times are arguments, in seconds of any one clock. Texts from servers, tools and the model are untrusted;
+    they
+are made printable here. `live_status` shows the state.
 """
 
-from typing import Literal
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,33 +17,23 @@ from grue.messages import (
     CallTools,
     CheckToolSupport,
     CloseSession,
-    CompletionFailed,
     CompletionReceived,
-    CompletionRetried,
-    ConnectFailed,
     DeadlinePassed,
-    McpDisabled,
     OpenSession,
     ReplyCut,
     RequestCompletion,
     RunTurn,
-    ServerDied,
     ServerNoted,
-    SessionClosed,
-    SessionOpened,
-    StartupFailed,
     TextDelta,
     ToolCalled,
-    ToolReturned,
-    ToolSkipped,
-    ToolSupportChecked,
-    ToolTimedOut,
     TurnCompleted,
     TurnFailed,
     TurnInterrupted,
     Usage,
 )
 from grue.protocol.safe_text import ELLIPSIS, printable
+from grue.runtime.trace import Envelope
+from grue.tracing.steps import Step, StepBegan, StepTracker
 
 _PREVIEW_CHARS = 400
 _NAME_CHARS = 60
@@ -52,14 +44,14 @@ Activity = Literal[
 
 
 class Doing(Struct, frozen=True, kw_only=True):
-    """Something that is under way.
+    """A step that is under way, as the status line shows it.
 
     Attributes:
-        name: The server or tool that it is about, printable; empty: none.
-        since: When it began; of a retry, when the wait ends.
-        limit_s: When it is given up, counted from `since`; `None`: not by itself.
+        name: The server or tool; printable; empty if the step has none.
+        since: When it began, or when the pause before a retry ends.
+        limit_s: The step's time limit, counted from `since`; `None`: none of its own.
         attempt: One-based.
-        text: What is being said: a reply as it comes, a call's arguments, a server's progress; printable.
+        text: Text that is arriving: a reply, a call's arguments, a server's progress; printable.
     """
 
     activity: Activity
@@ -74,16 +66,16 @@ class Progress:
     """Follow an episode from message to message.
 
     Args:
-        max_turns: Until the episode's beginning says it; 0: unknown.
+        max_turns: Turns of the episode, until `EpisodeStarted` says it; 0: unknown.
 
     Attributes:
-        doing: What is under way, oldest first, by what ends it.
-        usage: Of every completion so far.
-        deadline: When the turn is ended; `None`: it has no limit.
+        doing: The steps that are under way, oldest first, by their keys.
+        usage: Usage of all completions so far.
+        deadline: When the turn's time limit ends it; `None`: no limit.
     """
 
     def __init__(self, max_turns: int = 0) -> None:
-        self.doing: dict[str, Doing] = {}
+        self.doing: dict[Hashable, Doing] = {}
         self.turn = 0
         self.max_turns = max_turns
         self.score: int | None = None
@@ -91,98 +83,85 @@ class Progress:
         self.usage = Usage()
         self.deadline: float | None = None
         self._call_timeout_s: float | None = None
+        self._steps = StepTracker()
 
-    def note(self, body: Struct, now: float) -> None:
+    def note(self, envelope: Envelope[Any], now: float) -> None:
         """Learn from a message that was recorded at `now`."""
-        match body:
-            case EpisodeStarted() | Observed() | Decided() | EpisodeEnded():
-                self._host(body, now)
-            case RunTurn() | TurnCompleted() | TurnFailed() | TurnInterrupted() | DeadlinePassed():
-                self._turn_edge(body, now)
-            case OpenSession() | ConnectFailed() | CloseSession():
-                self._session_begins(body, now)
-            case SessionOpened() | McpDisabled() | StartupFailed() | SessionClosed():
-                self.doing.pop(f"session {body.server}", None)
-            case CallTools() | ToolCalled() | ServerNoted():
-                self._call_begins(body, now)
-            case ToolReturned() | ToolTimedOut() | ToolSkipped() | ServerDied():
-                self.doing.pop(f"call {body.call_id}", None)
-            case CheckToolSupport():
-                self.doing["check"] = Doing(activity="checking", since=now)
-            case ToolSupportChecked():
-                self.doing.pop("check", None)
-            case _:
-                self._completion(body, now)
+        for change in self._steps.take(envelope):
+            if isinstance(change, StepBegan):
+                self._begin(change.step, now, pause_s=change.step.start_s - envelope.t)
+            elif not change.retried:
+                self.doing.pop(change.step.key, None)
+        self._follow(envelope.body, now)
 
-    def _host(self, body: EpisodeStarted | Observed | Decided | EpisodeEnded, now: float) -> None:
+    def _begin(self, step: Step, now: float, *, pause_s: float) -> None:
+        match step.began.body:
+            case OpenSession(server=server, timeout_s=timeout_s) if step.kind == "startup":
+                doing = Doing(
+                    activity="starting", name=printable(server, _NAME_CHARS), since=now, limit_s=timeout_s
+                )
+            case CloseSession(server=server):
+                doing = Doing(activity="closing", name=printable(server, _NAME_CHARS), since=now)
+            case ToolCalled() as call:
+                doing = Doing(
+                    activity="calling",
+                    name=tool_name(call),
+                    since=now,
+                    limit_s=self._call_timeout_s,
+                    text=said(call),
+                )
+            case RequestCompletion():
+                activity: Activity = "thinking" if step.attempt == 1 else "retrying"
+                doing = Doing(activity=activity, since=now + pause_s)
+            case CheckToolSupport():
+                doing = Doing(activity="checking", since=now)
+            case Decided():
+                doing = Doing(activity="playing", since=now)
+            case _:
+                return
+        self.doing[step.key] = replace(doing, attempt=step.attempt)
+
+    def _follow(self, body: Struct, now: float) -> None:
         match body:
             case EpisodeStarted(max_turns=max_turns):
                 self.max_turns = max_turns
             case Observed(turn=turn, score=score, max_score=max_score):
                 self.turn, self.score, self.max_score = turn, score, max_score
-                self.doing.pop("game", None)
-            case Decided():
-                self.doing["game"] = Doing(activity="playing", since=now)
             case EpisodeEnded():
                 self.doing = {"end": Doing(activity="finishing", since=now)}
-
-    def _turn_edge(
-        self, body: RunTurn | TurnCompleted | TurnFailed | TurnInterrupted | DeadlinePassed, now: float
-    ) -> None:
-        self.doing.clear()
-        match body:
             case RunTurn(limits=limits):
+                self.doing.clear()
                 self.deadline = None if limits.turn_timeout_s is None else now + limits.turn_timeout_s
             case TurnCompleted() | TurnFailed():
+                self.doing.clear()
                 self.deadline = None
             case TurnInterrupted() | DeadlinePassed():
-                # What was under way is not waited for any more; closing the sessions is.
-                self.doing["stop"] = Doing(activity="stopping", since=now)
-
-    def _session_begins(self, body: OpenSession | ConnectFailed | CloseSession, now: float) -> None:
-        key, name = f"session {body.server}", printable(body.server, _NAME_CHARS)
-        match body:
-            case OpenSession(timeout_s=timeout_s):
-                self.doing[key] = Doing(activity="starting", name=name, since=now, limit_s=timeout_s)
-            case ConnectFailed(attempt=attempt, then="retry") if key in self.doing:
-                self.doing[key] = replace(self.doing[key], since=now, attempt=attempt + 1)
-            case CloseSession():
-                self.doing[key] = Doing(activity="closing", name=name, since=now)
-
-    def _call_begins(self, body: CallTools | ToolCalled | ServerNoted, now: float) -> None:
-        match body:
+                # The turn no longer waits for what was under way, only for its sessions to close.
+                self.doing = {"stop": Doing(activity="stopping", since=now)}
             case CallTools(timeout_s=timeout_s):
                 self._call_timeout_s = timeout_s
-            case ToolCalled():
-                self.doing[f"call {body.call_id}"] = Doing(
-                    activity="calling",
-                    name=tool_name(body),
-                    since=now,
-                    limit_s=self._call_timeout_s,
-                    text=said(body),
-                )
-            case ServerNoted(kind="progress", server=server, text=text):
-                calls = [
-                    key for key, one in self.doing.items() if one.name.startswith(f"{printable(server)}.")
-                ]
-                if calls:
-                    text = f"{ELLIPSIS} {printable(text, _PREVIEW_CHARS)}"
-                    self.doing[calls[-1]] = replace(self.doing[calls[-1]], text=text)
-
-    def _completion(self, body: Struct, now: float) -> None:
-        asked = self.doing.get("ask")
-        match body:
-            case RequestCompletion():
-                self.doing["ask"] = Doing(activity="thinking", since=now)
-            case CompletionRetried(attempt=attempt, delay_s=delay_s):
-                self.doing["ask"] = Doing(activity="retrying", since=now + delay_s, attempt=attempt + 1)
-            case ReplyCut() | TextDelta(restart=True) if asked:
-                self.doing["ask"] = replace(asked, text="")
-            case TextDelta(text=text) if asked:
-                so_far = asked.text + printable(text.replace("\n", " "))
-                self.doing["ask"] = replace(asked, text=so_far[-_PREVIEW_CHARS:])
             case CompletionReceived(usage=usage):
                 self.usage += usage
-                self.doing.pop("ask", None)
-            case CompletionFailed():
-                self.doing.pop("ask", None)
+            case _:
+                self._text_arrives(body)
+
+    def _text_arrives(self, body: Struct) -> None:
+        match body:
+            case ServerNoted(kind="progress", server=server, text=text):
+                prefix = f"{printable(server)}."
+                calls = [key for key, doing in self.doing.items() if doing.name.startswith(prefix)]
+                self._show_text(calls, lambda _: f"{ELLIPSIS} {printable(text, _PREVIEW_CHARS)}")
+            case ReplyCut() | TextDelta(restart=True):
+                self._show_text(self._requests(), lambda _: "")
+            case TextDelta(text=text):
+                added = printable(text.replace("\n", " "))
+                self._show_text(self._requests(), lambda so_far: (so_far + added)[-_PREVIEW_CHARS:])
+
+    def _requests(self) -> list[Hashable]:
+        return [key for key, doing in self.doing.items() if doing.activity in ("thinking", "retrying")]
+
+    def _show_text(self, keys: list[Hashable], text: Callable[[str], str]) -> None:
+        """Change the text of the latest of these activities, if there is one."""
+        if keys:
+            doing = self.doing[keys[-1]]
+            self.doing[keys[-1]] = replace(doing, text=text(doing.text))

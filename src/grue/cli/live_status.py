@@ -13,9 +13,10 @@ import os
 from typing import TypeAlias
 
 from grue.cli.live_progress import Doing, Progress
-from grue.cli.live_story import CYAN, DIM, YELLOW
+from grue.cli.live_story import CYAN
 from grue.messages import Usage
 from grue.protocol.safe_text import ELLIPSIS, cells, cut
+from grue.tracing.presentation import DIM, YELLOW
 
 Row: TypeAlias = tuple[tuple[str, str], ...]
 """Pieces of text, each with its ANSI attributes."""

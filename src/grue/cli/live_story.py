@@ -10,31 +10,23 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.facts import Decided, EpisodeResumed, EpisodeStarted, McpInitialized, Observed
+from grue.facts import Decided, EpisodeResumed, EpisodeStarted, Observed
 from grue.messages import (
     CallId,
-    CompletionRetried,
-    ConnectFailed,
-    FinalForced,
-    McpDisabled,
-    RepairRequested,
-    ReplyCut,
     ServerDied,
     ServerNoted,
     ToolCalled,
     ToolDrifted,
-    ToolRejected,
     ToolReturned,
-    ToolSkipped,
     ToolTimedOut,
     TurnCompleted,
     TurnFailed,
 )
 from grue.protocol.safe_text import cells, printable
-from grue.protocol.tool_lock import drift_text
+from grue.tracing.presentation import COLOURS, DIM, GREEN, RED, YELLOW, Severity, problem_in, severity_of
 from grue.tracing.stats_table import duration
 
-BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+BOLD, CYAN = "1", "36"
 
 _SAID_CHARS = 300
 _NAME_CHARS = 60
@@ -129,7 +121,7 @@ class Story:
     def tell(self, body: Struct) -> Iterator[Line]:
         """Return the lines that this message adds; for most there are none."""
         teller = self._tellers.get(type(body))
-        return teller(body) if teller else _trouble(body)
+        return teller(body) if teller else _problem(body)
 
     def _started(self, body: EpisodeStarted) -> Iterator[Line]:
         yield Line(printable(body.game), BOLD)
@@ -172,7 +164,7 @@ class Story:
 
     def _settled(self, body: ToolTimedOut | ServerDied) -> Iterator[Line]:
         yield from self._done(body.call_id, body.duration_s)
-        yield from _trouble(body)
+        yield from _problem(body)
 
     def _done(self, call_id: CallId, duration_s: float) -> Iterator[Line]:
         call = self._under_way.pop(call_id, None)
@@ -194,7 +186,7 @@ class Story:
         # Each turn's session records the drift again.
         if body not in self._drifted:
             self._drifted.add(body)
-            yield _complaint(drift_text(body))
+            yield from _problem(body)
 
     def _decided(self, body: Decided) -> Iterator[Line]:
         if body.reasoning:
@@ -208,43 +200,11 @@ def _tool_line(call: ToolCalled, lasted: str) -> Line:
     return Line(f"{lasted}: {said(call)}", DIM, "    ", f"  {tool_name(call)}", CYAN)
 
 
-def _complaint(text: str) -> Line:
-    return Line(f"  ! {printable(text, _SAID_CHARS)}", YELLOW, "    ")
+def _complaint(text: str, severity: Severity = "warn") -> Line:
+    return Line(f"  ! {printable(text, _SAID_CHARS)}", COLOURS[severity], "    ")
 
 
-def _trouble(body: Struct) -> Iterator[Line]:
-    text = _what_went_wrong(body)
+def _problem(body: Struct) -> Iterator[Line]:
+    text = problem_in(body)
     if text:
-        yield _complaint(text)
-
-
-def _what_went_wrong(body: Struct) -> str:
-    """Return the problem that a message reports, as untrusted text; empty if it reports none."""
-    match body:
-        case McpInitialized(server=server, ignored=ignored, warnings=warnings):
-            only = [f"only {server} is used; ignored: {', '.join(ignored)}"] if ignored else []
-            return " ".join([*only, *warnings])
-        case ConnectFailed(server=server, attempt=attempt, failure=failure, then="retry"):
-            return f"{server} did not connect (attempt {attempt}: {failure.cause}); trying once more"
-        case McpDisabled(server=server, reason=reason, newly=True):
-            return f"{server} is disabled for the rest of the episode: {reason}"
-        case ToolTimedOut(timeout_s=timeout_s):
-            return f"no answer within {timeout_s:g} s"
-        case ServerDied(server=server, failure=failure):
-            return f"{server} died: {failure.cause}"
-        case ToolSkipped(reason=reason):
-            return reason
-        case ToolRejected(error=error):
-            return error
-        case FinalForced(reason=reason):
-            return f"asked for the final answer ({reason.replace('_', ' ')})"
-        case RepairRequested(reason=reason):
-            return f"asked once more, because {reason}"
-        case CompletionRetried(attempt=attempt, delay_s=delay_s, failure=failure):
-            return f"the model did not answer ({failure.message}); attempt {attempt + 1} in {delay_s:.1f} s"
-        case ReplyCut(retried_with=None):
-            return "the model's reply was cut short at its limit"
-        case ReplyCut(retried_with=larger):
-            return f"the model's reply was cut short; asked again with a limit of {larger} tokens"
-        case _:
-            return ""
+        yield _complaint(text, severity_of(body))

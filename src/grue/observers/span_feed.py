@@ -18,7 +18,8 @@ These rules hold for any sequence of envelopes:
 Source: P31-32
 """
 
-from typing import Any, TypeAlias
+from collections.abc import Hashable
+from typing import Any
 
 from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.messages import (
@@ -30,19 +31,16 @@ from grue.messages import (
     LlmFailure,
     McpDisabled,
     OpenSession,
-    RequestCompletion,
     RunTurn,
-    ServerDied,
     ServerName,
     SessionClosed,
     SessionOpened,
     StartupFailed,
     ToolCall,
     ToolCalled,
-    ToolReturned,
+    ToolCallRecord,
     ToolsUnsupported,
     ToolSupportChecked,
-    ToolTimedOut,
     TurnCompleted,
     TurnFailed,
 )
@@ -68,10 +66,7 @@ from grue.observers.spans import (
 from grue.protocol.tool_calls import record_settlement
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
-
-_Settled: TypeAlias = ToolReturned | ToolTimedOut | ServerDied
-_Calling: TypeAlias = CallTools | ToolCalled | _Settled
-_Asking: TypeAlias = IterationStarted | RequestCompletion | CompletionReceived | CompletionFailed
+from grue.tracing.steps import StepBegan, StepTracker
 
 
 class _Scope:
@@ -84,8 +79,8 @@ class _Scope:
         self.last_at = 0.0
         self.envelopes: list[int] = []
         self.open: dict[SpanId, SpanOpened] = {}
-        self.generations: dict[int, SpanId] = {}
-        self.uses: dict[CallId, SpanId] = {}
+        self.steps = StepTracker()
+        self.spans: dict[Hashable, SpanId] = {}
         self.names: dict[CallId, str] = {}
         self.timeouts: dict[tuple[ServerName, int], float] = {}
         self.revisions: dict[ServerName, str] = {}
@@ -216,12 +211,19 @@ class SpanFeed:
         scope.last_at = self._now
 
     def _happen(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+        self._take_steps(scope, envelope)
         body = envelope.body
         match body:
-            case IterationStarted() | RequestCompletion() | CompletionReceived() | CompletionFailed():
-                self._asking(scope, envelope, body)
-            case CallTools() | ToolCalled() | ToolReturned() | ToolTimedOut() | ServerDied():
-                self._calling(scope, body)
+            case IterationStarted(iteration=iteration, max_iterations=most):
+                scope.iteration = iteration
+                if not scope.session and isinstance(scope.command, RunTurn):
+                    session = ToolSession(servers=scope.command.servers, max_iterations=most)
+                    scope.session = self._open(scope, session, scope.root)
+            case CompletionReceived(tool_calls=calls):
+                scope.names.update({call.call_id: call.name for call in calls})
+                scope.replies_with_calls += bool(calls)
+            case CallTools(server=server, batch=batch, timeout_s=timeout_s):
+                scope.timeouts[server, batch] = timeout_s
             case SessionOpened(server=server, protocol_version=revision):
                 scope.revisions[server] = revision
             case ToolSupportChecked(model=model, endpoint=endpoint):
@@ -255,33 +257,32 @@ class SpanFeed:
         words = words_of(envelope.body)
         if words is None:
             return
-        span = scope.generations.get(envelope.cause or 0, scope.innermost)
+        span = scope.spans.get(("model", envelope.cause), scope.innermost)
         name = scope.names.get(getattr(envelope.body, "call_id", CallId("")))
         facts = words.facts if name is None else {**words.facts, "tool_name": name}
         self._events.append(
             SpanNoted(span=span, at=self._now, name=words.name, verdict=words.verdict, facts=facts)
         )
 
-    def _asking(self, scope: _Scope, envelope: Envelope[Any], body: _Asking) -> None:
-        match body:
-            case IterationStarted(iteration=iteration, max_iterations=most):
-                scope.iteration = iteration
-                if not scope.session and isinstance(scope.command, RunTurn):
-                    session = ToolSession(servers=scope.command.servers, max_iterations=most)
-                    scope.session = self._open(scope, session, scope.root)
-            case RequestCompletion():
-                parent = self._asked_by(scope, envelope.sender)
-                subject = Generation(
-                    request=body, model=self._model, endpoint=self._endpoint, asked_by=envelope.sender
-                )
-                scope.generations[envelope.seq] = self._open(scope, subject, parent)
-            case CompletionReceived() | CompletionFailed():
-                if isinstance(body, CompletionReceived):
-                    scope.names.update({call.call_id: call.name for call in body.tool_calls})
-                    scope.replies_with_calls += bool(body.tool_calls)
-                generation = _answered(scope, envelope.cause, body.request)
-                if generation is not None:
-                    self._close(scope, generation, self._now, body, verdict_of(body))
+    def _take_steps(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+        """Open and close the spans of requests to the model and of tool calls."""
+        for change in scope.steps.take(envelope):
+            step = change.step
+            if isinstance(change, StepBegan):
+                if step.attempt == 1 and step.kind == "model":
+                    scope.spans[step.key] = self._open_generation(scope, step.began)
+                elif step.kind == "tool":
+                    scope.spans[step.key] = self._open_use(scope, step.began.body)
+            elif change.reported and not change.retried and step.key in scope.spans:
+                span = scope.spans.pop(step.key)
+                outcome = _outcome(scope.open[span].subject, envelope.body)
+                self._close(scope, span, self._now, outcome, verdict_of(outcome))
+
+    def _open_generation(self, scope: _Scope, asked: Envelope[Any]) -> SpanId:
+        subject = Generation(
+            request=asked.body, model=self._model, endpoint=self._endpoint, asked_by=asked.sender
+        )
+        return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
     def _asked_by(self, scope: _Scope, sender: str) -> SpanId:
         """Return the span that contains a request; a sampling request is inside the server's call."""
@@ -290,30 +291,20 @@ class SpanFeed:
                 return span.span
         return scope.innermost
 
-    def _calling(self, scope: _Scope, body: _Calling) -> None:
-        match body:
-            case CallTools(server=server, batch=batch, timeout_s=timeout_s):
-                scope.timeouts[server, batch] = timeout_s
-            case ToolCalled(call_id=call_id, server=server, tool=tool):
-                use = ToolUse(
-                    call_id=call_id,
-                    name=scope.names.get(call_id, f"{server}.{tool}"),
-                    server=server,
-                    tool=tool,
-                    arguments=body.arguments,
-                    timeout_s=scope.timeouts.get((server, body.batch)),
-                    iteration=scope.iteration,
-                    protocol_version=scope.revisions.get(server, ""),
-                )
-                scope.sent += 1
-                scope.uses[call_id] = self._open(scope, use, scope.innermost)
-            case ToolReturned() | ToolTimedOut() | ServerDied():
-                span = scope.uses.pop(body.call_id, None)
-                used = None if span is None else scope.open[span].subject
-                if span is not None and isinstance(used, ToolUse):
-                    call = ToolCall(call_id=body.call_id, name=used.name, arguments="")
-                    outcome = record_settlement(call, used.iteration, body)
-                    self._close(scope, span, self._now, outcome, verdict_of(outcome))
+    def _open_use(self, scope: _Scope, called: ToolCalled) -> SpanId:
+        server, tool = called.server, called.tool
+        scope.sent += 1
+        use = ToolUse(
+            call_id=called.call_id,
+            name=scope.names.get(called.call_id, f"{server}.{tool}"),
+            server=server,
+            tool=tool,
+            arguments=called.arguments,
+            timeout_s=scope.timeouts.get((server, called.batch)),
+            iteration=scope.iteration,
+            protocol_version=scope.revisions.get(server, ""),
+        )
+        return self._open(scope, use, scope.innermost)
 
     # --- Spans ---
 
@@ -343,18 +334,12 @@ class SpanFeed:
         )
 
 
-def _answered(scope: _Scope, cause: int | None, request: int) -> SpanId | None:
-    """Return the generation that a reply ends: the one whose request caused the reply.
-
-    A host's own LLM actor may not give the cause of its replies; then the reply's number identifies the
-    request.
-    """
-    if cause is None:
-        for asked, span in scope.generations.items():
-            subject = scope.open[span].subject
-            if isinstance(subject, Generation) and subject.request.request == request:
-                cause = asked
-    return scope.generations.pop(cause or 0, None)
+def _outcome(subject: Subject, end: Any) -> CompletionReceived | CompletionFailed | ToolCallRecord:
+    if isinstance(subject, ToolUse):
+        call = ToolCall(call_id=end.call_id, name=subject.name, arguments="")
+        return record_settlement(call, subject.iteration, end)
+    reply: CompletionReceived | CompletionFailed = end
+    return reply
 
 
 def _summary(scope: _Scope, end: TurnCompleted | TurnFailed | None) -> SessionSummary:

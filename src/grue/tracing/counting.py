@@ -6,8 +6,9 @@ It keeps one number per call and per turn, so 10,000 turns take a few megabytes 
 import heapq
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
@@ -21,7 +22,6 @@ from grue.messages import (
     PrewarmLost,
     ReplyCut,
     RequestCompletion,
-    RunTurn,
     ServerDied,
     ServerEnded,
     SessionClosed,
@@ -34,7 +34,6 @@ from grue.messages import (
     ToolSkipped,
     ToolTimedOut,
     TurnCompleted,
-    TurnFailed,
     Usage,
 )
 from grue.runtime.trace_format import PAYLOADS
@@ -49,6 +48,7 @@ from grue.tracing.stats import (
     ToolStats,
     TurnStats,
 )
+from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker
 
 SLOWEST_TURNS = 5
 
@@ -99,6 +99,7 @@ class _Tally:
         self.hosted = False
         self.ending: EpisodeEnded | None = None
         self.clock = PhaseClock()
+        self.steps = StepTracker()
         self.turns = _Turns()
         self.model = _Model()
         self.calls = _Calls()
@@ -107,8 +108,9 @@ class _Tally:
     def take(self, envelope: EpisodeEnvelope) -> None:
         self.messages += 1
         self.clock.take(envelope)
-        self.turns.take(envelope)
-        self.model.take(envelope)
+        changes = self.steps.take(envelope)
+        self.turns.take(envelope, changes)
+        self.model.take(envelope, changes)
         self.calls.take(envelope)
         self._take_server(envelope)
         match envelope.body:
@@ -135,24 +137,25 @@ class _Turns:
         self._outcomes: Counter[str] = Counter()
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
-        self._under_way: dict[int, tuple[float, PhaseClock]] = {}
+        self._clocks: dict[int, PhaseClock] = {}
 
-    def take(self, envelope: EpisodeEnvelope) -> None:
-        if isinstance(envelope.body, EpisodeResumed):
-            self._under_way.clear()
-        if isinstance(envelope.body, RunTurn):
-            self._started += 1
-            self._under_way[envelope.turn] = (envelope.t, PhaseClock())
-        began, clock = self._under_way.get(envelope.turn, (0.0, None))
-        if clock is None:
+    def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
+        turns = [change for change in changes if change.step.kind == "turn"]
+        for change in turns:
+            if isinstance(change, StepBegan):
+                self._started += 1
+                self._clocks[envelope.turn] = PhaseClock()
+            elif not change.reported:
+                self._clocks.pop(change.step.turn, None)
+        if envelope.turn not in self._clocks:
             return
-        clock.take(envelope)
-        match envelope.body:
-            case (TurnCompleted() | TurnFailed()) as end:
-                del self._under_way[envelope.turn]
-                self._ended(end, round(envelope.t - began, 6), clock.phases)
+        self._clocks[envelope.turn].take(envelope)
+        for change in turns:
+            if isinstance(change, StepEnded) and change.reported:
+                clock = self._clocks.pop(envelope.turn)
+                self._ended(envelope.body, round(envelope.t - change.step.start_s, 6), clock.phases)
 
-    def _ended(self, end: TurnCompleted | TurnFailed, duration_s: float, phases: Phases) -> None:
+    def _ended(self, end: Any, duration_s: float, phases: Phases) -> None:
         outcome = end.kind if isinstance(end, TurnCompleted) else "failed"
         self._outcomes[outcome] += 1
         self._iterations += end.iterations
@@ -190,20 +193,15 @@ class _Model:
         self._cut_replies = 0
         self._usage = Usage()
         self._durations = array("d")
-        self._asked: dict[int, dict[int, float]] = {}
 
-    def take(self, envelope: EpisodeEnvelope) -> None:
+    def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         match envelope.body:
-            case RunTurn() | TurnCompleted() | TurnFailed():
-                self._asked.pop(envelope.turn, None)
             case RequestCompletion():
                 self._requests += 1
-                self._asked.setdefault(envelope.turn, {})[envelope.seq] = envelope.t
             case CompletionReceived(usage=usage):
                 self._usage += usage
-                asked = self._asked.get(envelope.turn, {}).pop(envelope.cause or 0, None)
-                if asked is not None:
-                    self._durations.append(envelope.t - asked)
+                ended = (change.step for change in changes if isinstance(change, StepEnded))
+                self._durations.extend(envelope.t - step.began.t for step in ended)
             case CompletionRetried():
                 self._retries += 1
             case ReplyCut():

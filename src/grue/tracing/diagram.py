@@ -21,9 +21,8 @@ from grue.messages import (
     TurnInterrupted,
 )
 from grue.protocol.safe_text import cells, cut, pad, printable
-from grue.tracing.marks import mark_of
+from grue.tracing.presentation import Severity, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.summaries import telling
 from grue.tracing.turn_slices import TurnSlice, chapters
 
 WIDTH = 80
@@ -33,7 +32,7 @@ _TEXT_CHARS = 80
 _ACTORS = ("host", "agent", "llm")
 _TRACE = "trace"
 _ASKS = (RunTurn, CheckToolSupport, OpenSession, RequestCompletion, CallTools, CheckAnswer, CloseSession)
-_SIGNS = {"fail": "✗ ", "warn": "! "}
+_SIGNS: dict[Severity, str] = {"fail": "✗ ", "warn": "! "}
 
 
 class Drawn(Struct, frozen=True):
@@ -64,14 +63,13 @@ def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | Non
         return None
     sender = "agent" if isinstance(body, DeadlinePassed | TurnInterrupted) else envelope.sender
     noted = envelope.receiver == _TRACE or envelope.receiver == sender
-    mark = mark_of(body)
-    said = telling(body)
-    text = f"{_SIGNS[mark.grade] if mark else ''}{type(body).__name__}{': ' if said else ''}{said}"
+    severity, summary = severity_of(body), summarize(body)
+    text = f"{_SIGNS.get(severity, '')}{type(body).__name__}{': ' if summary else ''}{summary}"
     return Drawn(
         sender=printable(sender, limit) or "?",
         receiver=None if noted else printable(envelope.receiver, limit) or "?",
         asks=isinstance(body, _ASKS),
-        failed=mark is not None and mark.grade == "fail",
+        failed=severity == "fail",
         text=printable(text, limit),
     )
 

@@ -4,8 +4,8 @@ from msgspec import Struct
 
 from grue import facts, messages
 from grue.protocol.safe_text import printable
+from grue.tracing.presentation import summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
-from grue.tracing.summaries import telling
 from grue.tracing.turn_slices import turn_of
 
 _REASON_CHARS = 300
@@ -68,7 +68,7 @@ def _add(digest: TurnDigest, body: EpisodeBody) -> None:
         case messages.TurnCompleted(kind=kind, reason=reason):
             digest.outcome, digest.reason = kind, printable(reason, _REASON_CHARS)
         case messages.TurnFailed():
-            digest.outcome, digest.reason = "failed", printable(telling(body), _REASON_CHARS)
+            digest.outcome, digest.reason = "failed", printable(summarize(body), _REASON_CHARS)
         case messages.RequestCompletion():
             digest.requests += 1
         case messages.CompletionReceived(usage=usage, tool_calls=calls):

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from grue.protocol.safe_text import printable
 from grue.tracing.differences import ABSENT, Difference
+from grue.tracing.presentation import summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
-from grue.tracing.summaries import telling
 
 _CHAIN = 12
 _LINE_CHARS = 160
@@ -83,7 +83,7 @@ def described(envelope: EpisodeEnvelope) -> str:
     """Return an envelope as one line: number, way, kind, what it says."""
     number = f"#{envelope.seq} " if envelope.seq else ""
     way = f"{envelope.sender} → {envelope.receiver}"
-    said = f"{type(envelope.body).__name__} {telling(envelope.body)}"
+    said = f"{type(envelope.body).__name__} {summarize(envelope.body)}"
     return printable(f"{number}{way}  {said}".rstrip(), _LINE_CHARS)
 
 

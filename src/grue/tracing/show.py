@@ -15,29 +15,17 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from grue.messages import ToolReturned
 from grue.protocol.safe_text import cells, cut, pad, printable
 from grue.runtime.trace_format import TraceHeader, TraceLine
 from grue.tracing.filters import EVERYTHING, Filter, turn_of
+from grue.tracing.presentation import COLOURS, DIM, YELLOW, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
-from grue.tracing.summaries import telling
 
 UNCUT_LIMIT = 500
 """Longest text of a message if no width is given, in characters."""
 
 _LONGEST_ROUTE = 40
-_BOLD, _DIM, _RED, _YELLOW, _GREEN = "1", "2", "31", "33", "32"
-_COLOURS = {
-    **dict.fromkeys(
-        ["TurnFailed", "StartupFailed", "CompletionFailed", "ActorFailed", "McpInitFailed"], _RED
-    ),
-    **dict.fromkeys(["ToolTimedOut", "ServerDied", "ToolRejected", "ToolSkipped", "ConnectFailed"], _YELLOW),
-    **dict.fromkeys(["McpDisabled", "ReplyUnusable", "FinalForced", "RepairRequested", "FellBack"], _YELLOW),
-    **dict.fromkeys(["CompletionRetried", "DeadlinePassed", "TurnInterrupted", "ReplyCut"], _YELLOW),
-    **dict.fromkeys(["ToolDrifted", "PrewarmLost", "EpisodeResumed"], _YELLOW),
-    **dict.fromkeys(["TurnCompleted", "Decided"], _GREEN),
-    **dict.fromkeys(["TextDelta"], _DIM),
-}
+_BOLD = "1"
 
 
 class _Column(Struct, frozen=True):
@@ -77,7 +65,7 @@ class _Layout(Struct, frozen=True):
             line = cut(line, self.width)
         return f"\x1b[{colour}m{line}\x1b[0m" if self.colour and colour else line
 
-    def aligned(self, row: Iterable[str], said: str) -> str:
+    def aligned(self, row: Iterable[str], summary: str) -> str:
         """Return a row with aligned cells, followed by the summary."""
         room = 10_000 if self.width is None else self.width
         placed = [
@@ -85,11 +73,11 @@ class _Layout(Struct, frozen=True):
             for column, width, cell in zip(_COLUMNS, self.widths, row, strict=True)
             if room >= column.from_width
         ]
-        return "  ".join([*placed, said]).rstrip()
+        return "  ".join([*placed, summary]).rstrip()
 
     def headings(self) -> str:
         """Return the line above the table."""
-        return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), _DIM)
+        return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), DIM)
 
     def rows(self, envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
         """Yield the lines of the messages, each turn under a heading of its own."""
@@ -99,7 +87,9 @@ class _Layout(Struct, frozen=True):
                 turn = turn_of(envelope)
                 yield ""
                 yield self.fit(f"── {f'Turn {turn}' if turn else 'Outside turns'} ──", _BOLD)
-            yield self.fit(self.aligned(_cells(envelope), _said(envelope)), _colour(envelope))
+            yield self.fit(
+                self.aligned(_cells(envelope), _summary(envelope)), COLOURS[severity_of(envelope.body)]
+            )
 
 
 def render(
@@ -135,7 +125,7 @@ def render(
     if episode.cut_short:
         yield ""
         yield layout.fit(
-            "The last line of the file was cut short: its writer was killed while it wrote.", _YELLOW
+            "The last line of the file was cut short: its writer was killed while it wrote.", YELLOW
         )
 
 
@@ -206,16 +196,9 @@ def _cells(envelope: EpisodeEnvelope) -> tuple[str, ...]:
     )
 
 
-def _said(envelope: EpisodeEnvelope) -> str:
+def _summary(envelope: EpisodeEnvelope) -> str:
     redacted = " (a secret was removed)" if envelope.redacted else ""
-    return printable(f"{telling(envelope.body)}{redacted}", UNCUT_LIMIT)
-
-
-def _colour(envelope: EpisodeEnvelope) -> str:
-    body = envelope.body
-    if isinstance(body, ToolReturned) and body.result.is_error:
-        return _YELLOW
-    return _COLOURS.get(type(body).__name__, "")
+    return printable(f"{summarize(envelope.body)}{redacted}", UNCUT_LIMIT)
 
 
 def headline(episode: str, started_at: float) -> str:
@@ -224,5 +207,5 @@ def headline(episode: str, started_at: float) -> str:
         began = f"{datetime.fromtimestamp(started_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
         # A trace can come from anywhere.
-        began = "at no time there is"
+        began = "at an unknown time"
     return f"Episode {printable(episode, 80)}, started {began}"

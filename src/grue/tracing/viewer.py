@@ -26,15 +26,14 @@ from grue.errors import TraceError
 from grue.protocol.safe_text import printable
 from grue.runtime.trace_format import TraceHeader
 from grue.tracing.digests import DigestWriter, TurnDigest
-from grue.tracing.marks import mark_of
+from grue.tracing.presentation import mark_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode
 from grue.tracing.spans import Span, SpanFinder
-from grue.tracing.summaries import telling
 
 MAX_MESSAGE_CHARS = 200_000
 """Longest message, as JSON, that the page holds in full; the trace holds longer ones."""
 
-_TELLING_CHARS = 300
+_SUMMARY_CHARS = 300
 _SCRIPTS = ("dom", "trace", "virtual_list", "lanes", "timeline", "json_view", "detail", "filters", "main")
 """The parts of the script, in the order in which they are joined; `main` starts the page."""
 
@@ -53,7 +52,7 @@ class _Row(Struct, frozen=True, kw_only=True, array_like=True):
     receiver: str
     cause: int | None
     kind: str
-    telling: str
+    summary: str
     mark: str
     grade: str
     batch: int | None
@@ -154,9 +153,9 @@ def _row(envelope: EpisodeEnvelope, turn: int, max_message_chars: int) -> _Row:
         receiver="" if envelope.receiver == _NOTES else envelope.receiver,
         cause=envelope.cause,
         kind=type(envelope.body).__name__,
-        telling=printable(telling(envelope.body), _TELLING_CHARS),
-        mark=mark.word if mark else "",
-        grade=mark.grade if mark else "",
+        summary=printable(summarize(envelope.body), _SUMMARY_CHARS),
+        mark=mark,
+        grade=severity_of(envelope.body) if mark else "",
         batch=getattr(envelope.body, "batch", None),
         redacted=envelope.redacted,
         chars=len(body),

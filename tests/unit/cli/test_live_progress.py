@@ -53,6 +53,7 @@ from grue.messages import (
     Usage,
 )
 from grue.protocol.safe_text import cells
+from grue.runtime.trace import Envelope
 
 MIND, FS = ServerName("mind"), ServerName("fs")
 BATCH, CALL = BatchId(1), CallId("c1")
@@ -79,12 +80,16 @@ def run(turn_timeout_s: float | None = None) -> RunTurn:
     return RunTurn(turn=1, system="s", user="u", limits=TurnLimits(turn_timeout_s=turn_timeout_s))
 
 
+def enveloped(seq: int, at: float, body: Struct) -> Envelope[Struct]:
+    return Envelope(seq=seq, t=at, at=at, turn=1, sender="a", receiver="b", cause=None, body=body)
+
+
 def after(*told: Struct | tuple[float, Struct]) -> Progress:
     """What is known after these messages, told at 0 s or at the time beside them."""
     progress = Progress()
-    for one in told:
+    for seq, one in enumerate(told, start=1):
         at, body = one if isinstance(one, tuple) else (0.0, one)
-        progress.note(body, at)
+        progress.note(enveloped(seq, at, body), at)
     return progress
 
 
@@ -219,7 +224,7 @@ def test_a_low_terminal_has_the_status_line_alone() -> None:
 
 def test_an_episode_that_goes_on_is_told_how_many_turns_there_are() -> None:
     progress = Progress(max_turns=60)
-    progress.note(seen(13, None), 0.0)
+    progress.note(enveloped(1, 0.0, seen(13, None)), 0.0)
     assert shown(progress) == ["    turn 13/60"]
 
 

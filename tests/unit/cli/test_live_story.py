@@ -126,12 +126,14 @@ def test_what_goes_wrong_is_said_in_a_line() -> None:
         ToolRejected(
             batch=BATCH, call_id=CALL, name="x.y", error="Unknown MCP tool: x.y"
         ): "Unknown MCP tool",
-        FinalForced(reason="max_iterations", iterations=20): "final answer (max iterations)",
+        FinalForced(
+            reason="max_iterations", iterations=20
+        ): "final answer after 20 iterations (max iterations)",
         RepairRequested(reason="it contains no JSON object"): "asked once more, because it contains",
         CompletionRetried(
             request=1, attempt=1, delay_s=1.5, failure=REFUSED
         ): "out of order); attempt 2 in 1.5 s",
-        ReplyCut(request=1, limit_tokens=500): "cut short at its limit",
+        ReplyCut(request=1, limit_tokens=None): "cut short at its limit",
         ReplyCut(request=1, limit_tokens=500, retried_with=900): "again with a limit of 900 tokens",
         ToolDrifted(server=SERVER, tool="think", change="added"): "mind.think is not among the approved",
     }

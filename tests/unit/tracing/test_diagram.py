@@ -68,8 +68,9 @@ def test_a_turn_in_mermaid() -> None:
         "    participant p3 as cave",
         "    p1->>p3: OpenSession: cave, within 5 s",
         "    p3-->>p1: SessionOpened: cave, 0.0 ms: no tools",
-        "    Note over p2: ! CompletionRetried: attempt 1, again in 0.5 s: unavailable 503: busy",
-        "    p3--xp1: ✗ ToolTimedOut: c1 after 3 s",
+        "    Note over p2: ! CompletionRetried: "
+        "the model did not answer (unavailable 503: busy)#59; attempt …",
+        "    p3--xp1: ✗ ToolTimedOut: c1: no answer within 3 s",
         "    p3-->>p1: ! ToolSkipped: c2: Skipped",
         "    Note over p1: ✗ DeadlinePassed: limit 9 s",
     ]
@@ -94,9 +95,9 @@ def test_a_turn_in_plain_text() -> None:
         "  ├──────────────────────▶│                       │",
         "  │                       │ OpenSession: cave, within 5 s",
         "  │                       ├──────────────────────▶│",
-        "  │                       │ ✗ ToolTimedOut: c1 after 3 s",
+        "  │                       │ ✗ ToolTimedOut: c1: no answer w…",
         "  │                       │✗╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌┤",
-        "  │                       │ • ! RepairRequested: no JSON",
+        "  │                       │ • ! RepairRequested: asked once…",
         "  │                       │                       │",
     ]
 

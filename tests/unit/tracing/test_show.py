@@ -18,9 +18,9 @@ from grue.messages import RunTurn, ToolCallResult, TurnFailed
 from grue.protocol.safe_text import cells
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.filters import Filter
+from grue.tracing.presentation import summarize
 from grue.tracing.reading import EpisodeBody, EpisodeReader, open_episode
 from grue.tracing.show import json_line, render, render_live
-from grue.tracing.summaries import telling
 
 THINK = "thoughtbox.think"
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -140,7 +140,8 @@ def test_without_colour_there_is_no_escape_and_with_it_nothing_but_colours(episo
 
 
 @pytest.mark.parametrize(
-    ("kind", "colour"), [("ToolTimedOut", "33"), ("ServerDied", "33"), ("TurnCompleted", "32")]
+    ("kind", "colour"),
+    [("ToolTimedOut", "31"), ("ServerDied", "31"), ("Decided", "32"), ("ToolSkipped", "33")],
 )
 def test_what_went_wrong_stands_out(episode: EpisodeReader, kind: str, colour: str) -> None:
     lines = [line for line in render(episode, colour=True) if f" {kind} " in line]
@@ -170,7 +171,7 @@ def test_an_empty_trace_is_a_table_without_rows(file: TraceFile) -> None:
 
 def test_a_start_that_no_clock_shows_is_no_crash(file: TraceFile) -> None:
     header = msgspec.structs.replace(file.read().header, started_at=1e300, episode="e\x1b[2J")
-    assert next(iter(render_live(header, ()))) == "Episode e\\u001b[2J, started at no time there is"
+    assert next(iter(render_live(header, ()))) == "Episode e\\u001b[2J, started at an unknown time"
 
 
 def test_a_file_cut_short_is_shown_and_says_so(file: TraceFile) -> None:
@@ -253,7 +254,7 @@ def sample(annotation: Any) -> Any:
 @pytest.mark.parametrize("kind", kinds_of_body(), ids=lambda kind: kind.__name__)
 def test_every_kind_of_message_has_something_to_tell(kind: type, tmp_path: Path) -> None:
     body = sample(kind)
-    assert telling(body)
+    assert summarize(body)
     file = TraceFile(tmp_path / "trace.jsonl")
     Tape(file).say(body)
     assert all(line.isprintable() for line in render(file.read()))
@@ -262,32 +263,34 @@ def test_every_kind_of_message_has_something_to_tell(kind: type, tmp_path: Path)
 
 def test_a_message_that_says_little_is_told_all_the_same() -> None:
     told = [
-        telling(opened(attempt=2)),
-        telling(messages.SessionOpened(server="a", tools=())),
-        telling(messages.CompletionReceived(request=1)),
-        telling(messages.McpDisabled(server="a", reason="r")),
-        telling(messages.ToolReturned(batch=1, call_id="c", result=ToolCallResult(None))),
-        telling(TurnFailed(turn=1, failure=messages.Interrupted(reason="Ctrl-C"))),
-        telling(TurnFailed(turn=1, failure=messages.DeadlineMissed(limit_s=3, doing="waiting"))),
-        telling(TurnFailed(turn=1, failure=messages.NoAnswer(reason="empty"))),
-        telling(TurnFailed(turn=1, failure=refused_connection())),
-        telling(ActorFailed(actor="llm", error="KeyError: 1", where=())),
-        telling(messages.ToolSupportChecked(model="m", endpoint="e", supported=True, by="forced")),
-        telling(
+        summarize(opened(attempt=2)),
+        summarize(messages.SessionOpened(server="a", tools=())),
+        summarize(messages.CompletionReceived(request=1)),
+        summarize(messages.McpDisabled(server="a", reason="r")),
+        summarize(messages.ToolReturned(batch=1, call_id="c", result=ToolCallResult(None))),
+        summarize(TurnFailed(turn=1, failure=messages.Interrupted(reason="Ctrl-C"))),
+        summarize(TurnFailed(turn=1, failure=messages.DeadlineMissed(limit_s=3, doing="waiting"))),
+        summarize(TurnFailed(turn=1, failure=messages.NoAnswer(reason="empty"))),
+        summarize(TurnFailed(turn=1, failure=refused_connection())),
+        summarize(ActorFailed(actor="llm", error="KeyError: 1", where=())),
+        summarize(messages.ToolSupportChecked(model="m", endpoint="e", supported=True, by="forced")),
+        summarize(
             messages.ToolSupportChecked(model="m", endpoint="e", supported=False, by="name", reason="old")
         ),
-        telling(TurnFailed(turn=1, failure=messages.ToolsUnsupported(model="m", endpoint="e", reason="old"))),
-        telling(messages.ReplyCut(request=2, limit_tokens=100, retried_with=400)),
-        telling(messages.ReplyCut(request=2, limit_tokens=None)),
-        telling(messages.TextDelta(request=1, text=" and")),
-        telling(messages.TextDelta(request=1, text="hm", part="reasoning")),
-        telling(facts.EpisodeResumed(episode_id="ep-1", turns=1)),
+        summarize(
+            TurnFailed(turn=1, failure=messages.ToolsUnsupported(model="m", endpoint="e", reason="old"))
+        ),
+        summarize(messages.ReplyCut(request=2, limit_tokens=100, retried_with=400)),
+        summarize(messages.ReplyCut(request=2, limit_tokens=None)),
+        summarize(messages.TextDelta(request=1, text=" and")),
+        summarize(messages.TextDelta(request=1, text="hm", part="reasoning")),
+        summarize(facts.EpisodeResumed(episode_id="ep-1", turns=1)),
     ]
     assert told == [
         "thoughtbox, attempt 2, pid 4711, 30.0 ms: 1 tool (think)",
         "a, 0.0 ms: no tools",
         "nothing (0+0 tokens, 0.0 ms)",
-        "a, since an earlier turn: r",
+        "a is disabled since an earlier turn: r",
         "c 0.0 ms: null",
         "interrupted: Ctrl-C",
         "out of time after 3 s, waiting",
@@ -297,8 +300,8 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         "m can call tools, says the configuration",
         "m cannot call tools, going by its name: old",
         "m cannot call tools: old",
-        "request 2 cut at 100 tokens, again with 400",
-        "request 2 cut at the endpoint's limit, taken as it is",
+        "request 2: the model's reply was cut short at 100 tokens; asked again with a limit of 400 tokens",
+        "request 2: the model's reply was cut short at its limit",
         '" and"',
         'reasoning "hm"',
         "ep-1 goes on after 1 finished turn",

@@ -9,7 +9,7 @@ const turnLink = (turn) => link(`#turn-${turn.number}`, turn.name);
 
 /** Return a line of a list: a link, a badge where something is marked, and what it says. */
 function line(anchor, mark, grade, text) {
-  return element("li", {}, anchor, mark ? badge(mark, grade) : null, element("span", { class: "telling" }, text));
+  return element("li", {}, anchor, mark ? badge(mark, grade) : null, element("span", { class: "summary" }, text));
 }
 
 function section(name, lines) {
@@ -39,7 +39,7 @@ function messageDetail(trace, message, exact) {
   const took = message.ends.filter((span) => span.phase !== "turn" && span.phase !== "session");
   const way = message.receiver ? `${message.sender} → ${message.receiver}` : `${message.sender}, noted`;
   const contents = [
-    message.mark ? element("p", { class: `told ${message.grade}` }, badge(message.mark, message.grade), ` ${message.telling}`) : null,
+    message.mark ? element("p", { class: `told ${message.grade}` }, badge(message.mark, message.grade), ` ${message.summary}`) : null,
     facts([
       ["from → to", way],
       ["turn", turnLink(turn)],
@@ -80,7 +80,7 @@ function turnDetail(trace, turn) {
       ["tool calls", turn.tool_calls ? String(turn.tool_calls) : ""],
       ["messages", String(turn.messages.length)],
     ]),
-    ...section("What went wrong", wrong.map((message) => () => line(messageLink(message), message.mark, message.grade, message.telling))),
+    ...section("What went wrong", wrong.map((message) => () => line(messageLink(message), message.mark, message.grade, message.summary))),
     ...section("What took longest", longestSpans(turn.spans, LONGEST_LISTED).map((span) => () => spanLine(span, ""))),
   ];
   return { title: turn.name, contents };
@@ -88,7 +88,7 @@ function turnDetail(trace, turn) {
 
 function spanLine(span, where) {
   const what = `${PHASES[span.phase]}: ${span.lane}, ${span.label}${where}`;
-  return element("li", {}, link(`#${span.first}`, duration(span.end - span.start)), element("span", { class: "telling" }, what));
+  return element("li", {}, link(`#${span.first}`, duration(span.end - span.start)), element("span", { class: "summary" }, what));
 }
 
 /** Return the heading and the contents for the episode, which is where one starts. */

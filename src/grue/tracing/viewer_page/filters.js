@@ -69,6 +69,6 @@ function searchForms(text) {
 }
 
 function haystack(message) {
-  message.haystack ??= `#${message.seq} ${message.kind} ${message.mark} ${message.telling}\n${message.body}`.toLowerCase();
+  message.haystack ??= `#${message.seq} ${message.kind} ${message.mark} ${message.summary}\n${message.body}`.toLowerCase();
   return message.haystack;
 }

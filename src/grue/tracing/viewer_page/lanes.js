@@ -87,7 +87,7 @@ function drawMessage(trace, message, width) {
   const offset = message.t - start;
   return element(
     "div",
-    { class: `row message ${message.grade}`, "aria-label": `${message.seq} ${message.kind} ${message.mark}, ${way}: ${message.telling}` },
+    { class: `row message ${message.grade}`, "aria-label": `${message.seq} ${message.kind} ${message.mark}, ${way}: ${message.summary}` },
     element("span", { class: "seq" }, String(message.seq)),
     element("span", { class: "time" }, offset > 0 ? `+${duration(offset)}` : "0"),
     drawLanes(trace, message, width),
@@ -96,7 +96,7 @@ function drawMessage(trace, message, width) {
       { class: "text" },
       element("b", {}, message.kind),
       message.mark ? badge(message.mark, message.grade) : null,
-      element("span", { class: "telling" }, message.telling),
+      element("span", { class: "summary" }, message.summary),
     ),
   );
 }
@@ -108,7 +108,7 @@ function drawTurnHead(turn) {
     { class: `row turn-head ${turn.grade}` },
     element("b", {}, turn.name),
     turn.outcome ? badge(turn.outcome, outcomeGrade(turn)) : null,
-    element("span", { class: "telling" }, turnFacts(turn)),
+    element("span", { class: "summary" }, turnFacts(turn)),
   );
 }
 

@@ -114,7 +114,7 @@ class Viewer {
 
   showTurn(turn) {
     this.shownTurn = turn;
-    byId("time-title").replaceChildren(turn.name, turn.outcome ? badge(turn.outcome, outcomeGrade(turn)) : "", element("span", { class: "telling" }, duration(turn.length)));
+    byId("time-title").replaceChildren(turn.name, turn.outcome ? badge(turn.outcome, outcomeGrade(turn)) : "", element("span", { class: "summary" }, duration(turn.length)));
     byId("timeline").replaceChildren(drawTimeline(this.trace, turn, byId("timeline").clientWidth));
     this.overview.cursor.setAttribute("x", this.trace.turns.indexOf(turn) * this.overview.step);
     this.turnList.activate(this.turnList.items.indexOf(turn));
@@ -327,7 +327,7 @@ function drawTurnEntry(trace, turn) {
       element("b", {}, turn.number ? String(turn.number) : "–"),
       marks.length
         ? element("span", { class: "marks" }, ...marks)
-        : element("span", { class: "telling" }, turn.action || turn.outcome || turn.name),
+        : element("span", { class: "summary" }, turn.action || turn.outcome || turn.name),
       element("span", { class: "took" }, duration(turn.length))),
     element("span", { class: "track" }, phases),
   );

@@ -37,9 +37,9 @@ class Trace {
 }
 
 function newMessage(row) {
-  const [seq, t, at, turn, sender, receiver, cause, kind, telling, mark, grade, batch, redacted, chars, body] = row;
+  const [seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body] = row;
   return {
-    seq, t, at, turn, sender, receiver, cause, kind, telling, mark, grade, batch, redacted, chars, body,
+    seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body,
     effects: [], ends: [], activity: [], place: 0, haystack: null,
   };
 }

@@ -1,8 +1,9 @@
-"""Which messages tell of something wrong, and how bad it is."""
+"""How messages are presented: severity, mark and words, of known kinds and unknown ones."""
 
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from grue.facts import EpisodeEnded, Observed
 from grue.messages import (
@@ -26,7 +27,7 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.runtime.supervisor import ActorFailed
-from grue.tracing.marks import mark_of
+from grue.tracing.presentation import mark_of, problem_in, severity_of, summarize
 
 SERVER = ServerFailure(server="s", phase="spawn", command="c", cause="none")
 LLM = LlmFailure(kind="refused", endpoint="e", model="m", message="no")
@@ -70,5 +71,21 @@ OF: dict[str, Any] = {"batch": 1, "call_id": "c"}
     ids=lambda value: type(value).__name__,
 )
 def test_a_message_is_marked_by_what_it_tells(body: Any, marked: tuple[str, str] | None) -> None:
-    mark = mark_of(body)
-    assert (mark and (mark.word, mark.grade)) == marked
+    assert (mark_of(body), severity_of(body)) == marked or (marked is None and not mark_of(body))
+
+
+class NobodyKnowsThis(Struct):
+    what: str
+    count: int = 2
+
+
+def test_an_unknown_kind_is_presented_by_its_fields() -> None:
+    body = NobodyKnowsThis(what="new")
+    assert summarize(body) == 'what "new", count 2'
+    assert (mark_of(body), severity_of(body), problem_in(body)) == ("", "", "")
+
+
+def test_show_and_the_live_view_use_the_same_words() -> None:
+    body = ToolTimedOut(**OF, timeout_s=2.5)
+    assert problem_in(body) == "no answer within 2.5 s"
+    assert summarize(body) == f"c: {problem_in(body)}"

@@ -1,0 +1,380 @@
+"""How each kind of message is presented to people: its severity, a word that marks it, and a line of text.
+
+`grue trace show`, the viewer, the diagrams and the live view of `grue play` all use this one table. A kind
+that the table does not know is presented by its fields.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from grue import facts
+from grue import messages as m
+from grue.protocol.tool_lock import drift_text
+from grue.runtime.supervisor import ActorFailed
+
+Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
+"""`fail`: a call, a server or a turn failed. `warn`: a problem that the turn recovers from. `good`: a result.
+`quiet`: a detail that is rarely of interest. Empty: anything else."""
+
+RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
+COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
+"""The ANSI attributes of each severity."""
+
+_SHORT = 80
+_LONG = 200
+_Words: TypeAlias = Callable[[Any], str]
+_Judge: TypeAlias = Callable[[Any], tuple[Severity, str]]
+
+
+class _Row(Struct, frozen=True):
+    """How one kind of message is presented.
+
+    Attributes:
+        words: Its most important fields as text, without `subject`.
+        severity: Of every message of the kind.
+        mark: A word for the problem that it reports.
+        judge: Returns severity and mark if they depend on the message.
+        subject: What `words` is about, where a reader sees many messages: a call's id, a tool's name.
+        live: Whether the live view shows `words` of this message as a problem.
+    """
+
+    words: _Words
+    severity: Severity = ""
+    mark: str = ""
+    judge: _Judge | None = None
+    subject: _Words | None = None
+    live: Callable[[Any], bool] | None = None
+
+
+def summarize(body: Struct) -> str:
+    """Return a message's most important fields as one line; untrusted text in it is not escaped."""
+    row = _row(body)
+    words = row.words(body)
+    return f"{row.subject(body)}: {words}" if row.subject else words
+
+
+def severity_of(body: Struct) -> Severity:
+    """Return how serious a message is."""
+    return _judged(body)[0]
+
+
+def mark_of(body: Struct) -> str:
+    """Return a word for the problem that a message reports; empty if it reports none."""
+    return _judged(body)[1]
+
+
+def problem_in(body: Struct) -> str:
+    """Return the problem that the live view shows for a message; empty for most. The text is untrusted."""
+    row = _row(body)
+    return row.words(body) if row.live and row.live(body) else ""
+
+
+def _judged(body: Struct) -> tuple[Severity, str]:
+    row = _row(body)
+    return row.judge(body) if row.judge else (row.severity, row.mark)
+
+
+def _row(body: Struct) -> _Row:
+    return _TABLE.get(type(body), _GENERIC)
+
+
+def _always(body: object) -> bool:
+    del body
+    return True
+
+
+def _fail(mark: str, words: _Words, subject: _Words | None = None, live: Any = None) -> _Row:
+    return _Row(words, "fail", mark, subject=subject, live=live)
+
+
+def _warn(mark: str, words: _Words, subject: _Words | None = None, live: Any = None) -> _Row:
+    return _Row(words, "warn", mark, subject=subject, live=live)
+
+
+def _if(condition: Callable[[Any], bool], severity: Severity, mark: str) -> _Judge:
+    return lambda body: (severity, mark) if condition(body) else ("", "")
+
+
+def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
+    return body.call_id
+
+
+# --- Words that take more than a line ---
+
+
+def _run(body: m.RunTurn) -> str:
+    return f"{_tools_from(body.servers)}; {_quoted(body.user)}"
+
+
+def _completed(body: m.TurnCompleted) -> str:
+    because = f" ({body.reason})" if body.reason else ""
+    counts = f"{_many(body.requests, 'request')}, {_many(len(body.tool_calls), 'tool call')}"
+    return f"{body.kind}{because}: {_json(body.answer)}; {counts}"
+
+
+def _opened(body: m.SessionOpened) -> str:
+    names = ", ".join(tool.tool for tool in body.tools)
+    again = f", attempt {body.attempt}" if body.attempt > 1 else ""
+    listed = f"{_many(len(body.tools), 'tool')} ({names})" if body.tools else "no tools"
+    return f"{body.server}{again}{_process(body.pid)}, {_time(body.elapsed_s)}: {listed}"
+
+
+def _closed(body: m.SessionClosed | m.ServerEnded) -> str:
+    exited = f", exit status {body.exit_status}" if body.exit_status is not None else ""
+    return f"{body.server}, {body.ending}{exited}, {_time(body.elapsed_s)}"
+
+
+def _judge_ending(body: m.SessionClosed | m.ServerEnded) -> tuple[Severity, str]:
+    match body.ending:
+        case "died":
+            return "fail", "died"
+        case "killed":
+            return "warn", "killed"
+        case _:
+            return "", ""
+
+
+def _not_connected(body: m.ConnectFailed) -> str:
+    then = {"retry": "trying once more", "disable": "going on without it", "raise": "the turn fails"}
+    why = f"attempt {body.attempt}, {body.failure.phase}: {body.failure.cause}"
+    return f"{body.server} did not connect ({why}); {then[body.then]}"
+
+
+def _disabled(body: m.McpDisabled) -> str:
+    lasts = "is disabled for the rest of the episode" if body.newly else "is disabled since an earlier turn"
+    return f"{body.server} {lasts}: {body.reason}"
+
+
+def _returned(body: m.ToolReturned) -> str:
+    took = _time(body.duration_s)
+    if body.result.is_error:
+        return f"{body.call_id} error, {took}: {_quoted(body.result.error_message or '')}"
+    return f"{body.call_id} {took}: {_json(body.result.content)}"
+
+
+def _supported(body: m.ToolSupportChecked) -> str:
+    known_by = {
+        "forced": "says the configuration",
+        "endpoint": "says its endpoint",
+        "client": "says the host's client",
+        "name": "going by its name",
+    }[body.by]
+    can = "can call tools" if body.supported else "cannot call tools"
+    return f"{body.model} {can}, {known_by}{f': {body.reason}' if body.reason else ''}"
+
+
+def _asked(body: m.RequestCompletion) -> str:
+    wants = "tools on offer" if isinstance(body.mode, m.OfferTools) else "an answer, no tools"
+    return f"request {body.request}: {wants}, {_many(len(body.new), 'new item')}"
+
+
+def _reply(body: m.CompletionReceived) -> str:
+    parts = [_quoted(body.content)] if body.content else []
+    parts += [f"{call.call_id} {call.name} {_short(call.arguments)}" for call in body.tool_calls]
+    tokens = f"{body.usage.input_tokens}+{body.usage.output_tokens} tokens"
+    return f"{'; '.join(parts) or 'nothing'} ({tokens}, {_time(body.elapsed_s)})"
+
+
+def _retried(body: m.CompletionRetried) -> str:
+    again = f"attempt {body.attempt + 1} in {body.delay_s:.1f} s"
+    return f"the model did not answer ({_failure(body.failure)}); {again}"
+
+
+def _cut(body: m.ReplyCut) -> str:
+    limit = "its limit" if body.limit_tokens is None else f"{body.limit_tokens} tokens"
+    then = "" if body.retried_with is None else f"; asked again with a limit of {body.retried_with} tokens"
+    return f"the model's reply was cut short at {limit}{then}"
+
+
+def _delta(body: m.TextDelta) -> str:
+    if body.restart:
+        return f"request {body.request} begins anew: its reply so far is void"
+    return f"{'' if body.part == 'content' else f'{body.part} '}{_quoted(body.text, strip=False)}"
+
+
+def _started(body: facts.EpisodeStarted) -> str:
+    by = f"{body.model} (scripted)" if body.scripted else body.model
+    return f"{body.episode_id}: {body.game}, played by {by}, seed {body.seed}, {_tools_from(body.servers)}"
+
+
+def _resumed(body: facts.EpisodeResumed) -> str:
+    changed = "".join(f"; {each.what}: {each.before} -> {each.now}" for each in body.changes)
+    return f"{body.episode_id} goes on after {_many(body.turns, 'finished turn')}{changed}"
+
+
+def _configured(body: facts.McpInitialized) -> str:
+    only = [f"only {body.server} is used; ignored: {', '.join(body.ignored)}"] if body.ignored else []
+    return " ".join([*only, *body.warnings]) or body.server
+
+
+def _configured_in_part(body: facts.McpInitialized) -> bool:
+    return bool(body.ignored or body.warnings)
+
+
+def _observed(body: facts.Observed) -> str:
+    score = "unknown" if body.score is None else body.score
+    return f"{body.location or 'somewhere'}, score {score}: {_quoted(body.text)}"
+
+
+def _decided(body: facts.Decided) -> str:
+    return f"{_quoted(body.action)} ({body.kind}{', ' + body.reason if body.reason else ''})"
+
+
+def _crashed(body: ActorFailed) -> str:
+    return f"{body.error}; at {body.where[-1]}" if body.where else body.error
+
+
+def _any_fields(body: Struct) -> str:
+    fields = msgspec.to_builtins(body)
+    fields.pop("type", None)
+    return ", ".join(
+        f"{name} {_short(msgspec.json.encode(value).decode())}" for name, value in fields.items()
+    )
+
+
+_GENERIC = _Row(_any_fields)
+
+_TABLE: dict[type, _Row] = {
+    # The turn
+    m.RunTurn: _Row(_run),
+    m.IterationStarted: _Row(lambda body: f"{body.iteration} of {body.max_iterations}"),
+    m.CheckAnswer: _Row(lambda body: _quoted(body.content)),
+    m.AnswerAccepted: _Row(lambda body: _json(body.answer)),
+    m.AnswerRefused: _warn("refused", lambda body: body.reason),
+    m.RepairRequested: _warn("repair", lambda body: f"asked once more, because {body.reason}", live=_always),
+    m.FellBack: _warn("fallback", lambda body: f"{body.reason}; got {_quoted(body.raw_response or '')}"),
+    m.FinalForced: _warn(
+        "forced",
+        lambda body: (
+            f"asked for the final answer after {_many(body.iterations, 'iteration')} "
+            f"({body.reason.replace('_', ' ')})"
+        ),
+        live=_always,
+    ),
+    m.ReplyUnusable: _warn("unusable", lambda body: f"finish_reason {body.finish_reason}"),
+    m.TurnCompleted: _Row(
+        _completed, judge=lambda body: ("good", "") if body.kind == "answered" else ("warn", body.kind)
+    ),
+    m.TurnFailed: _fail("failed", lambda body: _failure(body.failure)),
+    m.DeadlinePassed: _fail("deadline", lambda body: f"limit {body.limit_s:g} s"),
+    m.TurnInterrupted: _fail("interrupted", lambda body: body.reason),
+    ActorFailed: _fail("crashed", _crashed),
+    # Sessions
+    m.OpenSession: _Row(lambda body: f"{body.server}, within {body.timeout_s:g} s"),
+    m.SessionOpened: _Row(_opened),
+    m.ConnectFailed: _Row(
+        _not_connected,
+        judge=lambda body: ("warn", "retry") if body.then == "retry" else ("fail", "no start"),
+        live=lambda body: body.then == "retry",
+    ),
+    m.McpDisabled: _warn("disabled", _disabled, live=lambda body: body.newly),
+    m.StartupFailed: _fail("no start", lambda body: _failure(body.failure)),
+    m.ToolsChanged: _Row(
+        lambda body: (
+            f"{body.server} now lists {_many(len(body.tools), 'tool')}: "
+            f"{', '.join(tool.tool for tool in body.tools)}"
+        )
+    ),
+    m.CloseSession: _Row(lambda body: body.server),
+    m.SessionClosed: _Row(_closed, judge=_judge_ending),
+    m.ServerEnded: _Row(_closed, judge=_judge_ending),
+    m.ServerNoted: _Row(
+        lambda body: f"{body.server}, {body.kind}: {_quoted(body.text)}",
+        judge=lambda body: (
+            ("warn", body.kind.replace("_", " ")) if body.kind.startswith("bad_") else ("", "")
+        ),
+    ),
+    m.ToolDrifted: _warn("drift", drift_text, live=_always),
+    m.SessionPrewarmed: _Row(lambda body: f"{body.server}{_process(body.pid)}, {_time(body.elapsed_s)}"),
+    m.PrewarmLost: _warn("spare lost", lambda body: f"{body.server}: {body.cause}"),
+    # Calls
+    m.CallTools: _Row(
+        lambda body: f"{body.server}: {', '.join(f'{call.call_id} {call.tool}' for call in body.calls)}"
+    ),
+    m.ToolCalled: _Row(lambda body: f"{body.call_id} {body.server}.{body.tool} {_json(body.arguments)}"),
+    m.ToolReturned: _Row(_returned, judge=_if(lambda body: body.result.is_error, "warn", "error")),
+    m.ToolTimedOut: _fail(
+        "timeout", lambda body: f"no answer within {body.timeout_s:g} s", _call_id, live=_always
+    ),
+    m.ServerDied: _fail(
+        "died", lambda body: f"{body.server} died: {body.failure.cause}", _call_id, live=_always
+    ),
+    m.ToolSkipped: _warn("skipped", lambda body: body.reason, _call_id, live=_always),
+    m.ToolRejected: _warn(
+        "rejected", lambda body: body.error, lambda body: f"{body.call_id} {body.name}", live=_always
+    ),
+    # The model
+    m.CheckToolSupport: _Row(lambda _: "can the model call tools?"),
+    m.ToolSupportChecked: _Row(_supported, judge=_if(lambda body: not body.supported, "warn", "no tools")),
+    m.RequestCompletion: _Row(_asked),
+    m.CompletionReceived: _Row(_reply),
+    m.CompletionFailed: _fail("no reply", lambda body: _failure(body.failure)),
+    m.CompletionRetried: _warn("retry", _retried, live=_always),
+    m.ReplyCut: _warn("cut", _cut, lambda body: f"request {body.request}", live=_always),
+    m.TextDelta: _Row(_delta, "quiet"),
+    # The host
+    facts.EpisodeStarted: _Row(_started),
+    facts.EpisodeResumed: _Row(_resumed, judge=_if(lambda body: bool(body.changes), "warn", "changed")),
+    facts.McpInitialized: _Row(
+        _configured, judge=_if(_configured_in_part, "warn", "config"), live=_configured_in_part
+    ),
+    facts.McpInitFailed: _fail("bad config", lambda body: body.error),
+    facts.Observed: _Row(_observed),
+    facts.Decided: _Row(_decided, "good"),
+    facts.Remembered: _Row(lambda body: f"{body.location}: {_quoted(body.text)}"),
+    facts.EpisodeEnded: _Row(
+        lambda body: f"{body.reason} after {_many(body.turns, 'turn')}: {body.detail}",
+        judge=lambda body: (
+            ("fail", body.reason) if body.reason in {"failed", "interrupted", "fallbacks"} else ("", "")
+        ),
+    ),
+}
+
+
+def _failure(failure: m.TurnFailure) -> str:
+    match failure:
+        case m.ServerFailure(server=server, phase=phase, cause=cause):
+            return f"{server}, {phase}: {cause}"
+        case m.LlmFailure(kind=kind, message=message, status=status):
+            return f"{kind}{f' {status}' if status is not None else ''}: {message}"
+        case m.ToolsUnsupported(model=model, reason=reason):
+            return f"{model} cannot call tools: {reason}"
+        case m.DeadlineMissed(limit_s=limit_s, doing=doing):
+            return f"out of time after {limit_s:g} s, {doing}"
+        case m.Interrupted(reason=reason):
+            return f"interrupted: {reason}"
+        case m.NoAnswer(reason=reason):
+            return f"no answer: {reason}"
+        case never:
+            assert_never(never)
+
+
+def _tools_from(servers: tuple[str, ...]) -> str:
+    return f"tools from {', '.join(servers)}" if servers else "no tools"
+
+
+def _process(pid: int | None) -> str:
+    return f", pid {pid}" if pid is not None else ""
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def _json(value: object) -> str:
+    return _short(msgspec.json.encode(value).decode(), _LONG)
+
+
+def _quoted(text: str, *, strip: bool = True) -> str:
+    return f'"{_short(text.strip() if strip else text)}"'
+
+
+def _short(text: str, limit: int = _SHORT) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,261 @@
+"""Pair the messages of a trace: which message begins a step, and which one ends it.
+
+A step is something that takes time. Statistics, phases, the viewer, exported spans and the live view all ask
+a `StepTracker` what is under way, so that they agree.
+
+| step     | begins with                         | ends with                                            |
+|----------|-------------------------------------|------------------------------------------------------|
+| turn     | `RunTurn`                           | `TurnCompleted`, `TurnFailed`                        |
+| model    | `RequestCompletion`                 | `CompletionReceived`, `CompletionFailed`             |
+| check    | `CheckToolSupport`                  | `ToolSupportChecked`                                 |
+| session  | `OpenSession`                       | `SessionClosed`, `McpDisabled`, `StartupFailed`      |
+| startup  | `OpenSession`                       | `SessionOpened`, `ConnectFailed`, `McpDisabled`, …   |
+| tool     | `ToolCalled`                        | `ToolReturned`, `ToolTimedOut`, `ServerDied`         |
+| teardown | `CloseSession`                      | `SessionClosed`                                      |
+| game     | `Decided`                           | `Observed`                                           |
+
+A reply ends the request that caused it. If it has no cause, as with a host's own LLM actor, it ends the
+request with its number. A request or a connect that is tried again ends, and a new attempt of the same step
+begins.
+
+A turn that was killed or crashed has no end of its own. The host's next fact ends it, and so does the next
+`RunTurn` if the turn crashed. Whatever is under way in a turn is abandoned when the turn ends. A session that
+was opened ahead of its turn stays under way when the turn begins. `EpisodeResumed` abandons everything.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue import facts, messages
+from grue.runtime.supervisor import ActorFailed
+from grue.runtime.trace import Envelope
+
+StepKind: TypeAlias = Literal["turn", "model", "check", "session", "startup", "tool", "teardown", "game"]
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """A step, or one attempt at it.
+
+    Attributes:
+        key: Identifies the step while it is under way; the same for all attempts.
+        began: The envelope that began the first attempt.
+        attempt: One-based.
+        start_s: When this attempt begins; later than its message if a pause comes first.
+        first: Number of the envelope that began this attempt.
+    """
+
+    kind: StepKind
+    key: Hashable
+    turn: int
+    began: Envelope[Any]
+    attempt: int = 1
+    start_s: float
+    first: int
+
+
+class StepBegan(Struct, frozen=True):
+    """An attempt at a step begins."""
+
+    step: Step
+
+
+class StepEnded(Struct, frozen=True):
+    """An attempt at a step is over.
+
+    Attributes:
+        reported: The current message reports its end. Otherwise the step was abandoned.
+        retried: Another attempt follows.
+    """
+
+    step: Step
+    reported: bool = True
+    retried: bool = False
+
+
+StepChange: TypeAlias = StepBegan | StepEnded
+
+
+class StepTracker:
+    """Take a trace's envelopes in order and know which steps are under way.
+
+    Attributes:
+        open: The steps that are under way, by key, in the order in which they began.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[Hashable, Step] = {}
+        self._crashed: set[int] = set()
+        self._changes: list[StepChange] = []
+
+    def take(self, envelope: Envelope[Any]) -> list[StepChange]:
+        """Return what begins and ends with this envelope."""
+        rule = self._rules.get(type(envelope.body))
+        if rule is None:
+            return []
+        self._changes = []
+        rule(self, envelope)
+        return self._changes
+
+    def finish(self) -> list[StepChange]:
+        """Abandon what is still under way: the trace ends here, or the host was killed here."""
+        self._changes = []
+        self._abandon_all()
+        return self._changes
+
+    # --- The turn and the host ---
+
+    def _run_turn(self, envelope: Envelope[Any]) -> None:
+        self._leave({envelope.turn, *self._crashed})
+        self._begin("turn", ("turn", envelope.turn), envelope)
+
+    def _end_turn(self, envelope: Envelope[Any]) -> None:
+        self._leave({envelope.turn}, ended=("turn", envelope.turn))
+
+    def _crash(self, envelope: Envelope[Any]) -> None:
+        self._crashed.add(envelope.turn)
+
+    def _host_fact(self, envelope: Envelope[Any]) -> None:
+        # A host records facts only while none of its turns runs; a batch, where turns overlap, records none.
+        self._leave({step.turn for step in self.open.values() if step.kind == "turn"})
+        match envelope.body:
+            case facts.EpisodeResumed():
+                self._abandon_all()
+            case facts.Decided():
+                self._begin("game", "game", envelope)
+            case facts.Observed():
+                self._end("game")
+
+    # --- Sessions and calls ---
+
+    def _open_session(self, envelope: Envelope[Any]) -> None:
+        for kind in _OPENING:
+            self._begin(kind, _of_server(kind, envelope), envelope)
+
+    def _connect_failed(self, envelope: Envelope[Any]) -> None:
+        key = _of_server("startup", envelope)
+        if envelope.body.then == "retry":
+            self._retry(key, envelope)
+        else:
+            self._end(key)
+
+    def _session_opened(self, envelope: Envelope[Any]) -> None:
+        self._end(_of_server("startup", envelope))
+
+    def _not_opened(self, envelope: Envelope[Any]) -> None:
+        for kind in _OPENING[::-1]:
+            self._end(_of_server(kind, envelope))
+
+    def _close_session(self, envelope: Envelope[Any]) -> None:
+        self._begin("teardown", _of_server("teardown", envelope), envelope)
+
+    def _session_closed(self, envelope: Envelope[Any]) -> None:
+        self._end(_of_server("teardown", envelope))
+        self._end(_of_server("session", envelope))
+
+    def _call(self, envelope: Envelope[Any]) -> None:
+        self._begin("tool", _of_call(envelope), envelope)
+
+    def _settle(self, envelope: Envelope[Any]) -> None:
+        self._end(_of_call(envelope))
+
+    # --- The model ---
+
+    def _ask(self, envelope: Envelope[Any]) -> None:
+        kind: StepKind = "model" if isinstance(envelope.body, messages.RequestCompletion) else "check"
+        self._begin(kind, (kind, envelope.seq), envelope)
+
+    def _asked_again(self, envelope: Envelope[Any]) -> None:
+        self._retry(self._question("model", envelope), envelope, pause_s=envelope.body.delay_s)
+
+    def _answered(self, envelope: Envelope[Any]) -> None:
+        self._end(self._question("model", envelope))
+
+    def _checked(self, envelope: Envelope[Any]) -> None:
+        self._end(self._question("check", envelope))
+
+    def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
+        """Return the key of the request that a reply belongs to."""
+        if envelope.cause is not None:
+            return (kind, envelope.cause)
+        number = getattr(envelope.body, "request", None)
+        for key, step in self.open.items():
+            if step.kind == kind and getattr(step.began.body, "request", None) == number:
+                return key
+        return None
+
+    # --- All of them ---
+
+    def _begin(self, kind: StepKind, key: Hashable, envelope: Envelope[Any]) -> None:
+        self._end(key, reported=False)
+        step = Step(
+            kind=kind, key=key, turn=envelope.turn, began=envelope, start_s=envelope.t, first=envelope.seq
+        )
+        self.open[key] = step
+        self._changes.append(StepBegan(step))
+
+    def _retry(self, key: Hashable, envelope: Envelope[Any], pause_s: float = 0.0) -> None:
+        step = self.open.get(key)
+        if step is None:
+            return
+        self._changes.append(StepEnded(step, retried=True))
+        self.open[key] = again = replace(
+            step, attempt=step.attempt + 1, start_s=envelope.t + pause_s, first=envelope.seq
+        )
+        self._changes.append(StepBegan(again))
+
+    def _end(self, key: Hashable, *, reported: bool = True) -> None:
+        step = self.open.pop(key, None)
+        if step is not None:
+            self._changes.append(StepEnded(step, reported=reported))
+
+    def _leave(self, turns: set[int], *, ended: Hashable = None) -> None:
+        """End these turns, as far as they run, and abandon everything that is under way in them."""
+        left = {turn for turn in turns if ("turn", turn) in self.open}
+        self._crashed -= left
+        for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "game"]:
+            self._end(key, reported=key == ended)
+
+    def _abandon_all(self) -> None:
+        self._crashed.clear()
+        for key in [*self.open]:
+            self._end(key, reported=False)
+
+    _rules: ClassVar[dict[type, Callable[[Any, Envelope[Any]], None]]] = {
+        **dict.fromkeys(get_args(facts.HostFact), _host_fact),
+        messages.RunTurn: _run_turn,
+        messages.TurnCompleted: _end_turn,
+        messages.TurnFailed: _end_turn,
+        ActorFailed: _crash,
+        messages.OpenSession: _open_session,
+        messages.ConnectFailed: _connect_failed,
+        messages.SessionOpened: _session_opened,
+        messages.McpDisabled: _not_opened,
+        messages.StartupFailed: _not_opened,
+        messages.CloseSession: _close_session,
+        messages.SessionClosed: _session_closed,
+        messages.ToolCalled: _call,
+        messages.ToolReturned: _settle,
+        messages.ToolTimedOut: _settle,
+        messages.ToolSkipped: _settle,
+        messages.ServerDied: _settle,
+        messages.RequestCompletion: _ask,
+        messages.CheckToolSupport: _ask,
+        messages.CompletionRetried: _asked_again,
+        messages.CompletionReceived: _answered,
+        messages.CompletionFailed: _answered,
+        messages.ToolSupportChecked: _checked,
+    }
+
+
+_OPENING: tuple[StepKind, ...] = ("session", "startup")
+
+
+def _of_server(kind: StepKind, envelope: Envelope[Any]) -> Hashable:
+    return (kind, envelope.turn, envelope.body.server)
+
+
+def _of_call(envelope: Envelope[Any]) -> Hashable:
+    return ("tool", envelope.turn, envelope.body.batch, envelope.body.call_id)
