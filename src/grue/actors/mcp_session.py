@@ -4,8 +4,8 @@
 one call. It has to be one task: a connection holds cancel scopes and task groups, and anyio requires the task
 that entered them to leave them.
 
-`protocol/connection.py` decides what to do after a failed connect. The `CallTools` command says what happens
-to the rest of a batch after a timeout. The actor uses the server only through `ToolConnection`
+`protocol/connection.py` decides what to do after a failed connect, `protocol/tool_batch.py` which calls of a
+batch are made. The actor uses the server only through `ToolConnection`
 (`tool_sessions/connection.py`), so an MCP client, a dictionary of functions and a host's own object work
 alike, and the agent sees no difference.
 """
@@ -21,18 +21,15 @@ from grue.messages import (
     ConnectFailed,
     McpDisabled,
     OpenSession,
-    ServerCall,
     ServerDied,
     ServerName,
     SessionClosed,
     SessionCommand,
     SessionOpened,
-    Settlement,
     StartupFailed,
     ToolCalled,
     ToolReturned,
     ToolsChanged,
-    ToolSkipped,
     ToolTimedOut,
     TurnEvent,
 )
@@ -49,6 +46,15 @@ from grue.protocol.connection import (
     ReportStartupFailure,
     Untried,
     connection_step,
+)
+from grue.protocol.tool_batch import (
+    BatchArrived,
+    MadeCallSettled,
+    MakeCall,
+    NoBatch,
+    ReadChangedTools,
+    ReportSettlement,
+    batch_step,
 )
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox, MailboxClosed
@@ -113,7 +119,7 @@ class SessionActor(Actor[SessionCommand]):
             case CloseSession():
                 await self._report_closed(envelope.seq)
             case CallTools():
-                await self._skip(envelope.body, 0, tool_results.SKIPPED_AFTER_DEATH, envelope.seq)
+                await self._call_all(None, envelope.body, envelope.seq)
 
     async def _open(self, command: OpenSession, cause: int) -> None:
         self._closed_reported = False
@@ -205,39 +211,30 @@ class SessionActor(Actor[SessionCommand]):
                     raise RuntimeError(f"{self._server} was asked to open a session that is open")
         return None
 
-    async def _call_all(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
-        await self._report_changed_tools(connection, batch, cause)
-        for position, call in enumerate(batch.calls):
-            called = ToolCalled(
-                server=self._server,
-                batch=batch.batch,
-                call_id=call.call_id,
-                tool=call.tool,
-                arguments=call.arguments,
-            )
-            self._note(called, sender=self.name, cause=cause)
-            settlement = await self._call(connection, batch, call)
-            if call is batch.calls[-1]:
-                await self._report_changed_tools(connection, batch, cause)
-            await self._tell(settlement, cause)
-            if isinstance(settlement, ServerDied):
-                return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_DEATH, cause)
-            if isinstance(settlement, ToolTimedOut) and batch.after_timeout == "skip":
-                return await self._skip(batch, position + 1, tool_results.SKIPPED_AFTER_TIMEOUT, cause)
-        return None
+    async def _call_all(self, connection: ToolConnection | None, batch: CallTools, cause: int) -> None:
+        """Serve a batch as `tool_batch.py` says; with no connection every call is skipped."""
+        state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=connection is not None))
+        while commands:
+            settlement: MadeCallSettled | None = None
+            for command in commands:
+                match command:
+                    case ReportSettlement(settled):
+                        await self._tell(settled, cause)
+                    case MakeCall(called) if connection is not None:
+                        self._note(called, sender=self.name, cause=cause)
+                        settlement = await self._call(connection, batch, called)
+                    case ReadChangedTools() if connection is not None:
+                        await self._report_changed_tools(connection, batch, cause)
+            if settlement is None:
+                return
+            state, commands = batch_step(state, settlement)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
-        """Send `ToolsChanged` if the server has changed its tools.
-
-        This is checked at the start of a batch and again before its last settlement is sent. The order
-        matters: with the last settlement the agent asks the model again, and that request should list the
-        new tools. A change that the server announces later is seen at the start of the next batch.
-        """
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
             await self._tell(ToolsChanged(server=self._server, tools=tools), cause)
 
-    async def _call(self, connection: ToolConnection, batch: CallTools, call: ServerCall) -> Settlement:
+    async def _call(self, connection: ToolConnection, batch: CallTools, call: ToolCalled) -> MadeCallSettled:
         started = anyio.current_time()
 
         def lasted() -> float:
@@ -261,10 +258,6 @@ class SessionActor(Actor[SessionCommand]):
                 duration_s=lasted(),
             )
         return ToolReturned(batch=number, call_id=call_id, result=result, duration_s=lasted())
-
-    async def _skip(self, batch: CallTools, start: int, reason: str, cause: int) -> None:
-        for call in batch.calls[start:]:
-            await self._tell(ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=reason), cause)
 
     async def _tell(self, event: TurnEvent, cause: int | None) -> None:
         await self._agent.send(event, sender=self.name, cause=cause)

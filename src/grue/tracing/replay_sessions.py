@@ -16,21 +16,17 @@ from grue.messages import (
     ConnectFailed,
     McpDisabled,
     OpenSession,
-    ServerDied,
     ServerName,
     SessionClosed,
     SessionNote,
     SessionOpened,
     StartupFailed,
     ToolCalled,
-    ToolReturned,
     ToolSkipped,
-    ToolTimedOut,
     TurnCommand,
     TurnEvent,
     TurnNote,
 )
-from grue.protocol import tool_results
 from grue.protocol.connection import (
     Attempt,
     AttemptFailed,
@@ -46,6 +42,15 @@ from grue.protocol.connection import (
     Untried,
     connection_step,
 )
+from grue.protocol.tool_batch import (
+    BatchArrived,
+    MadeCallSettled,
+    MakeCall,
+    NoBatch,
+    ReadChangedTools,
+    ReportSettlement,
+    batch_step,
+)
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence, derived
 from grue.tracing.reading import EpisodeEnvelope
@@ -54,8 +59,7 @@ from grue.tracing.replay_agent import AGENT, RecordedTurn
 from grue.tracing.turn_slices import TurnSlice, causes
 
 _Outcome = SessionOpened | McpDisabled | StartupFailed
-_Settled = ToolReturned | ToolTimedOut | ServerDied
-_Said = ConnectFailed | _Outcome | ToolCalled | _Settled | ToolSkipped
+_Said = ConnectFailed | _Outcome | ToolCalled | MadeCallSettled | ToolSkipped
 
 
 class Connections:
@@ -214,37 +218,31 @@ class _Session:
                 raise self._diverged(recorded, None, cause, reason)
 
     def _call(self, batch: CallTools, cause: EpisodeEnvelope) -> None:
-        skipping = "" if self._connected else tool_results.SKIPPED_AFTER_DEATH
-        for call in batch.calls:
-            if not self._said:
-                return  # cancelled
-            if skipping:
-                self._expect(ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=skipping), cause)
-                continue
-            called = ToolCalled(
-                server=self._server,
-                batch=batch.batch,
-                call_id=call.call_id,
-                tool=call.tool,
-                arguments=call.arguments,
-            )
-            self._expect(called, cause)
-            skipping = self._settle(batch, called, cause)
+        state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=self._connected))
+        while commands:
+            settled: MadeCallSettled | None = None
+            for command in commands:
+                match command:
+                    case MakeCall(called):
+                        self._expect(called, cause)
+                        settled = self._settlement(called, cause)
+                    case ReportSettlement(settlement):
+                        self._expect(settlement, cause)
+                    case ReadChangedTools():
+                        pass  # the recording says whether they had changed
+            if settled is None:
+                return  # the last of the batch, or the session was cancelled
+            state, commands = batch_step(state, settled)
 
-    def _settle(self, batch: CallTools, called: ToolCalled, cause: EpisodeEnvelope) -> str:
-        """Take a call's settlement as it was recorded; return why the rest is skipped, if it is."""
+    def _settlement(self, called: ToolCalled, cause: EpisodeEnvelope) -> MadeCallSettled | None:
+        """Return a call's settlement as it was recorded; `None`: the session was cancelled."""
         if not self._said:
-            return ""
+            return None
         recorded = self._said[0]
         settled = recorded.body
-        if not isinstance(settled, _Settled) or settled.call_id != called.call_id:
+        if not isinstance(settled, MadeCallSettled) or settled.call_id != called.call_id:
             raise self._diverged(recorded, None, cause, f"the call {called.call_id} is to be settled first")
-        self._expect(replace(settled, batch=batch.batch, call_id=called.call_id), cause)
-        if isinstance(settled, ServerDied):
-            return tool_results.SKIPPED_AFTER_DEATH
-        if isinstance(settled, ToolTimedOut) and batch.after_timeout == "skip":
-            return tool_results.SKIPPED_AFTER_TIMEOUT
-        return ""
+        return replace(settled, batch=called.batch)
 
     def _expect(self, body: TurnEvent | SessionNote, cause: EpisodeEnvelope) -> None:
         """Compare the next message with what it has to be; none: the session was cancelled."""

@@ -1,0 +1,142 @@
+"""Decide which calls of a batch are made, and how the others are answered: a pure state machine.
+
+Come here to change the rules within one session. The session actor carries out the commands of `batch_step`,
+in order; a replay computes them again from the recorded settlements and compares. What follows for the other
+batches of a reply is decided in `turn_tools.py`.
+
+The rules:
+
+- One call at a time: the next call is made when the one before is settled and its settlement reported. A
+  server may handle concurrent requests in any order.
+- After a timeout the rest of the batch is skipped, unless the policy says `continue`: the server may still be
+  at work on the call.
+- After the server's death the rest of the batch is skipped, and so is a batch that reaches a session without
+  a server.
+- Every call of a batch gets exactly one settlement. One that arrives for a call that is already settled, such
+  as a late answer after a timeout, is ignored.
+- Changed tools are read when a batch begins and before its last settlement is reported: with that settlement
+  the turn asks the model again, and the request should list the new tools. A change that the server announces
+  later is seen at the start of the next batch.
+
+Source: R5.2, R6.3, P17, P24
+"""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from grue.messages import CallTools, ServerDied, ToolCalled, ToolReturned, ToolSkipped, ToolTimedOut
+from grue.protocol import tool_results
+
+
+class NoBatch(Struct, frozen=True):
+    """No batch is under way."""
+
+
+class Calling(Struct, frozen=True):
+    """Waits for the settlement of one call.
+
+    Attributes:
+        batch: The batch that is under way.
+        position: Which of its calls has been made last, from 0.
+    """
+
+    batch: CallTools
+    position: int
+
+
+BatchState: TypeAlias = NoBatch | Calling
+
+
+class BatchArrived(Struct, frozen=True):
+    """A batch is to be served; `connected` says whether the session has a server."""
+
+    batch: CallTools
+    connected: bool = True
+
+
+MadeCallSettled: TypeAlias = ToolReturned | ToolTimedOut | ServerDied
+"""How a call ends that was made; `ToolSkipped` is for calls that are not made."""
+
+BatchEvent: TypeAlias = BatchArrived | MadeCallSettled
+
+
+class ReadChangedTools(Struct, frozen=True):
+    """Report the server's tools if they have changed since they were last listed."""
+
+
+class MakeCall(Struct, frozen=True):
+    """Record this message, and make the call; its settlement is the next event."""
+
+    called: ToolCalled
+
+
+class ReportSettlement(Struct, frozen=True):
+    """Tell the agent how a call ended."""
+
+    settlement: MadeCallSettled | ToolSkipped
+
+
+BatchCommand: TypeAlias = ReadChangedTools | MakeCall | ReportSettlement
+BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
+
+
+class IllegalBatchEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
+    """The event cannot happen in this state. This is a bug in the caller."""
+
+
+def batch_step(state: BatchState, event: BatchEvent) -> BatchTransition:
+    """Return the next state, and the commands to carry out, in order; `MakeCall` is only ever the last.
+
+    Raises:
+        IllegalBatchEvent: The event cannot happen in this state; the text names both.
+    """
+    match state, event:
+        case NoBatch(), BatchArrived(batch, connected=True):
+            return _next_call(batch, 0, ReadChangedTools())
+        case NoBatch(), BatchArrived(batch):
+            return NoBatch(), _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)
+        case Calling(batch, position), BatchArrived():
+            raise IllegalBatchEvent(
+                f"BatchArrived in state Calling: call {position + 1} of batch {batch.batch} is not settled"
+            )
+        case Calling(batch, position), ToolReturned() | ToolTimedOut() | ServerDied() if (
+            event.batch,
+            event.call_id,
+        ) == (batch.batch, batch.calls[position].call_id):
+            return _settled(batch, position, event)
+        case _:
+            return state, ()
+
+
+def _settled(batch: CallTools, position: int, event: MadeCallSettled) -> BatchTransition:
+    following = position + 1
+    report = ReportSettlement(event)
+    if following == len(batch.calls):
+        return NoBatch(), (ReadChangedTools(), report)
+    if isinstance(event, ServerDied):
+        return NoBatch(), (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_DEATH))
+    if isinstance(event, ToolTimedOut) and batch.after_timeout == "skip":
+        return NoBatch(), (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_TIMEOUT))
+    return _next_call(batch, following, report)
+
+
+def _next_call(
+    batch: CallTools, position: int, before: ReadChangedTools | ReportSettlement
+) -> BatchTransition:
+    call = batch.calls[position]
+    called = ToolCalled(
+        server=batch.server,
+        batch=batch.batch,
+        call_id=call.call_id,
+        tool=call.tool,
+        arguments=call.arguments,
+    )
+    return Calling(batch, position), (before, MakeCall(called))
+
+
+def _skipped(batch: CallTools, start: int, reason: str) -> tuple[ReportSettlement, ...]:
+    return tuple(
+        ReportSettlement(ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=reason))
+        for call in batch.calls[start:]
+    )
