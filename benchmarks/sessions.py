@@ -10,9 +10,10 @@ import anyio
 from measuring import Bar, Effort, Section, figure, interleave, ratio
 
 from grue.mcp_transport.client import ClientOptions, McpClient
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.testing import faulty_server
+from grue.tool_sessions.server_specs import StdioServer
 
 PLAIN = Path(__file__).parent / "servers" / "plain_server.py"
 CALLS = 200

@@ -25,8 +25,8 @@ import psutil
 from msgspec.structs import replace
 
 from grue.llm_transport.endpoint import LlmSettings
-from grue.mcp_transport.guard import guard
-from grue.mcp_transport.stdio import ProcessLimits
+from grue.processes.guard import guard
+from grue.processes.limits import ProcessLimits
 from grue.runner import Runner, TurnRequest
 from grue.testing.fault_turns import GRACE_S, Fault, drive_turn
 from grue.testing.faults import FAULTS

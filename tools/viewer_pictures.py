@@ -25,8 +25,8 @@ from grue.errors import MCPError
 from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.games.catalogue import open_game
 from grue.llm_transport.endpoint import LlmSettings
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import TurnLimits
+from grue.processes.limits import ProcessLimits
 from grue.protocol.retry import RetryPolicy
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Recorder
@@ -39,6 +39,7 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
+from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.viewer import write_html
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"

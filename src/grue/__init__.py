@@ -36,9 +36,8 @@ if TYPE_CHECKING:
         TurnTimedOut,
     )
     from grue.llm_transport.endpoint import LlmSettings
-    from grue.mcp_transport.http import HttpServer
-    from grue.mcp_transport.stdio import ProcessLimits, StdioServer
     from grue.messages import Budget, FailurePolicy, TextDelta, ToolCallResult, TurnLimits, Usage
+    from grue.processes.limits import ProcessLimits
     from grue.protocol.retry import RetryPolicy
     from grue.protocol.turn_states import TurnProgress
     from grue.runner import Runner, TurnOutcome, TurnRequest
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from grue.tool_client import ToolClient
     from grue.tool_sessions.function_tools import FunctionTools
     from grue.tool_sessions.server_options import ServerOptions
+    from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 _HOMES = {
     "FunctionTools": "grue.tool_sessions.function_tools",
@@ -63,10 +63,10 @@ _HOMES = {
     "MCPToolCallError": "grue.errors",
     "TurnCancelled": "grue.errors",
     "TurnTimedOut": "grue.errors",
-    "HttpServer": "grue.mcp_transport.http",
+    "HttpServer": "grue.tool_sessions.server_specs",
     "ServerOptions": "grue.tool_sessions.server_options",
-    "ProcessLimits": "grue.mcp_transport.stdio",
-    "StdioServer": "grue.mcp_transport.stdio",
+    "ProcessLimits": "grue.processes.limits",
+    "StdioServer": "grue.tool_sessions.server_specs",
     "Budget": "grue.messages",
     "FailurePolicy": "grue.messages",
     "TextDelta": "grue.messages",

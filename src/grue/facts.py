@@ -5,12 +5,13 @@ result. Logs, statistics and `--resume` read them. A host records them through i
 not sent to any actor.
 """
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from grue.messages import JsonObject, Message, OutcomeKind
+from grue.vocabulary import EndReason
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):
@@ -128,7 +129,7 @@ class EpisodeEnded(Message, frozen=True, kw_only=True):
         detail: The reason as a sentence, with the cause.
     """
 
-    reason: Literal["won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"]
+    reason: EndReason
     detail: str
     turns: int
     score: int | None = None

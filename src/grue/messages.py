@@ -27,6 +27,19 @@ from typing import Literal, NewType, TypeAlias
 
 from msgspec import Struct
 
+from grue.vocabulary import (
+    AfterFailedConnect,
+    Ending,
+    FailureKind,
+    ForceReason,
+    MediaKind,
+    NoticeKind,
+    ProcessEnding,
+    ServerPhase,
+    SettlementKind,
+    ToolChange,
+)
+
 ServerName = NewType("ServerName", str)
 CallId = NewType("CallId", str)
 BatchId = NewType("BatchId", int)
@@ -132,7 +145,7 @@ class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
         name: File name, for a `file`.
     """
 
-    kind: Literal["image", "audio", "file"]
+    kind: MediaKind
     mime: str
     data: str
     bytes: int
@@ -340,7 +353,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
     """
 
     server: ServerName
-    phase: Literal["spawn", "initialize", "list", "call", "close"]
+    phase: ServerPhase
     command: str
     cause: str
     exit_status: int | None = None
@@ -364,7 +377,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         remedy: What to do.
     """
 
-    kind: Literal["refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"]
+    kind: FailureKind
     endpoint: str
     model: str
     message: str
@@ -432,7 +445,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True):
     name: str
     arguments: str
     iteration: int
-    settlement: Literal["returned", "timed_out", "died", "skipped", "rejected"]
+    settlement: SettlementKind
     result: ToolCallResult
     duration_s: float | None = None
 
@@ -644,7 +657,7 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     """
 
     server: ServerName
-    ending: Literal["polite", "terminated", "killed", "died", "none", "handed_over"] = "none"
+    ending: Ending = "none"
     exit_status: int | None = None
     stderr_tail: str = ""
     elapsed_s: float = 0.0
@@ -801,7 +814,7 @@ class FinalForced(Message, frozen=True, kw_only=True):
     Source: R5.7
     """
 
-    reason: Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
+    reason: ForceReason
     iterations: int
 
 
@@ -827,7 +840,7 @@ class ConnectFailed(Message, frozen=True, kw_only=True):
     server: ServerName
     attempt: int
     failure: ServerFailure
-    then: Literal["retry", "disable", "raise"]
+    then: AfterFailedConnect
 
 
 class ToolCalled(Message, frozen=True, kw_only=True):
@@ -853,7 +866,7 @@ class ServerNoted(Message, frozen=True, kw_only=True):
     """
 
     server: ServerName
-    kind: Literal["noise", "bad_tool", "bad_schema", "too_large", "log", "progress"]
+    kind: NoticeKind
     text: str
 
 
@@ -873,7 +886,7 @@ class ToolDrifted(Message, frozen=True, kw_only=True):
 
     server: ServerName
     tool: str
-    change: Literal["added", "removed", "changed"]
+    change: ToolChange
     parts: tuple[ToolPart, ...] = ()
     refused: bool = False
 
@@ -901,7 +914,7 @@ class ServerEnded(Message, frozen=True, kw_only=True):
 
     server: ServerName
     pid: int | None = None
-    ending: Literal["polite", "terminated", "killed", "died", "none"] = "none"
+    ending: ProcessEnding = "none"
     exit_status: int | None = None
     stderr_tail: str = ""
     elapsed_s: float = 0.0

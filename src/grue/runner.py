@@ -22,12 +22,6 @@ from grue.engine.turn_actors import LlmFactory, TurnActors, TurnResources, Wirin
 from grue.engine.turn_errors import error_for
 from grue.engine.turn_handle import ProgressSource, TurnHandle
 from grue.loading import importing, load
-from grue.mcp_transport.client import McpServer
-from grue.mcp_transport.guard import guard
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.server_requests import Elicit
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import (
     Budget,
     FailurePolicy,
@@ -40,6 +34,9 @@ from grue.messages import (
     TurnFailed,
     TurnLimits,
 )
+from grue.processes.guard import guard
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.safe_text import well_formed
@@ -49,6 +46,8 @@ from grue.runtime.channel import Mailbox
 from grue.runtime.reentry import refuse_reentry
 from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
+from grue.tool_sessions.server_requests import Elicit
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
 
 if TYPE_CHECKING:
@@ -363,6 +362,7 @@ class Runner:
         if any(isinstance(server, HttpServer) for server in servers):
             load("grue.mcp_transport.sdk_http")
         if any(isinstance(server, StdioServer) for server in servers):
+            load("grue.mcp_transport.line_stream")
             guard.start()
         episode = self._enter()
         try:

@@ -23,9 +23,6 @@ from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, usabl
 from grue.engine.turn_errors import error_for
 from grue.errors import MCPError, TurnCancelled
 from grue.mcp_transport.client import ClientOptions
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.server_requests import Abilities, Elicit
-from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import (
     JsonObject,
     OpenSession,
@@ -39,6 +36,8 @@ from grue.messages import (
     TurnFailed,
     TurnLimits,
 )
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol import tool_results
 from grue.protocol.connection import Untried
 from grue.protocol.tool_names import split_name
@@ -46,6 +45,7 @@ from grue.runtime.host_code import ends_the_task
 from grue.runtime.loop_thread import EpisodeLoop, Wording
 from grue.runtime.sync_edge import counted_interrupts
 from grue.runtime.trace import Recorder
+from grue.tool_sessions.server_requests import Abilities, Elicit
 
 T = TypeVar("T")
 

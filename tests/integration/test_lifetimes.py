@@ -16,10 +16,6 @@ from transport_servers import faulty
 from grue import FailurePolicy, FunctionTools, HttpServer, StdioServer, TurnLimits
 from grue.errors import BudgetSpent, MCPServerStartupError, TurnTimedOut
 from grue.mcp_transport.client import McpClient
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.process_table import live_members
-from grue.mcp_transport.server_requests import ElicitationRequest
-from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import (
     Budget,
     ConnectFailed,
@@ -39,12 +35,16 @@ from grue.messages import (
     ToolTimedOut,
     TurnCompleted,
 )
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.process_table import live_members
 from grue.protocol.tool_lock import ToolLock, lock_of
 from grue.runtime.trace import Envelope
 from grue.testing.fault_turns import GRACE_S, MODES, Mode, drive_turn
 from grue.testing.faults import TOLERATED
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.failures import ServerFailed
+from grue.tool_sessions.server_requests import ElicitationRequest
 from grue.tracing.diff import diff
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
@@ -438,9 +438,9 @@ async def test_a_connection_that_is_broken_is_not_alive_though_its_process_is() 
         await client.open(10.0)
         with pytest.raises(ServerFailed):
             await client.call("echo", {"text": "hi"}, 10.0)
-        assert client.pid is not None
-        assert live_members(client.pid)
-        assert not client.alive
+        assert client.status.pid is not None
+        assert live_members(client.status.pid)
+        assert not client.status.alive
 
 
 # --- Traces ---

@@ -13,14 +13,14 @@ from real_servers import bounded, npm_server, over_http
 from transport_servers import QUICK
 
 from grue import LlmSettings, Runner, TurnLimits, TurnOutcome, TurnRequest
-from grue.mcp_transport.client import McpServer
-from grue.mcp_transport.server_requests import Declined, ElicitationRequest
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import JsonObject, ServerNoted, SessionOpened
+from grue.processes.limits import ProcessLimits
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_client import ToolClient
+from grue.tool_sessions.server_requests import Declined, ElicitationRequest
+from grue.tool_sessions.server_specs import McpServer, StdioServer
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

@@ -10,13 +10,13 @@ from grue.games.house import HouseGame
 from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import answer_spec
-from grue.mcp_transport.stdio import StdioServer
 from grue.messages import CompletionReceived
 from grue.offline import MODEL, ScriptedModelTransport, playbook_for
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Recorder
 from grue.servers import think
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.server_specs import StdioServer
 
 THINK = StdioServer(name="think", command=sys.executable, args=("-I", "-S", think.__file__))
 SETTINGS = LlmSettings(model=MODEL, base_url="http://offline.invalid/v1")

@@ -21,13 +21,13 @@ from written_secrets import PASSWORD, tells, written_out
 from grue.cli.app import app
 from grue.errors import MCPError
 from grue.llm_transport.endpoint import LlmSettings
-from grue.mcp_transport.stdio import StdioServer
 from grue.observers.otel import OtelObserver
 from grue.observers.python_log import LoggerObserver
 from grue.observers.run_folder import RunFolder
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Recorder
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, error_reply, text_reply, tool_calls_reply
+from grue.tool_sessions.server_specs import StdioServer
 
 ENVIRONMENT = {"GRUE_API_KEY": "sk-live-0a1b2c3d4e5f6a7b", "TEAM_PASSWORD": PASSWORD}
 OF_SERVER = {"DB_PASSWORD": "server/pass+word&0123"}

@@ -14,13 +14,13 @@ import pytest
 from transport_servers import QUICK, STUBBORN, faulty
 
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
-from grue.mcp_transport.server_requests import ElicitationRequest
-from grue.mcp_transport.stdio import StdioServer
 from grue.messages import JsonObject, OpenSession, ServerFailure, ServerNoted, SessionOpened, TurnLimits
 from grue.runtime.trace import Recorder
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_client import ToolClient
+from grue.tool_sessions.server_requests import ElicitationRequest
+from grue.tool_sessions.server_specs import StdioServer
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +178,7 @@ def test_it_works_where_an_event_loop_runs() -> None:
 
 INTERRUPTED = """
 import sys
-from grue.mcp_transport.stdio import StdioServer
+from grue.tool_sessions.server_specs import StdioServer
 from grue.tool_client import ToolClient
 
 command, *args = sys.argv[1:]

@@ -5,11 +5,11 @@ python conformance_client.py URL
 
 import sys
 
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.server_requests import Declined, ElicitationRequest
 from grue.messages import JsonObject, ServerFailure
 from grue.offline.schema_instances import minimal
 from grue.tool_client import ToolClient
+from grue.tool_sessions.server_requests import Declined, ElicitationRequest
+from grue.tool_sessions.server_specs import HttpServer
 
 
 async def accept_with_defaults(request: ElicitationRequest) -> JsonObject | Declined:

@@ -132,7 +132,7 @@ def _main() -> None:
 def _warm_up() -> None:
     from grue.cli.play import play_episode
     from grue.cli.play_options import PlayOptions
-    from grue.mcp_transport.guard import guard
+    from grue.processes.guard import guard
 
     folder = Path(f"warm-{os.getpid()}")
     output = os.dup(1)

@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from grue.errors import MCPError
 from grue.facts import EpisodeEnded, EpisodeStarted
 from grue.llm_transport.endpoint import LlmSettings
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import TurnLimits
+from grue.processes.limits import ProcessLimits
 from grue.runner import Runner, TurnOutcome, TurnRequest
 from grue.runtime.trace import Envelope, Observer, Recorder
 from grue.testing import faulty_server
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.server_specs import StdioServer
 
 MODEL = "scripted"
 USAGE = {

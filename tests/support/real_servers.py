@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.stdio import StdioServer
 from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 DEADLINE_S = 40.0
 """What a test may take at most; the longest takes three seconds."""

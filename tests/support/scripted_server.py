@@ -9,7 +9,8 @@ import anyio.lowlevel
 from turns import failure, tool
 
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
-from grue.tool_sessions.connection import Listing, ServerExit
+from grue.processes.server_exit import ServerExit
+from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 LISTED = (tool("a.look"), tool("a.think"))
@@ -51,24 +52,14 @@ class ScriptedConnection:
         self.died = False
 
     @property
-    def alive(self) -> bool:
-        return not self._left and not self.died
-
-    @property
-    def pid(self) -> int:
-        return 4711
-
-    @property
-    def exit(self) -> ServerExit | None:
-        return ServerExit(status=3, signal=None) if self._left else None
-
-    @property
-    def ending(self) -> Any:
-        return "polite" if self._left else None
-
-    @property
-    def stderr_tail(self) -> str:
-        return ""
+    def status(self) -> ConnectionStatus:
+        left = self._left
+        return ConnectionStatus(
+            alive=not left and not self.died,
+            pid=4711,
+            exit=ServerExit(status=3, signal=None) if left else None,
+            ending="polite" if left else "none",
+        )
 
     async def __aenter__(self) -> Self:
         self._server.log.append("enter")

@@ -1,7 +1,8 @@
 """Server specifications that the transport's tests share."""
 
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
+from grue.processes.limits import ProcessLimits
 from grue.testing import faulty_server
+from grue.tool_sessions.server_specs import StdioServer
 
 QUICK = ProcessLimits(exit_grace_s=0.2, term_grace_s=0.2)
 """Grace for servers that are known not to leave by themselves."""

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from grue.mcp_transport.stdio import StdioServer
+from grue.tool_sessions.server_specs import StdioServer
 
 
 def typed_server(result: dict[str, Any], **tool: Any) -> StdioServer:

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grue.mcp_transport.descendants import carries_host_mark
-from grue.mcp_transport.guard import guard_pid
-from grue.mcp_transport.process_table import all_processes
+from grue.processes.descendants import carries_host_mark
+from grue.processes.guard import guard_pid
+from grue.processes.process_table import all_processes
 
 LATE_S = 0.5
 """By how much a limit may be exceeded."""

@@ -18,15 +18,15 @@ from judge import EARLY_SHARE, LATE_S, Findings, peak_since
 
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
 from grue.errors import ActorCrashed, MCPError
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import TurnLimits
 from grue.observers.run_folder import RunFolder
+from grue.processes.limits import ProcessLimits
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, OPENROUTER
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.trace import Recorder
 from grue.testing import replay
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.server_specs import HttpServer
 
 _PROFILES = {"chat_completions": GENERIC, "responses": GENERIC_RESPONSES, "messages": GENERIC_MESSAGES}
 _LIFETIMES: Mapping[str, dict[str, Any]] = {

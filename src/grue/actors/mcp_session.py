@@ -11,7 +11,6 @@ alike, and the agent sees no difference.
 """
 
 import contextlib
-from typing import Literal
 
 import anyio
 
@@ -59,8 +58,9 @@ from grue.protocol.tool_batch import (
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox, MailboxClosed
 from grue.runtime.trace import Envelope
-from grue.tool_sessions.connection import Connect, ToolConnection
+from grue.tool_sessions.connection import Connect, ConnectionStatus, ToolConnection
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.vocabulary import AfterFailedConnect
 
 _CLOSE_REPORT_S = 1.0
 
@@ -157,7 +157,7 @@ class SessionActor(Actor[SessionCommand]):
                     tools=listing.tools,
                     attempt=attempt.number,
                     protocol_version=listing.protocol_version,
-                    pid=connection.pid,
+                    pid=connection.status.pid,
                     elapsed_s=anyio.current_time() - started,
                 )
                 await self._tell(opened, cause)
@@ -175,7 +175,7 @@ class SessionActor(Actor[SessionCommand]):
 
     def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int) -> ConnectionCommand:
         order = self._connection_step(AttemptFailed(failed.failure))
-        then: Literal["retry", "disable", "raise"] = "disable"
+        then: AfterFailedConnect = "disable"
         if isinstance(order, Attempt):
             then = "retry"
         elif isinstance(order, ReportStartupFailure):
@@ -187,11 +187,12 @@ class SessionActor(Actor[SessionCommand]):
     async def _report_closed(self, cause: int | None, *, elapsed_s: float = 0.0) -> None:
         """Send `SessionClosed`, even while this task is being cancelled."""
         connection, self._connected = self._connected, None
+        status = ConnectionStatus() if connection is None else connection.status
         closed = SessionClosed(
             server=self._server,
-            ending=(connection.ending if connection else None) or "none",
-            exit_status=connection.exit.status if connection and connection.exit else None,
-            stderr_tail=connection.stderr_tail if connection else "",
+            ending=status.ending,
+            exit_status=status.exit_status,
+            stderr_tail=status.stderr_tail,
             elapsed_s=elapsed_s,
         )
         self._closed_reported = True

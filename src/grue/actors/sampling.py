@@ -5,7 +5,6 @@ conversation, and a slow completion delays only the server that asked for it. Sa
 turn's limits allow a number of requests.
 """
 
-from grue.mcp_transport.server_requests import Declined, Sample, Sampled, SamplingRequest
 from grue.messages import (
     AssistantText,
     CompletionReceived,
@@ -19,6 +18,7 @@ from grue.messages import (
     UserText,
 )
 from grue.runtime.channel import Mailbox
+from grue.tool_sessions.server_requests import Declined, Sample, Sampled, SamplingRequest
 
 
 class CurrentSampler:

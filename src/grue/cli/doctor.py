@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePath
+from typing import assert_never
 
 import anyio
 
@@ -30,15 +31,14 @@ from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.games.dfrotz import find_dfrotz
 from grue.mcp_transport.client import require_mcp
-from grue.mcp_transport.environment import is_own_key, visible_keys
-from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.node_version import node_too_old
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import StdioServer
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol.safe_text import printable
 from grue.tool_client import ToolClient
+from grue.tool_sessions.environment import is_own_key, visible_keys
 from grue.tool_sessions.failures import failure_text
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")
@@ -164,8 +164,9 @@ def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) ->
             return Finding("note", f"{text}\n{why}")
         case "died":
             return Finding("note", f"{text}\nIt ended by itself, before it was asked to.")
-        case _:
+        case "none" | "polite" | "handed_over":
             return Finding("ok", text)
+    assert_never(closed.ending)
 
 
 def _keys(known: KnownServers) -> Iterator[Finding]:

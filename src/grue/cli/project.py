@@ -9,7 +9,7 @@ from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration, zorkgpt_tables_of
 from grue.errors import MCPConfigError
 from grue.hosts.zork.bundled import bundled_server
-from grue.mcp_transport.client import McpServer
+from grue.tool_sessions.server_specs import McpServer
 
 PROJECT_FILE = "pyproject.toml"
 BUNDLED = "bundled with grue"

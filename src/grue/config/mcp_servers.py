@@ -33,11 +33,9 @@ from grue.config.reading import nearest, read_config_text
 from grue.config.strict_json import parse_json
 from grue.config.wording import entry_problem
 from grue.errors import MCPConfigError
-from grue.mcp_transport.client import McpServer
-from grue.mcp_transport.environment import InheritEnv
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.stdio import StdioServer
+from grue.tool_sessions.environment import InheritEnv
 from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")

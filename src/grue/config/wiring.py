@@ -12,10 +12,10 @@ from grue.config.secrets import api_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.llm_transport.endpoint import LlmSettings
-from grue.mcp_transport.client import McpServer
 from grue.messages import Budget, FailurePolicy, OnToolDrift, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_lock import ToolLock
+from grue.tool_sessions.server_specs import McpServer
 
 
 class Configured(Struct, frozen=True):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from grue.actors.sampling import CurrentSampler
 from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
-from grue.mcp_transport.process_group import ProcessRegistry
+from grue.processes.process_group import ProcessRegistry
 from grue.runtime.loop_thread import Call, EpisodeLoop
 from grue.runtime.sync_edge import INTERRUPT_GRACE_S, counted_interrupts, warn_if_blocking
 from grue.runtime.trace import Recorder

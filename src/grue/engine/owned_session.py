@@ -45,7 +45,7 @@ from grue.runtime.channel import MailboxClosed
 from grue.runtime.host_code import ends_the_task
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
-from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit, ToolConnection
+from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ToolRefusedError
 
 _ME = "host"
@@ -84,29 +84,9 @@ class CancellableConnection:
         return await self._connection.refresh_tools(timeout_s)
 
     @property
-    def alive(self) -> bool:
-        """Whether its process is still running."""
-        return self._connection.alive
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process."""
-        return self._connection.pid
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """How the process ended."""
-        return self._connection.exit
-
-    @property
-    def ending(self) -> Ending | None:
-        """How the process was ended."""
-        return self._connection.ending
-
-    @property
-    def stderr_tail(self) -> str:
-        """The end of what it wrote to standard error."""
-        return self._connection.stderr_tail
+    def status(self) -> ConnectionStatus:
+        """The state of the wrapped connection."""
+        return self._connection.status
 
 
 class SessionWiring(Struct, frozen=True):
@@ -162,7 +142,7 @@ class OwnedSession:
     @property
     def usable(self) -> bool:
         """Whether the session is open and its process runs. Sends nothing to the server."""
-        return self.alive and self._opened.done() and self._client is not None and self._client.alive
+        return self.alive and self._opened.done() and self._client is not None and self._client.status.alive
 
     async def opened(self) -> ConnectOutcome | None:
         """Wait for the result of the connect; `None`: the owner ended first. Cancelled, end the session."""

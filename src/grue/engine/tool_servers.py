@@ -7,11 +7,9 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
-from grue.mcp_transport.client import ClientOptions, McpClient, McpServer, Pinning, require_mcp
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import StdioServer
+from grue.mcp_transport.client import ClientOptions, McpClient, Pinning, require_mcp
 from grue.messages import OnToolDrift, ServerName, ServerNoted
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol.secret_names import secrets_in
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Note
@@ -19,6 +17,7 @@ from grue.runtime.trace import Recorder
 from grue.tool_sessions.connection import Connect, ToolConnection
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
 ToolServer: TypeAlias = McpServer | FunctionTools | Connect
 """A server process, a server by URL, a dictionary of functions, or a factory of connections to anything."""

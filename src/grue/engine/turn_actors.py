@@ -12,10 +12,7 @@ from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.answers import AnswerCheck
 from grue.engine.tool_servers import ToolServer, connect_to, pinning
-from grue.mcp_transport.client import ClientOptions, McpServer
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.server_requests import Abilities, Elicit
-from grue.mcp_transport.stdio import ProcessLimits
+from grue.mcp_transport.client import ClientOptions
 from grue.messages import (
     DeadlineMissed,
     LlmCommand,
@@ -26,6 +23,8 @@ from grue.messages import (
     TurnEvent,
     TurnFailed,
 )
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol.connection import Disabled, Proven, Settled
 from grue.protocol.tool_lock import ToolLock
 from grue.protocol.turn_states import TurnProgress
@@ -37,6 +36,8 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.server_requests import Abilities, Elicit
+from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
 
 LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]

@@ -1,7 +1,7 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
 Come here for the steps of a session: reach the server, initialize, list the tools, call them, close. How
-messages travel is in `wire.py`, `stdio.py` and `http.py`.
+messages travel is in `process_wire.py` and `http_wire.py`.
 
 A process is spawned before the SDK is imported, so that both start up at the same time. Every failure is
 raised as one flat error with its root cause. Exceptions of the SDK and exception groups must not leave this
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from msgspec import Struct
@@ -23,13 +23,11 @@ from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 from grue.loading import load
-from grue.mcp_transport.http import HttpServer, HttpWire
+from grue.mcp_transport.http_wire import HttpWire
 from grue.mcp_transport.listing import read_tools
 from grue.mcp_transport.output_schemas import OutputSchemas
-from grue.mcp_transport.process_group import ProcessRegistry, SpawnError
-from grue.mcp_transport.server_requests import Abilities
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer, leaves_no_time
-from grue.mcp_transport.wire import ProcessWire, Wire
+from grue.mcp_transport.process_wire import ProcessWire
+from grue.mcp_transport.wire import Wire
 from grue.messages import (
     JsonObject,
     OnToolDrift,
@@ -39,26 +37,28 @@ from grue.messages import (
     ToolDefinition,
     ToolDrifted,
 )
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry, SpawnError
 from grue.protocol.safe_text import beginning, plain_text, well_formed
 from grue.protocol.tool_lock import ServerPins, screen
 from grue.protocol.tool_results import from_mcp, is_kept_as_text, is_small, json_value
 from grue.runtime.aside import aside
-from grue.tool_sessions.connection import Ending, Listing, ServerExit
+from grue.runtime.background_tasks import leaves_no_time
+from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import (
-    Phase,
     ServerFailed,
     ToolRefusedError,
     ToolTimedOutError,
     WireFault,
     first_fault,
 )
-from grue.tool_sessions.notices import NoticeKind, ServerNotice
+from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_requests import Abilities
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.vocabulary import NoticeKind, ServerPhase
 
 if TYPE_CHECKING:
     from grue.mcp_transport import sdk
-
-McpServer: TypeAlias = StdioServer | HttpServer
-"""How a server is reached: a program to start, or a URL."""
 
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
@@ -103,7 +103,7 @@ class McpClient:
     """An MCP session with one server; a `ToolConnection`. The same task enters, uses and leaves it.
 
     Entering spawns the process, if the server is a process. Leaving closes it within `limits`, also when
-    cancelled. Afterwards no process of its group is alive, and `exit` and `ending` say how it ended. For a
+    cancelled. Afterwards no process of its group is alive, and `status` says how it ended. For a
     server over HTTP, leaving ends the session at the server, which gets one second to answer.
 
     Args:
@@ -127,7 +127,7 @@ class McpClient:
         self._outputs = OutputSchemas(self._notify)
         self._drifted: set[ToolDrifted] = set()
         self._noticed: Counter[NoticeKind] = Counter()
-        self._phase: Phase = "spawn"
+        self._phase: ServerPhase = "spawn"
         self._started = 0.0
         self._entering_s = 0.0
 
@@ -152,29 +152,10 @@ class McpClient:
             await self._wire.__aexit__(exc_type, exc, tb)
 
     @property
-    def alive(self) -> bool:
-        """Whether process and connection still stand, as far as is known without asking the server."""
-        return self._wire.alive and (self._link is None or self._link.stream.broken is None)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the server, which is also its group's id; `None` for a server over HTTP."""
-        return self._wire.pid
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """How the process ended; `None` while it runs, or if there is none."""
-        return self._wire.exit
-
-    @property
-    def ending(self) -> Ending | None:
-        """How the process was ended; `None` while it runs, or if there is none."""
-        return self._wire.ending
-
-    @property
-    def stderr_tail(self) -> str:
-        """The end of the process's standard error, with secrets redacted; empty if there is no process."""
-        return self._wire.stderr_tail
+    def status(self) -> ConnectionStatus:
+        """The server's process, and whether process and connection still stand, without asking the server."""
+        broken = self._link is not None and self._link.stream.broken is not None
+        return replace(self._wire.status, alive=False) if broken else self._wire.status
 
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list all pages of the tools.
@@ -298,9 +279,10 @@ class McpClient:
         from grue.mcp_transport import sdk
 
         link = self._link
-        if link is None or not self.alive:
+        status = self.status
+        if link is None or not status.alive:
             return False
-        if self.pid is not None:
+        if status.pid is not None:
             return True
         try:
             with anyio.fail_after(timeout_s):
@@ -373,7 +355,8 @@ class McpClient:
 
     async def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
         wire = self._wire
-        ended = wire.exit
+        status = wire.status
+        ended = status.exit
         failure = ServerFailure(
             server=ServerName(self._server.name),
             phase=self._phase,
@@ -382,7 +365,7 @@ class McpClient:
             exit_status=ended.status if ended else None,
             signal=ended.signal if ended else None,
             elapsed_s=time.monotonic() - self._started,
-            stderr_tail=wire.stderr_tail,
+            stderr_tail=status.stderr_tail,
             remedy=await wire.remedy(self._phase) if remedy is None else remedy,
         )
         return ServerFailed(failure)

@@ -16,8 +16,8 @@ import mcp_types as types
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from grue.mcp_transport.lines import CutLineError
 from grue.protocol import tool_results
+from grue.protocol.lines import CutLineError
 from grue.protocol.tool_results import JsonText
 from grue.runtime.aside import aside
 

@@ -18,8 +18,11 @@ from pathlib import Path, PurePath
 import anyio
 
 from grue.errors import MCPError
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import LineTooLongError, ProcessLimits, ServerProcess, StdioServer
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.server_process import ServerProcess
+from grue.protocol.lines import LineTooLongError
+from grue.tool_sessions.server_specs import StdioServer
 
 Version = tuple[int, int, int]
 

@@ -1,7 +1,7 @@
 """The official MCP SDK, connected to a stream of messages.
 
-Only this module and `sdk_http.py` may import `mcp` when they are loaded, because the import is slow. Import
-them inside functions.
+This module, `message_stream.py`, `line_stream.py`, `incoming.py`, `sdk_events.py` and `sdk_http.py` import
+`mcp` when they are loaded, which is slow. Import them inside functions.
 
 The SDK's dispatcher reads from and writes to a server process directly, without tasks or queues in between.
 Sending never blocks. Otherwise a server that has stopped reading would block the SDK, and its timeouts and
@@ -9,7 +9,6 @@ cancellations would not take effect.
 """
 
 import json
-from abc import ABC, abstractmethod
 from typing import Any, Self
 
 import anyio
@@ -18,29 +17,18 @@ from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.message import SessionMessage
 from msgspec import Struct
 from pydantic import BaseModel
 
 from grue import __version__
-from grue.mcp_transport.incoming import read_any_message, read_message, refusal_of, refusal_of_cut
-from grue.mcp_transport.lines import CutLineError, LineTooLongError
-from grue.mcp_transport.server_requests import (
-    Abilities,
-    Declined,
-    ElicitationRequest,
-    SamplingRequest,
-)
-from grue.mcp_transport.stdio import ServerProcess
+from grue.mcp_transport.message_stream import MessageStream, is_closed
 from grue.protocol import tool_results
 from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
 
 _KNOWS_NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
 _MOST_ROUNDS = 10
 """How often a request is repeated with the input that its server asked for."""
-
-MOST_UNASKED = 100_000
-"""How many lines in a row a server may write without an answer among them."""
 
 _MOST_AT_ONCE = 8
 """How many requests of a server are served at the same time; further ones are declined."""
@@ -50,108 +38,7 @@ _TOO_MANY = f"{_MOST_AT_ONCE} requests are being worked on, which is the most at
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
 
-__all__ = [
-    "LineStream",
-    "Link",
-    "MessageStream",
-    "SdkError",
-    "encode_message",
-    "is_closed",
-    "read_message",
-    "refusal_of",
-]
-
-
-class MessageStream(ABC):
-    """The read and the write stream that the SDK expects, in one object. Sending never blocks.
-
-    Closing does nothing, because the wire closes the connection.
-
-    Attributes:
-        broken: Why nothing more can be exchanged; `None` while the stream works.
-    """
-
-    broken: str | None
-
-    @abstractmethod
-    async def receive(self) -> SessionMessage | Exception:
-        """Return the server's next message; raises `EndOfStream`, with `broken` set."""
-
-    @abstractmethod
-    async def send(self, item: SessionMessage) -> None:
-        """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
-
-    async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
-        """Do nothing: the wire closes the connection."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-
-class LineStream(MessageStream):
-    """A `MessageStream` over a process's pipes: one JSON-RPC message a line.
-
-    A line that is not a message is skipped with a notice, and so is a message that is too large. After
-    `MOST_UNASKED` lines without an answer the stream breaks.
-    """
-
-    def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
-        self._process = process
-        self._notify = notify
-        self._max_message_bytes = max_message_bytes
-        self._unasked = 0
-        self.broken: str | None = None
-        """Why nothing more can be exchanged; `None` while the stream works."""
-
-    async def receive(self) -> SessionMessage | Exception:
-        """Return the server's next message."""
-        while True:
-            message = await self._next()
-            self._unasked += 1
-            if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-                self._unasked = 0
-            if self._unasked > MOST_UNASKED:
-                self.broken = f"it wrote {MOST_UNASKED} lines, and none of them was an answer"
-                raise anyio.EndOfStream
-            if message is not None:
-                return SessionMessage(message)
-
-    async def _next(self) -> types.JSONRPCMessage | None:
-        try:
-            line = await self._process.receive_line()
-        except anyio.EndOfStream:
-            self.broken = self.broken or "it closed its output"
-            raise
-        except LineTooLongError as error:
-            self.broken = f"it wrote {error}"
-            raise anyio.EndOfStream from error
-        except CutLineError as cut:
-            self._notify("too_large", f"{cut}, and at most {self._max_message_bytes} are read")
-            return refusal_of_cut(cut, self._max_message_bytes)
-        message = await read_any_message(line)
-        if message is None and line.strip():
-            self._notify("noise", line[:500].decode("utf-8", "replace"))
-        return message
-
-    async def send(self, item: SessionMessage) -> None:
-        """Write a message to the process; queue what the pipe does not take at once."""
-        try:
-            self._process.send_line(encode_message(item.message))
-        except anyio.BrokenResourceError:
-            self.broken = self.broken or "it does not read its input"
-            raise
+__all__ = ["Link", "SdkError", "Welcome", "is_closed"]
 
 
 class Welcome(Struct, frozen=True):
@@ -333,20 +220,3 @@ def _text_of(content: object) -> str:
         block.text if isinstance(block, types.TextContent) else f"[{getattr(block, 'type', 'content')}]"
         for block in blocks
     )
-
-
-def is_closed(error: SdkError, stream: MessageStream) -> bool:
-    """Return whether an error means a broken connection, not a server's own error with the same code."""
-    return (
-        stream.broken is not None
-        and error.code == types.CONNECTION_CLOSED
-        and error.message == "Connection closed"
-    )
-
-
-def encode_message(message: types.JSONRPCMessage) -> bytes:
-    """Return a message as one line of JSON, without its newline. Never raises."""
-    try:
-        return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-    except ValueError:  # a lone surrogate in the arguments, which JSON can hold in escaped form
-        return json.dumps(message.model_dump(by_alias=True, exclude_unset=True)).encode()

@@ -15,7 +15,7 @@ import mcp_types as types
 import msgspec
 
 from grue.mcp_transport.incoming import read_any_message, refusal_of_cut
-from grue.mcp_transport.lines import CutLineError, EventBuffer, LineTooLongError
+from grue.protocol.lines import CutLineError, EventBuffer, LineTooLongError
 from grue.runtime.pace import Pace
 from grue.tool_sessions.notices import Notify
 

@@ -25,7 +25,6 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
-from grue.mcp_transport.http import HttpServer
 from grue.mcp_transport.http_faults import (
     COMPRESSED,
     CUT_SHORT,
@@ -41,12 +40,13 @@ from grue.mcp_transport.http_faults import (
     transport_fault,
 )
 from grue.mcp_transport.incoming import is_usable, read_any_message, refusal_of
-from grue.mcp_transport.sdk import MOST_UNASKED, MessageStream, encode_message
+from grue.mcp_transport.message_stream import MOST_UNASKED, MessageStream, encode_message
 from grue.mcp_transport.sdk_events import CalmEvents, LargeAnswers
-from grue.mcp_transport.stdio import ProcessLimits
+from grue.processes.limits import ProcessLimits
 from grue.protocol.safe_text import beginning, plain_text
 from grue.tool_sessions.failures import WireFault, first_fault
 from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.server_specs import HttpServer
 
 __all__ = ["HttpStream"]
 

@@ -4,16 +4,16 @@ Come here to change which failures are retried, or the backoff. `kind_of_status`
 help, and `next_delay` computes the wait from that. The time and the random jitter are arguments.
 """
 
+import math
 import re
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Literal
+from typing import assert_never
 
 from msgspec import Struct
 
 from grue.messages import LlmFailure
-
-FailureKind = Literal["refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"]
+from grue.vocabulary import FailureKind
 
 RETRYABLE = frozenset({408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """HTTP statuses after which a retry can help. Those from 520 on are a proxy's, about the server behind it."""
@@ -87,13 +87,22 @@ def next_delay(
         retry_after_s: The wait that the endpoint asks for; replaces the backoff, up to `max_delay_s`.
         jitter: A random number from 0 to 1.
     """
-    if failure.kind == "refused" or attempt > policy.max_retries:
-        return None
-    if failure.kind == "invalid_reply" and attempt > 1:
+    if attempt > min(policy.max_retries, _most_retries(failure.kind)):
         return None
     delay = _backoff(policy, attempt) if retry_after_s is None else retry_after_s
     # The jitter only adds: a request before the time that the endpoint asks for would be refused again.
     return min(delay, policy.max_delay_s) * (1 + policy.jitter_factor * jitter)
+
+
+def _most_retries(kind: FailureKind) -> float:
+    match kind:
+        case "refused":
+            return 0
+        case "invalid_reply":
+            return 1
+        case "unavailable" | "timed_out" | "damaged" | "unreachable":
+            return math.inf
+    assert_never(kind)
 
 
 def _backoff(policy: RetryPolicy, attempt: int) -> float:

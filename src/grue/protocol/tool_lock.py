@@ -9,12 +9,13 @@ not matter, neither that of tools nor that of keys.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 from msgspec import Struct
 
 from grue.messages import OnToolDrift, ServerName, ToolDefinition, ToolDrifted, ToolPart
 from grue.protocol.safe_text import printable, well_formed
+from grue.vocabulary import ToolChange
 
 _SUMMARY_CHARS = 100
 
@@ -52,7 +53,7 @@ class ToolDrift(Struct, frozen=True):
     """One tool that is not as it was approved; `parts` says what of it has changed."""
 
     tool: str
-    change: Literal["added", "removed", "changed"]
+    change: ToolChange
     parts: tuple[ToolPart, ...] = ()
 
 

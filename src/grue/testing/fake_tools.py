@@ -24,8 +24,9 @@ import anyio.lowlevel
 
 from grue.messages import JsonObject, ServerFailure, ServerName, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
-from grue.tool_sessions.connection import Listing
-from grue.tool_sessions.failures import Phase, ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.connection import ConnectionStatus, Listing
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.vocabulary import ServerPhase
 
 _INVALID_PARAMS = -32602
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -145,18 +146,14 @@ class FakeToolServer:
         self._outcomes[tool] = list(outcomes)
         self._changes += 1
 
-    def _failure(self, phase: Phase, cause: str) -> ServerFailed:
+    def _failure(self, phase: ServerPhase, cause: str) -> ServerFailed:
         return ServerFailed(ServerFailure(server=self.name, phase=phase, command="(fake)", cause=cause))
 
 
 class FakeConnection:
     """One session with a fake server. It implements `ToolConnection`."""
 
-    alive = True
-    pid = None
-    exit = None
-    ending = None
-    stderr_tail = ""
+    status = ConnectionStatus()
 
     def __init__(self, server: FakeToolServer) -> None:
         self._server = server

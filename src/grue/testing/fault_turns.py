@@ -16,8 +16,6 @@ from msgspec import Struct, field
 
 from grue.errors import MCPError
 from grue.llm_transport.endpoint import LlmSettings
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import ProcessLimits, StdioServer
 from grue.messages import (
     FailurePolicy,
     JsonObject,
@@ -27,10 +25,13 @@ from grue.messages import (
     SessionOpened,
     TurnLimits,
 )
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing import faulty_server
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_sessions.server_specs import StdioServer
 
 SERVER = "faulty"
 GRACE_S = 0.2
@@ -227,7 +228,7 @@ PROBE: JsonObject = {"name": _PROBE}
 
 _DOOMED_HOST = """
 import sys
-from grue.mcp_transport.stdio import StdioServer
+from grue.tool_sessions.server_specs import StdioServer
 from grue.tool_client import ToolClient
 
 command, *args = sys.argv[1:]

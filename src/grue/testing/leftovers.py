@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from grue.mcp_transport.descendants import carries_host_mark
-from grue.mcp_transport.guard import guard
-from grue.mcp_transport.process_table import ProcessEntry, all_processes
+from grue.processes.descendants import carries_host_mark
+from grue.processes.guard import guard
+from grue.processes.process_table import ProcessEntry, all_processes
 
 _MARK = "GRUE_LEFTOVERS_MARK"
 _LOOK_EVERY_S = 0.01

@@ -13,11 +13,11 @@ import pytest
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from grue.mcp_transport.stdio import StdioServer
     from grue.provider_rules.chat_rules import ProviderRules
     from grue.testing.fake_tools import FakeToolServer
     from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer
     from grue.tool_sessions.function_tools import FunctionTools
+    from grue.tool_sessions.server_specs import StdioServer
 
     class MakesFaultyServer(Protocol):
         """The type of the fixture `faulty_mcp_server`."""
@@ -59,8 +59,8 @@ def faulty_mcp_server() -> "MakesFaultyServer":
     `python -m grue.testing.faulty_server --help`. Without flags, it is a correct server with the tools
     `echo`, `fail` and `environ`.
     """
-    from grue.mcp_transport.stdio import StdioServer
     from grue.testing import faulty_server
+    from grue.tool_sessions.server_specs import StdioServer
 
     def make(*flags: str, name: str = "faulty") -> StdioServer:
         command, *args = faulty_server.argv(*flags)

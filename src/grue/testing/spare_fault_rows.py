@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from grue.mcp_transport.process_table import all_processes
 from grue.messages import ConnectFailed, McpDisabled, PrewarmLost, ServerNoted, SessionPrewarmed
+from grue.processes.process_table import all_processes
 from grue.testing.fault_turns import Fault, RowOutcome, last_ending, run_and_summarize, runner_for, scripted
 from grue.testing.llm_server import ScriptedLlmServer
 

@@ -6,32 +6,37 @@ through `ToolConnection`; an MCP client, a dictionary of functions and a pooled 
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
+from grue.processes.server_exit import ServerExit
 from grue.runtime.actor import Note
-
-Ending = Literal["polite", "terminated", "killed", "died", "handed_over"]
-"""How a server was ended.
-
-- `polite`: it exited by itself at the end of its input.
-- `terminated`: it exited on SIGTERM.
-- `killed`: it was killed with SIGKILL.
-- `died`: it exited before it was asked to.
-- `handed_over`: the session pool ends or keeps it after the turn; the trace's `ServerEnded` says how.
-"""
+from grue.vocabulary import Ending
 
 
-class ServerExit(Struct, frozen=True):
-    """How a process ended: by itself with a `status`, or killed by a `signal` (a name such as `SIGKILL`)."""
+class ConnectionStatus(Struct, frozen=True, kw_only=True):
+    """The state of a connection, and of its server process if it has one, at the moment it was read.
 
-    status: int | None = None
-    signal: str | None = None
+    Attributes:
+        alive: Whether the connection can still be used, as far as is known without asking the server.
+        pid: Process id of the server; `None`: there is no process.
+        exit: How the process exited; `None` while it runs, or if there is none.
+        ending: How the process was ended; `none` while it runs, or if there is none.
+        stderr_tail: The end of its standard error, with secrets redacted; untrusted.
+    """
 
-    def __str__(self) -> str:
-        return f"killed by {self.signal}" if self.signal else f"exit status {self.status}"
+    alive: bool = True
+    pid: int | None = None
+    exit: ServerExit | None = None
+    ending: Ending = "none"
+    stderr_tail: str = ""
+
+    @property
+    def exit_status(self) -> int | None:
+        """The status that the process exited with; `None` if it runs or was killed by a signal."""
+        return None if self.exit is None else self.exit.status
 
 
 class Listing(Struct, frozen=True, kw_only=True):
@@ -46,8 +51,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 class ToolConnection(Protocol):
     """One connection to a tool server. The same task enters, uses and leaves it.
 
-    Entering starts the server. Leaving ends it within a bounded time, also when cancelled. `pid`, `exit` and
-    `ending` are `None` where there is no process.
+    Entering starts the server. Leaving ends it within a bounded time, also when cancelled.
     """
 
     async def __aenter__(self) -> Self:
@@ -81,28 +85,8 @@ class ToolConnection(Protocol):
         ...
 
     @property
-    def alive(self) -> bool:
-        """Whether its process still runs. Looks at the process only; the server itself is not asked."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the server."""
-        ...
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """How the process exited; `None` while it runs."""
-        ...
-
-    @property
-    def ending(self) -> Ending | None:
-        """How the server was ended; `None` while it runs."""
-        ...
-
-    @property
-    def stderr_tail(self) -> str:
-        """The end of the server's standard error, with secrets redacted."""
+    def status(self) -> ConnectionStatus:
+        """The connection's state now. Reading it does not ask the server."""
         ...
 
 

@@ -5,14 +5,12 @@ name the server, the phase, the cause and a remedy. Come here to change such a t
 """
 
 from pathlib import PurePath
-from typing import Literal
 
 from msgspec import Struct
 
 from grue.errors import MCPError
 from grue.messages import JsonObject, ServerFailure
-
-Phase = Literal["spawn", "initialize", "list", "call", "close"]
+from grue.vocabulary import ServerPhase
 
 _NODE = {"node", "npx", "npm", "pnpm", "yarn", "bun", "bunx"}
 _INSTALL = {
@@ -95,7 +93,7 @@ def failure_text(failure: ServerFailure) -> str:
     return "\n".join(lines)
 
 
-def remedy_for(command: str, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
+def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
     """Return what the user can do about a failure, in one or two sentences.
 
     Args:

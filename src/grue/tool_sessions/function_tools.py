@@ -24,7 +24,7 @@ from grue.errors import MCPConfigError
 from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
-from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 
 _INVALID_PARAMS = -32602
@@ -74,11 +74,7 @@ class FunctionTools:
 class FunctionConnection:
     """One session with a dictionary of functions; a `ToolConnection`."""
 
-    alive = True
-    pid = None
-    exit = None
-    ending = None
-    stderr_tail = ""
+    status = ConnectionStatus()
 
     def __init__(
         self,

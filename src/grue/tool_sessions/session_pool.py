@@ -34,7 +34,7 @@ from grue.messages import (
 )
 from grue.runtime.supervisor import describe_crash
 from grue.runtime.trace import Envelope, Recorder
-from grue.tool_sessions.connection import Checkable, Connect, Ending, Listing, ServerExit, ToolConnection
+from grue.tool_sessions.connection import Checkable, Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed
 
 _HOST_FIRST_S = 0.005
@@ -80,7 +80,7 @@ class PooledConnection:
     @property
     def usable(self) -> bool:
         """Whether it is open or still opening, and its process has not ended."""
-        return self.failed is None and not self.gone.is_set() and self.connection.alive
+        return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
     def release(self) -> None:
         """Let the owner close the connection. If it is still opening, opening is cancelled."""
@@ -115,7 +115,7 @@ class PooledConnection:
             async with self.connection as connection:
                 self.listing = await connection.open(self._timeout_s)
                 self.opened.set()
-                self._pid = connection.pid
+                self._pid = connection.status.pid
                 if not self.turn:
                     elapsed_s = anyio.current_time() - begun
                     self._say(SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
@@ -126,13 +126,14 @@ class PooledConnection:
                 self._say_ended(anyio.current_time() - begun)
 
     def _say_ended(self, elapsed_s: float) -> None:
-        left = self.connection
+        left = self.connection.status
+        assert left.ending != "handed_over", "the pool holds a server's own connections, not leased ones"
         self._say(
             ServerEnded(
                 server=self.server,
                 pid=self._pid,
-                ending=_ending(left),
-                exit_status=left.exit.status if left.exit else None,
+                ending=left.ending,
+                exit_status=left.exit_status,
                 stderr_tail=left.stderr_tail,
                 elapsed_s=elapsed_s,
             )
@@ -143,12 +144,6 @@ class PooledConnection:
 
     def _note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
-
-
-def _ending(left: ToolConnection) -> Literal["polite", "terminated", "killed", "died", "none"]:
-    ending = left.ending
-    assert ending != "handed_over", "the pool holds a server's own connections, not leased ones"
-    return ending or "none"
 
 
 class SessionPool:
@@ -314,29 +309,11 @@ class LeasedConnection:
         return tools
 
     @property
-    def alive(self) -> bool:
-        """Whether its process still runs."""
-        return self._owned is not None and self._owned.connection.alive
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the server."""
-        return None if self._owned is None else self._owned.connection.pid
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """How its process exited; `None` while it runs."""
-        return None if self._owned is None else self._owned.connection.exit
-
-    @property
-    def ending(self) -> Ending | None:
-        """Always `handed_over`: the pool ends or keeps it after the turn, and `ServerEnded` says how."""
-        return "handed_over"
-
-    @property
-    def stderr_tail(self) -> str:
-        """The end of the server's standard error so far."""
-        return "" if self._owned is None else self._owned.connection.stderr_tail
+    def status(self) -> ConnectionStatus:
+        """The state of the leased connection; its ending is `handed_over`, as the pool ends or keeps it."""
+        if self._owned is None:
+            return ConnectionStatus(alive=False, ending="handed_over")
+        return replace(self._owned.connection.status, ending="handed_over")
 
     @property
     def _open(self) -> PooledConnection:
@@ -370,4 +347,4 @@ def _why_lost(owned: PooledConnection) -> str:
         return "its session crashed"
     if not owned.opened.is_set():
         return "it was not ready in time"
-    return "its process has ended" if owned.connection.pid else "its server no longer knows of it"
+    return "its process has ended" if owned.connection.status.pid else "its server no longer knows of it"

@@ -133,8 +133,9 @@ def _judge_ending(body: m.SessionClosed | m.ServerEnded) -> tuple[Severity, str]
             return "fail", "died"
         case "killed":
             return "warn", "killed"
-        case _:
+        case "none" | "polite" | "terminated" | "handed_over":
             return "", ""
+    assert_never(body.ending)
 
 
 def _not_connected(body: m.ConnectFailed) -> str:

@@ -10,9 +10,9 @@ from transport_servers import STUBBORN, faulty, shell
 from worded_turns import WordedModel, ask
 
 from grue import FunctionTools, Recorder, TurnLimits
-from grue.mcp_transport.process_table import live_members
-from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import ServerEnded, SessionOpened, SessionPrewarmed, ToolCalled
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_table import live_members
 from grue.runtime.trace import Envelope
 from grue.testing import faulty_server
 

@@ -16,8 +16,6 @@ from grue.config.settings import GameConfiguration
 from grue.hosts.zork.duck_types import connect_manager
 from grue.hosts.zork.manager import MCPManager
 from grue.mcp_transport.client import ClientOptions, McpClient
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import StdioServer
 from grue.messages import (
     CallTools,
     CloseSession,
@@ -31,6 +29,7 @@ from grue.messages import (
     ToolSkipped,
     ToolTimedOut,
 )
+from grue.processes.process_group import ProcessRegistry
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
@@ -41,6 +40,7 @@ from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.server_specs import StdioServer
 
 pytestmark = pytest.mark.anyio
 

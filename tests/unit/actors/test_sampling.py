@@ -8,12 +8,12 @@ import pytest
 from grue.actors.llm import LlmActor
 from grue.actors.sampling import Sampler
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.mcp_transport.server_requests import Declined, Sampled, SamplingRequest
 from grue.messages import ServerName
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
+from grue.tool_sessions.server_requests import Declined, Sampled, SamplingRequest
 
 pytestmark = pytest.mark.anyio
 QUESTION = SamplingRequest("Be brief.", (("user", "One?"), ("assistant", "Two."), ("user", "Three?")))

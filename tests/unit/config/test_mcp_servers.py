@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from grue.config.mcp_servers import MCPConfig, MCPServerConfig, to_tool_server
 from grue.errors import MCPConfigError
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.stdio import StdioServer
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 SEEDS_FILE = """{
   "mcpServers": {

@@ -9,10 +9,8 @@ import pytest
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.errors import MCPConfigError
-from grue.mcp_transport.client import McpServer
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.stdio import StdioServer
 from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
 SERVER = {"command": "run"}
 

@@ -4,9 +4,9 @@ import pytest
 
 from grue.engine.tool_servers import hide_secrets, usable_servers
 from grue.errors import MCPConfigError
-from grue.mcp_transport.stdio import StdioServer
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.server_specs import StdioServer
 
 
 def test_a_server_goes_by_the_name_that_it_is_given_here() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from grue.errors import GameError
 from grue.games.dfrotz import Dfrotz
-from grue.mcp_transport.guard import guard_pid
+from grue.processes.guard import guard_pid
 
 Start = Callable[..., Dfrotz]
 

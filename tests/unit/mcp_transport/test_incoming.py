@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from grue.mcp_transport.incoming import MOST_VALUES, read_any_message, read_message, refusal_of_cut
-from grue.mcp_transport.lines import CutLineError
+from grue.protocol.lines import CutLineError
 from grue.protocol.tool_results import JsonText
 
 

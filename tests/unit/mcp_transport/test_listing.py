@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from grue.mcp_transport.listing import read_tools
 from grue.messages import ServerName, ToolDefinition
-from grue.tool_sessions.notices import NoticeKind
+from grue.vocabulary import NoticeKind
 
 SERVER = ServerName("think")
 GOOD: dict[str, Any] = {"name": "a.b", "inputSchema": {"type": "object"}}

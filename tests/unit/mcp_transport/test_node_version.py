@@ -13,10 +13,10 @@ from transport_servers import faulty
 from grue.mcp_transport import wire
 from grue.mcp_transport.client import McpClient
 from grue.mcp_transport.node_version import node_too_old, oldest_allowed
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import StdioServer
+from grue.processes.process_group import ProcessRegistry
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.failures import ServerFailed
+from grue.tool_sessions.server_specs import StdioServer
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from grue.mcp_transport.process_table import live_members
+from grue.processes.process_table import live_members
 from grue.testing.leftovers import assert_nothing_left
 
 

@@ -4,13 +4,13 @@ import pytest
 from grue.errors import MCPError
 from grue.messages import ServerFailure, ServerName
 from grue.tool_sessions.failures import (
-    Phase,
     ServerFailed,
     ToolTimedOutError,
     failure_text,
     first_fault,
     remedy_for,
 )
+from grue.vocabulary import ServerPhase
 
 FAILURE = ServerFailure(
     server=ServerName("thoughts"),
@@ -50,7 +50,7 @@ def test_a_server_by_url_is_reached_and_has_an_address() -> None:
 
 @pytest.mark.parametrize("command", ["node", "npx", "/usr/bin/npx"])
 @pytest.mark.parametrize("phase", ["spawn", "initialize", "list"])
-def test_r14_5_node_commands_get_the_words_of_the_requirement(command: str, phase: Phase) -> None:
+def test_r14_5_node_commands_get_the_words_of_the_requirement(command: str, phase: ServerPhase) -> None:
     words = "Check that Node.js is installed and the package is available."
     assert remedy_for(command, phase) == words
     assert remedy_for(command, phase, missing=True) == f"{words} Install Node.js: https://nodejs.org/"

@@ -14,6 +14,7 @@ import pytest
 
 from grue.errors import MCPConfigError
 from grue.messages import ToolCallResult, ToolDefinition
+from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.function_tools import FunctionTools
 
@@ -107,7 +108,7 @@ async def test_tools_are_listed_in_order_and_their_names_are_free() -> None:
         found = await connection.open(1.0)
         assert [tool.name for tool in found.tools] == ["mine.b/c", "mine.a.b", "mine.ü"]
         assert (await connection.call("b/c", {"a": 1}, 1.0)).content == 3
-    assert (connection.pid, connection.exit, connection.ending) == (None, None, None)
+    assert connection.status == ConnectionStatus()
 
 
 class Opaque:

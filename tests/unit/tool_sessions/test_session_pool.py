@@ -13,6 +13,7 @@ from grue.messages import PrewarmLost, ServerEnded, ServerName
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope, Recorder
 from grue.tool_sessions import session_pool
+from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool, Sessions
 
@@ -285,7 +286,7 @@ async def test_a_kept_session_that_failed_a_call_is_left_though_its_turn_and_its
             await lent.open(10.0)
             with pytest.raises(ServerFailed):
                 await lent.call("think", {}, 1.0)
-            assert lent.alive
+            assert lent.status.alive
         await bench.turn("look", turn=2)
     assert len(bench.made) == 2
 
@@ -381,8 +382,7 @@ async def test_what_a_turn_sees_of_a_connection_in_its_hands() -> None:
     bench = Bench(ScriptedServer())
     async with bench.episode():
         async with bench.lend() as lent:
-            assert (lent.alive, lent.pid, lent.exit, lent.stderr_tail) == (False, None, None, "")
+            assert lent.status == ConnectionStatus(alive=False, ending="handed_over")
             await lent.open(1.0)
-            assert (lent.alive, lent.pid, lent.exit) == (True, 4711, None)
-        assert lent.ending == "handed_over"
-        assert not lent.alive
+            assert lent.status == ConnectionStatus(pid=4711, ending="handed_over")
+        assert lent.status == ConnectionStatus(alive=False, ending="handed_over")

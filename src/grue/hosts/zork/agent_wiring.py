@@ -13,9 +13,9 @@ from grue.hosts.zork.manager import TURN_METHODS, MCPManager
 from grue.hosts.zork.manager_turn import connect_overridden
 from grue.hosts.zork.overrides import is_overridden
 from grue.llm_transport.endpoint import LlmEndpoint
-from grue.mcp_transport.client import McpServer
 from grue.messages import ServerName
 from grue.runner import LlmFactory
+from grue.tool_sessions.server_specs import McpServer
 
 _UNNAMED = "mcp"
 """The server's name if a manager has no `server_name`; its tools keep their own names."""

@@ -16,9 +16,8 @@ from grue.facts import ConditionChanged, EpisodeStarted
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.manager import MCPManager
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.stdio import StdioServer
 from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:

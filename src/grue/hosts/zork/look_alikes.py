@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -11,10 +11,11 @@ from grue.errors import LLMError
 from grue.messages import JsonObject, LlmFailure, ToolCallResult
 from grue.protocol import tool_results
 from grue.protocol.chat_wire.failures import MAX_WORDS, Fault
-from grue.protocol.retry import FailureKind, kind_of_status
+from grue.protocol.retry import kind_of_status
 from grue.protocol.safe_text import beginning, printable
 from grue.protocol.secret_names import secrets_in
 from grue.runtime.redaction import Redaction
+from grue.vocabulary import FailureKind
 
 
 def completion_body(response: object) -> JsonObject:
@@ -95,7 +96,8 @@ def _listed(holder: object, name: str) -> Sequence[Any]:
 
 def _kind(error: Exception, status: int | None, words: str) -> FailureKind:
     if isinstance(error, LLMError):
-        for kind in ("refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"):
+        known: tuple[FailureKind, ...] = get_args(FailureKind)
+        for kind in known:
             if error.kind == kind:
                 return kind
     if status is not None:

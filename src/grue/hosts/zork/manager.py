@@ -23,8 +23,6 @@ from grue.errors import MCPError, MCPServerStartupError
 from grue.hosts.zork.overrides import own_methods
 from grue.hosts.zork.session_news import SessionNews, TurnUse
 from grue.mcp_transport.client import ClientOptions
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import StdioServer
 from grue.messages import (
     JsonObject,
     McpDisabled,
@@ -39,11 +37,13 @@ from grue.messages import (
 )
 from grue.observers.langfuse import LangfuseObserver
 from grue.observers.python_log import LoggerObserver
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol import tool_results
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_names import split_name
 from grue.protocol.tool_schemas import openai_tool
 from grue.runtime.trace import Recorder
+from grue.tool_sessions.server_specs import StdioServer
 
 
 class MCPManager:

@@ -18,7 +18,7 @@ from grue.hosts.zork.look_alikes import accepts, tool_result
 from grue.messages import JsonObject, ServerFailure, ServerName, ServerNoted, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.runtime.actor import Note
-from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit
+from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 
 DISCONNECT_TIMEOUT_S = 4.0
@@ -65,7 +65,6 @@ class ManagerConnection:
         note: Records tools and results that cannot be used.
     """
 
-    alive = True
     report_s = 0.0
     """Extra seconds for a manager that applies the start-up limit itself, so that it can report the cause."""
 
@@ -101,24 +100,9 @@ class ManagerConnection:
             self._say("log", f"disconnect_session did not end within {grace_s:.3g} s")
 
     @property
-    def pid(self) -> int | None:
-        """Unknown."""
-        return None
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """Unknown."""
-        return None
-
-    @property
-    def ending(self) -> Ending | None:
-        """Unknown."""
-        return None
-
-    @property
-    def stderr_tail(self) -> str:
-        """Unknown."""
-        return ""
+    def status(self) -> ConnectionStatus:
+        """Nothing is known of a foreign manager's process."""
+        return ConnectionStatus()
 
     async def open(self, timeout_s: float) -> Listing:
         """Connect and list the tools; the list is empty if the manager is disabled.

@@ -11,9 +11,10 @@ from grue.errors import MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.manager_connection import ManagerConnection
 from grue.hosts.zork.session_news import TurnUse
-from grue.messages import JsonObject, SessionClosed, ToolCallResult
+from grue.messages import JsonObject, ToolCallResult
+from grue.processes.server_exit import ServerExit
 from grue.runtime.actor import Note
-from grue.tool_sessions.connection import Connect, Ending, Listing, ServerExit
+from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed
 
 _REPORT_S = 0.45
@@ -69,36 +70,26 @@ class OverriddenManagerConnection(ManagerConnection):
         return result
 
     @property
-    def pid(self) -> int | None:
-        """The server's process."""
-        return self._session.pid if self._session else None
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """How the process ended; `None` unless it exited with a status."""
-        closed = self._closed
-        return ServerExit(closed.exit_status) if closed and closed.exit_status is not None else None
-
-    @property
-    def ending(self) -> Ending | None:
-        """How the process had to be ended, if it had to be."""
-        closed = self._closed
-        return None if closed is None or closed.ending == "none" else closed.ending
-
-    @property
-    def stderr_tail(self) -> str:
-        """The last output of the server on standard error."""
-        return self._closed.stderr_tail if self._closed else ""
+    def status(self) -> ConnectionStatus:
+        """The state of the server's process, as the manager's own session reports it."""
+        session = self._session
+        if session is None:
+            return ConnectionStatus()
+        closed = session.closed
+        if closed is None:
+            return ConnectionStatus(pid=session.pid)
+        return ConnectionStatus(
+            pid=session.pid,
+            exit=None if closed.exit_status is None else ServerExit(closed.exit_status),
+            ending=closed.ending,
+            stderr_tail=closed.stderr_tail,
+        )
 
     @property
     def _session(self) -> OwnedSession | None:
         """The session that the original methods have opened in this turn, if any."""
         session = self._lent.session
         return None if session is self._before else session
-
-    @property
-    def _closed(self) -> SessionClosed | None:
-        return self._session.closed if self._session else None
 
     def _failure(self, error: Exception, started: float) -> ServerFailed:
         known = self._lent.failure

@@ -9,7 +9,7 @@ Source: R9, R10.2
 
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct, field, structs
 
@@ -40,11 +40,10 @@ from grue.messages import FailurePolicy, JsonObject, Message, TurnCompleted, Tur
 from grue.observers.langfuse import LangfuseObserver
 from grue.observers.python_log import LoggerObserver
 from grue.runtime.trace import Envelope, Recorder
+from grue.vocabulary import EndReason
 
 DEFAULT_MAX_TURNS = 60
 _MOST_OBJECTIVES = 5
-
-EndReason = Literal["won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"]
 
 
 class GameState(Struct, kw_only=True):

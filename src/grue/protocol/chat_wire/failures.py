@@ -13,8 +13,9 @@ from msgspec import Struct
 from grue.messages import LlmFailure
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.retry import FailureKind, kind_of_status
+from grue.protocol.retry import kind_of_status
 from grue.protocol.safe_text import beginning, printable
+from grue.vocabulary import FailureKind
 
 _MOST_READ = 20_000
 """Most characters of an endpoint's text that are read."""

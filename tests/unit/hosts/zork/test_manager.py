@@ -19,8 +19,8 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
 from grue.mcp_transport.client import McpClient
-from grue.mcp_transport.process_table import live_members
 from grue.messages import SessionOpened, ToolCalled, ToolCallResult
+from grue.processes.process_table import live_members
 from grue.protocol.connection import Disabled, Proven, Untried
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left

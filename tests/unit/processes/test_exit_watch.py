@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import anyio
 import pytest
 
-from grue.mcp_transport.exit_watch import ExitWatch
+from grue.processes.exit_watch import ExitWatch
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ import subprocess
 import threading
 import warnings
 
-from grue.mcp_transport.descendants import host_mark, unmark
+from grue.processes.descendants import host_mark, unmark
 
 _SCRIPT = """
 trap '' INT HUP TERM

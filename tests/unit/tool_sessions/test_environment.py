@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from grue.config.secrets import key_names
 from grue.errors import MCPConfigError
-from grue.mcp_transport.environment import inherited, is_own_key, own_keys, visible_keys
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import ServerProcess, StdioServer
-from grue.mcp_transport.wire import ProcessLimits, ProcessWire
+from grue.mcp_transport.process_wire import ProcessWire
 from grue.observers import langfuse
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.server_process import ServerProcess
 from grue.protocol.chat_wire.profiles import PROFILES
 from grue.testing.leftovers import assert_nothing_left
+from grue.tool_sessions.environment import inherited, is_own_key, own_keys, visible_keys
+from grue.tool_sessions.server_specs import StdioServer
 
 HOST = {
     "PATH": "/usr/bin",

@@ -13,15 +13,16 @@ import pytest
 from http_servers import real_http_server
 
 from grue.mcp_transport.client import ClientOptions, McpClient
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry
 from grue.messages import JsonObject, ServerFailure, ToolCallResult
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.testing.leftovers import assert_nothing_left
-from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_specs import HttpServer
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +105,7 @@ async def test_a_real_server_is_listed_and_used(flags: tuple[str, ...]) -> None:
             assert [tool.tool for tool in session.listing.tools] == ["echo", "fail", "slow", "big", "chatty"]
             assert session.listing.protocol_version == "2025-11-25"
             assert session.listing.server_version == "real 1.0"
-            assert (client.pid, client.exit, client.ending) == (None, None, None)
+            assert client.status == ConnectionStatus()
             assert await client.call("echo", HI, 5) == ECHO
             assert (await client.call("fail", {}, 5)).is_error
             assert len(str((await client.call("big", {"length": 900_000}, 5)).content)) == 900_000

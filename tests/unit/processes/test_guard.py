@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from grue.mcp_transport import guard as guard_module
-from grue.mcp_transport.guard import GuardUnavailableWarning, HostGuard
-from grue.mcp_transport.process_table import live_members
+from grue.processes import guard as guard_module
+from grue.processes.guard import GuardUnavailableWarning, HostGuard
+from grue.processes.process_table import live_members
 
 
 def wait_until(true: object, within_s: float = 5.0) -> None:
@@ -147,7 +147,7 @@ def test_without_a_shell_it_warns_once_and_goes_on(guard: HostGuard, monkeypatch
 
 
 def test_interpreter_exit_ends_it_quietly() -> None:
-    script = "from grue.mcp_transport.guard import guard, guard_pid; guard.start(); print(guard_pid())"
+    script = "from grue.processes.guard import guard, guard_pid; guard.start(); print(guard_pid())"
     host = subprocess.run(
         [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=20, check=True
     )

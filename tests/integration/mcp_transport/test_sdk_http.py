@@ -6,13 +6,13 @@ import anyio
 import pytest
 
 from grue.mcp_transport.client import ClientOptions, McpClient
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.stdio import ProcessLimits
 from grue.messages import ToolCallResult
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.testing.faulty_http_server import FLOODS, faulty_http_server
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_specs import HttpServer
 
 pytestmark = pytest.mark.anyio
 WAYS = ("", "--events", "--legacy")

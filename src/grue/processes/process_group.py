@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import IO
 
 from grue.errors import MCPConfigError, MCPError
-from grue.mcp_transport.descendants import Descendants
-from grue.mcp_transport.exit_watch import ExitWatch
-from grue.mcp_transport.guard import guard
-from grue.mcp_transport.process_table import live_members
-from grue.tool_sessions.connection import ServerExit
+from grue.processes.descendants import Descendants
+from grue.processes.exit_watch import ExitWatch
+from grue.processes.guard import guard
+from grue.processes.process_table import live_members
+from grue.processes.server_exit import ServerExit
 
 _SHELL = "/bin/sh"
 _SHIM = 'read -r _ && exec "$@"'

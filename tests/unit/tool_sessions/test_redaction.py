@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.mcp_transport.redaction import Redactor
+from grue.tool_sessions.redaction import Redactor
 
 SECRET = "s3cr3t-value-of-length"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from grue.errors import MCPConfigError
-from grue.mcp_transport import process_group
-from grue.mcp_transport.guard import HostGuard
-from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, SpawnError
-from grue.mcp_transport.process_table import live_members
+from grue.processes import process_group
+from grue.processes.guard import HostGuard
+from grue.processes.process_group import ProcessGroup, ProcessRegistry, SpawnError
+from grue.processes.process_table import live_members
+from grue.processes.server_exit import ServerExit
 from grue.testing.leftovers import assert_nothing_left
-from grue.tool_sessions.connection import ServerExit
 
 ENV = dict(os.environ)
 
@@ -172,7 +172,7 @@ def test_windows_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_interpreter_exit_kills_what_nobody_closed() -> None:
     script = """
 import os
-from grue.mcp_transport.process_group import ProcessRegistry
+from grue.processes.process_group import ProcessRegistry
 registry = ProcessRegistry()
 group = registry.spawn("sh", ("-c", "trap '' TERM; sleep 600 & wait"), dict(os.environ), None)
 print(group.pid)
@@ -187,7 +187,7 @@ print(group.pid)
 def test_a_forked_child_does_not_touch_its_parent_s_servers() -> None:
     script = """
 import os, sys, warnings
-from grue.mcp_transport.process_group import ProcessRegistry
+from grue.processes.process_group import ProcessRegistry
 warnings.simplefilter("ignore", DeprecationWarning)
 registry = ProcessRegistry()
 group = registry.spawn("cat", (), dict(os.environ), None)

@@ -11,9 +11,11 @@ from rich.traceback import Traceback
 from written_secrets import FORMS, KEY, PASSWORD, SECRETS, tells
 
 from grue.llm_transport.endpoint import LlmSettings
-from grue.mcp_transport.http import HttpServer
-from grue.mcp_transport.redaction import Redactor
-from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry, ServerProcess, StdioServer
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.server_process import ServerProcess
+from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
 SHOWN = [
     StdioServer(

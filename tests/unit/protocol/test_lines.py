@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.mcp_transport.lines import ENDS_BYTES, CutLineError, LineBuffer, LineTooLongError
+from grue.protocol.lines import ENDS_BYTES, CutLineError, LineBuffer, LineTooLongError
 
 LINE = st.binary(max_size=50).map(lambda line: line.replace(b"\n", b" "))
 LARGE = 2 * ENDS_BYTES

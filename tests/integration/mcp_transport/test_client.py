@@ -13,13 +13,16 @@ import pytest
 from transport_servers import QUICK, STUBBORN, faulty, shell
 
 from grue.mcp_transport.client import ClientOptions, McpClient
-from grue.mcp_transport.process_table import live_members
-from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry, ServerExit, StdioServer
 from grue.messages import ServerFailure, ToolCallResult
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.process_table import live_members
+from grue.processes.server_exit import ServerExit
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_specs import StdioServer
 
 pytestmark = pytest.mark.anyio
 
@@ -66,8 +69,8 @@ async def test_p8_spawn_initialize_list_call_close(session: Session) -> None:
     assert session.listing.protocol_version == "2025-11-25"
     assert session.listing.server_version == "faulty 1.0"
     assert session.result == ECHO
-    assert session.client.exit == ServerExit(status=0)
-    assert session.client.ending == "polite"
+    assert session.client.status.exit == ServerExit(status=0)
+    assert session.client.status.ending == "polite"
     assert session.notices == []
 
 
@@ -94,7 +97,7 @@ async def test_p8_the_messages_come_in_the_protocol_s_order(session: Session, tm
 async def test_faults_that_need_not_matter_do_not(flags: tuple[str, ...], session: Session) -> None:
     await session.run(faulty(*flags))
     assert session.result == ECHO
-    assert not live_members(session.client.pid)
+    assert not live_members(session.client.status.pid)
 
 
 async def test_noise_is_told(session: Session) -> None:
@@ -151,7 +154,7 @@ async def test_r6_1_a_death_in_opening_has_status_and_last_words(phase: str, ses
     assert "exit status 3" in failure.cause
     assert "--exit-at" in failure.command
     assert 0 < failure.elapsed_s < 2
-    assert session.client.ending == "died"
+    assert session.client.status.ending == "died"
 
 
 @pytest.mark.parametrize(
@@ -279,8 +282,8 @@ async def test_p9_cancellation_in_the_middle_of_a_call_leaves_nothing(session: S
     with anyio.move_on_after(0.5) as scope:
         await session.run(faulty("--silent-at", "call", "--grandchild", *STUBBORN))
     assert scope.cancelled_caught
-    assert session.client.ending == "killed"
-    assert not live_members(session.client.pid)
+    assert session.client.status.ending == "killed"
+    assert not live_members(session.client.status.pid)
 
 
 @pytest.mark.parametrize("at", ["initialize", "list"])
@@ -288,7 +291,7 @@ async def test_p9_cancellation_while_opening_leaves_nothing(at: str, session: Se
     with anyio.move_on_after(0.2) as scope:
         await session.run(faulty("--silent-at", at))
     assert scope.cancelled_caught
-    assert not live_members(session.client.pid)
+    assert not live_members(session.client.status.pid)
 
 
 async def test_an_exception_in_the_body_leaves_as_it_is(session: Session) -> None:
@@ -346,11 +349,12 @@ def test_the_sdk_is_imported_only_after_the_spawn() -> None:
 import sys
 import anyio
 from grue.mcp_transport.client import McpClient
-from grue.mcp_transport.stdio import ProcessRegistry, StdioServer
+from grue.processes.process_group import ProcessRegistry
+from grue.tool_sessions.server_specs import StdioServer
 
 async def main():
     async with McpClient(StdioServer(name="cat", command="cat"), ProcessRegistry()) as client:
-        assert client.pid
+        assert client.status.pid
         assert not {"mcp", "mcp_types", "pydantic", "httpx"} & set(sys.modules)
 
 anyio.run(main)

@@ -1,43 +1,75 @@
-"""MCP servers that are reached by URL: Streamable HTTP, and the older SSE transport.
+"""How a tool server is reached, as data: a program to start (`StdioServer`) or a URL (`HttpServer`).
 
-This module has the configuration of such a server (`HttpServer`) and its wire (`HttpWire`). `sdk_http.py`
-runs the SDK's transports, and `http_faults.py` has the texts of failures. No text may show a secret of the
-URL or of a header.
+No text made here may show a secret of an environment, an argument, a URL or a header.
 """
 
 import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import anyio
 from msgspec import Struct, field
 
 from grue.errors import MCPConfigError
-from grue.mcp_transport.redaction import Redactor
-from grue.mcp_transport.stdio import BackgroundTasks, ProcessLimits, leaves_no_time
-from grue.tool_sessions.connection import Ending, ServerExit
-from grue.tool_sessions.failures import Phase
-from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.environment import InheritEnv, inherited
+from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_options import ServerOptions
-
-if TYPE_CHECKING:
-    from grue.mcp_transport.sdk import MessageStream
-    from grue.mcp_transport.sdk_http import HttpStream
-
-_LEAVE_S = 1.0
-"""Time limit for telling the server that the session ends."""
-
-_LEAVE_AT_LEAST_S = 0.3
-"""Shortest such limit, used if the deadline that it was entered under has passed or is near."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 _OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
 """A part of a path that looks like a key and not a word. Some hosts give each user a secret URL."""
+
+
+class StdioServer(Struct, frozen=True, kw_only=True):
+    """A local program that speaks MCP over its standard streams.
+
+    Its `repr` shows only the names of `env` and redacts arguments that look like secrets.
+
+    Attributes:
+        command: A path, relative to `cwd` or absolute, or a name on the PATH.
+        env: Variables added to the inherited environment. They replace inherited ones of the same name.
+        inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
+            everything except the keys that grue uses for models and observers. `safe`: what programs
+            commonly need. `none`: nothing. If the result has no PATH, the command is looked up on the host's.
+        cwd: Working directory; `None`: the host's.
+        options: Time limits and tool choices, for the MCP client.
+
+    Source: R3.2, P7
+    """
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    options: ServerOptions = ServerOptions()
+    inherit_env: InheritEnv = "all"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Return the fields with secrets redacted; rich shows them in tracebacks."""
+        command, *args = Redactor({**os.environ, **self.env}).words(self.command, self.args)
+        hidden = dict.fromkeys(self.env, "[redacted]")
+        return [
+            ("name", self.name),
+            ("command", command),
+            ("args", tuple(args)),
+            ("env", hidden),
+            ("cwd", self.cwd),
+        ]
+
+    def __repr__(self) -> str:
+        return f"StdioServer({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def environment(self) -> dict[str, str]:
+        """Return the process's environment: the inherited part of the host's, updated with `env`."""
+        return {**inherited(os.environ, self.inherit_env), **self.env}
+
+    def named_values(self) -> Mapping[str, str]:
+        """Return the configured values that may be secret, by name, for redaction."""
+        return self.env
 
 
 class HttpServer(Struct, frozen=True, kw_only=True):
@@ -111,87 +143,8 @@ class HttpServer(Struct, frozen=True, kw_only=True):
         return found | {f"URL key {number}": part for number, part in enumerate(opaque, start=1)}
 
 
-class HttpWire:
-    """The wire to a server over HTTP. Everything about a process is `None` or empty."""
-
-    def __init__(self, server: HttpServer, limits: ProcessLimits) -> None:
-        self.redactor = Redactor({**os.environ, **server.named_values()})
-        self._server = server
-        self._limits = limits
-        self._close_by = float("inf")
-        self._tasks = BackgroundTasks()
-        self._stream: HttpStream | None = None
-
-    async def __aenter__(self) -> Self:
-        self._close_by = anyio.current_effective_deadline()
-        await self._tasks.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        try:
-            if self._stream is not None and not leaves_no_time(exc_type):
-                left_s = self._close_by - anyio.current_time()
-                await self._stream.leave(max(_LEAVE_AT_LEAST_S, min(_LEAVE_S, left_s)))
-        finally:
-            await self._tasks.__aexit__(exc_type, exc, tb)
-
-    def stream(self, notify: Notify) -> "MessageStream":
-        """Connect in the background, and return the stream of messages; imports the SDK."""
-        from grue.mcp_transport.sdk_http import HttpStream
-
-        self._stream = HttpStream(self._server, self._limits, notify)
-        self._tasks.start(self._stream.carry)
-        return self._stream
-
-    async def broken(self, method: str, why: str | None) -> str:
-        """Return the stream's cause, or a general text if it has none."""
-        return why or f"the connection broke during {method}"
-
-    async def remedy(self, phase: Phase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return what the user can do: the advice of the fault, or else of the phase."""
-        del missing
-        if self._stream is not None and self._stream.remedy is not None:
-            return self._stream.remedy
-        if timed_out:
-            return (
-                "Check that the URL is that of an MCP server and that the server is well;"
-                " raise the start-up timeout if it only needs longer."
-            )
-        if phase == "call":
-            return "Check that the server is still running; its own log says more."
-        return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
-
-    @property
-    def address(self) -> str:
-        """The URL without secrets."""
-        return self._server.address
-
-    @property
-    def alive(self) -> bool:
-        """Always `True`: without asking the server there is no way to know."""
-        return True
-
-    @property
-    def pid(self) -> int | None:
-        """`None`: there is no process."""
-        return None
-
-    @property
-    def exit(self) -> ServerExit | None:
-        """`None`: there is no process."""
-        return None
-
-    @property
-    def ending(self) -> Ending | None:
-        """`None`: there is no process."""
-        return None
-
-    @property
-    def stderr_tail(self) -> str:
-        """Empty: there is no process."""
-        return ""
+McpServer: TypeAlias = StdioServer | HttpServer
+"""A server that speaks MCP, however it is reached."""
 
 
 def _url_fault(url: str) -> str | None:

@@ -8,13 +8,13 @@ import pytest
 
 from grue import LlmSettings, Runner, StdioServer, TurnLimits, TurnOutcome, TurnRequest
 from grue.facts import HostFact
-from grue.mcp_transport.server_requests import Declined, ElicitationRequest
 from grue.messages import AnyMessage, ServerNoted, SessionClosed, SessionOpened, ToolsChanged
 from grue.runtime.trace import Envelope
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 

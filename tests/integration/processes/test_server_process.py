@@ -18,20 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_servers import CAT, QUICK, STUBBORN, faulty, shell
 
-from grue.mcp_transport.descendants import Descendants
-from grue.mcp_transport.lines import CutLineError
-from grue.mcp_transport.process_table import live_members
-from grue.mcp_transport.stdio import (
-    LineTooLongError,
-    ProcessLimits,
-    ProcessRegistry,
-    ServerExit,
-    ServerProcess,
-    StdioServer,
-)
+from grue.processes.descendants import Descendants
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.process_table import live_members
+from grue.processes.server_exit import ServerExit
+from grue.processes.server_process import ServerProcess
+from grue.protocol.lines import CutLineError, LineTooLongError
 from grue.runtime import pace
 from grue.testing.leftovers import assert_nothing_left
-from grue.tool_sessions.connection import Ending
+from grue.tool_sessions.server_specs import StdioServer
+from grue.vocabulary import ProcessEnding
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +58,7 @@ def registry() -> ProcessRegistry:
     ],
 )
 async def test_p9_nothing_is_left_however_it_has_to_be_ended(
-    server: StdioServer, ending: Ending, registry: ProcessRegistry
+    server: StdioServer, ending: ProcessEnding, registry: ProcessRegistry
 ) -> None:
     with assert_nothing_left(within_s=0):
         async with ServerProcess(server, registry, QUICK) as process:
@@ -274,7 +271,7 @@ async def test_p9_cancellation_leaves_nothing_and_takes_a_bounded_time(registry:
     ("flags", "ending"), [(("--ignore-eof",), "terminated"), (STUBBORN, "killed")], ids=["waits", "stubborn"]
 )
 async def test_p9_a_cancellation_while_it_is_left_shortens_what_is_still_waited_for(
-    flags: tuple[str, ...], ending: Ending, registry: ProcessRegistry
+    flags: tuple[str, ...], ending: ProcessEnding, registry: ProcessRegistry
 ) -> None:
     patient = ProcessLimits(exit_grace_s=60, term_grace_s=60, cancelled_grace_s=0.05)
     with assert_nothing_left(within_s=0), anyio.fail_after(30), anyio.CancelScope() as scope:
@@ -331,7 +328,10 @@ def test_turns_in_several_threads_at_once_do_not_disturb_each_other() -> None:
 HOST = """
 import asyncio, os, signal, sys
 import anyio
-from grue.mcp_transport.stdio import ProcessLimits, ProcessRegistry, ServerProcess, StdioServer
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.server_process import ServerProcess
+from grue.tool_sessions.server_specs import StdioServer
 registry = ProcessRegistry()
 grace, handled, *command = sys.argv[1:]
 server = StdioServer(name="s", command=command[0], args=tuple(command[1:]))
@@ -456,7 +456,9 @@ def test_it_works_without_standard_streams(closed: str, tmp_path: Path) -> None:
     script = f"""
 import os, sys
 import anyio
-from grue.mcp_transport.stdio import ProcessRegistry, ServerProcess, StdioServer
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.server_process import ServerProcess
+from grue.tool_sessions.server_specs import StdioServer
 for fd in ({closed},):
     os.close(fd)
 sys.stdin = sys.stdout = sys.stderr = None
@@ -475,7 +477,7 @@ open(sys.argv[1], "x").close()
 
 
 def test_a_server_starts_only_once_it_is_under_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    from grue.mcp_transport.process_group import guard
+    from grue.processes.process_group import guard
 
     def look(pgid: int) -> None:
         time.sleep(0.05)  # ample for a server that would not wait

@@ -15,34 +15,20 @@ Source: R3.5-R3.7, P9
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Protocol, Self
 
 import anyio
-import anyio.abc
-from msgspec import Struct, field
-from msgspec.structs import replace
 
-from grue.mcp_transport.environment import InheritEnv, inherited
-from grue.mcp_transport.lines import LineBuffer, LineTooLongError
-from grue.mcp_transport.process_group import ProcessGroup, ProcessRegistry, SpawnError
-from grue.mcp_transport.redaction import Redactor
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessGroup, ProcessRegistry
+from grue.processes.server_exit import ServerExit
+from grue.protocol.lines import LineBuffer
 from grue.protocol.safe_text import plain_text
+from grue.runtime.background_tasks import BackgroundTasks, leaves_no_time
 from grue.runtime.pace import Pace
-from grue.tool_sessions.connection import Ending, ServerExit
-from grue.tool_sessions.server_options import ServerOptions
-
-__all__ = [
-    "LineTooLongError",
-    "ProcessLimits",
-    "ProcessRegistry",
-    "ServerExit",
-    "ServerProcess",
-    "SpawnError",
-    "StdioServer",
-]
-
+from grue.vocabulary import ProcessEnding
 
 _CHUNK_BYTES = 65_536
 _GRACE_AT_LEAST_S = 0.05
@@ -52,117 +38,27 @@ _KILL_GRACE_S = 5.0
 _STDERR_READS_AT_ONCE = 64
 
 
-class StdioServer(Struct, frozen=True, kw_only=True):
-    """A local program that speaks MCP over its standard streams.
+class Program(Protocol):
+    """What to start: a command with its arguments, environment and working directory."""
 
-    Its `repr` shows only the names of `env` and redacts arguments that look like secrets.
+    @property
+    def command(self) -> str:
+        """A path, relative to `cwd` or absolute, or a name on the PATH."""
+        ...
 
-    Attributes:
-        command: A path, relative to `cwd` or absolute, or a name on the PATH.
-        env: Variables added to the inherited environment. They replace inherited ones of the same name.
-        inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
-            everything except the keys that grue uses for models and observers. `safe`: what programs
-            commonly need. `none`: nothing. If the result has no PATH, the command is looked up on the host's.
-        cwd: Working directory; `None`: the host's.
-        options: Time limits and tool choices, for the MCP client.
+    @property
+    def args(self) -> tuple[str, ...]:
+        """Its arguments."""
+        ...
 
-    Source: R3.2, P7
-    """
-
-    name: str
-    command: str
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    options: ServerOptions = ServerOptions()
-    inherit_env: InheritEnv = "all"
-
-    def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Return the fields with secrets redacted; rich shows them in tracebacks."""
-        command, *args = Redactor({**os.environ, **self.env}).words(self.command, self.args)
-        hidden = dict.fromkeys(self.env, "[redacted]")
-        return [
-            ("name", self.name),
-            ("command", command),
-            ("args", tuple(args)),
-            ("env", hidden),
-            ("cwd", self.cwd),
-        ]
-
-    def __repr__(self) -> str:
-        return f"StdioServer({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+    @property
+    def cwd(self) -> str | None:
+        """Its working directory; `None`: the host's."""
+        ...
 
     def environment(self) -> dict[str, str]:
-        """Return the process's environment: the inherited part of the host's, updated with `env`."""
-        return {**inherited(os.environ, self.inherit_env), **self.env}
-
-    def named_values(self) -> Mapping[str, str]:
-        """Return the configured values that may be secret, by name, for redaction."""
-        return self.env
-
-
-class ProcessLimits(Struct, frozen=True, kw_only=True):
-    """Time limits for ending a server, and size limits for its output.
-
-    Attributes:
-        exit_grace_s: Time from closing its standard input until SIGTERM.
-        term_grace_s: Time from SIGTERM until SIGKILL.
-        cancelled_grace_s: Upper limit of both graces when a cancellation closes the server, since the user
-            who pressed Ctrl-C is waiting.
-        max_line_bytes: Longest line in either direction, and the most output queued for a server that does
-            not read. Exceeding it breaks the connection.
-        max_message_bytes: Longest message that is read. A longer answer fails its request; the session
-            continues.
-        stderr_tail_bytes: How much of the end of its standard error is kept.
-    """
-
-    exit_grace_s: float = 2.0
-    term_grace_s: float = 2.0
-    cancelled_grace_s: float = 0.5
-    max_line_bytes: int = 64 * 1024 * 1024
-    max_message_bytes: int = 8 * 1024 * 1024
-    stderr_tail_bytes: int = 8192
-
-    def when_cancelled(self) -> Self:
-        """Return these limits with both graces cut to `cancelled_grace_s`."""
-        return replace(
-            self,
-            exit_grace_s=min(self.exit_grace_s, self.cancelled_grace_s),
-            term_grace_s=min(self.term_grace_s, self.cancelled_grace_s),
-        )
-
-
-def leaves_no_time(exc_type: type[BaseException] | None) -> bool:
-    """Return whether this exception is tearing down the event loop, so that nothing can be awaited."""
-    return exc_type is not None and issubclass(exc_type, KeyboardInterrupt | SystemExit | GeneratorExit)
-
-
-class BackgroundTasks:
-    """Tasks that are cancelled when a block ends.
-
-    Unlike a task group, it lets the block's own exception pass unchanged instead of wrapping it in an
-    ExceptionGroup.
-    """
-
-    def __init__(self) -> None:
-        self._group: anyio.abc.TaskGroup
-
-    async def __aenter__(self) -> Self:
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if not leaves_no_time(exc_type):
-            self._group.cancel_scope.shield = True
-            self._group.cancel_scope.cancel()
-            await self._group.__aexit__(None, None, None)
-
-    def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task until it returns or the block ends. The task must not raise."""
-        self._group.start_soon(task)
+        """Return its whole environment."""
+        ...
 
 
 class ServerProcess:
@@ -180,6 +76,7 @@ class ServerProcess:
       without awaiting anything.
 
     Args:
+        program: What to start.
         registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
         limits: Time limits for closing, and size limits. If it is entered under a deadline, each grace is cut
             to a part of the time left, so that SIGTERM and SIGKILL still fit in.
@@ -190,9 +87,9 @@ class ServerProcess:
     """
 
     def __init__(
-        self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits | None = None
+        self, program: Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
     ) -> None:
-        self._server = server
+        self._program = program
         self._registry = registry
         self._limits = limits or ProcessLimits()
         self._close_by = float("inf")
@@ -206,14 +103,14 @@ class ServerProcess:
         self._flushing = False
         self._stderr = bytearray()
         self._stderr_dropped = False
-        self._ending: Ending | None = None
+        self._ending: ProcessEnding = "none"
         self._asked_to_end = False
 
     async def __aenter__(self) -> Self:
-        server = self._server
+        program = self._program
         # Read the deadline now: once a scope is cancelled, anyio reports -inf instead of its deadline.
         self._close_by = anyio.current_effective_deadline()
-        self._group = self._registry.spawn(server.command, server.args, server.environment(), server.cwd)
+        self._group = self._registry.spawn(program.command, program.args, program.environment(), program.cwd)
         self._gone = anyio.Event()
         await self._tasks.__aenter__()
         self._tasks.start(self._await_exit)
@@ -252,9 +149,9 @@ class ServerProcess:
         return self._group.exit
 
     @property
-    def ending(self) -> Ending | None:
-        """How the process was ended; `None` while it runs."""
-        return "died" if self._ending is None and self.exited else self._ending
+    def ending(self) -> ProcessEnding:
+        """How the process was ended."""
+        return "died" if self._ending == "none" and self.exited else self._ending
 
     async def wait_exit(self) -> ServerExit:
         """Wait until the process has exited and its group is killed. Safe to cancel."""
@@ -424,10 +321,10 @@ class ServerProcess:
         async with BackgroundTasks() as drains:
             drains.start(self._drain_stderr)
             drains.start(self._discard_stdout)
-            if self._ending is None:
+            if self._ending == "none":
                 self._ending = "died" if died else await self._end_by_degrees()
 
-    async def _end_by_degrees(self) -> Ending:
+    async def _end_by_degrees(self) -> ProcessEnding:
         if not self._asked_to_end and await self._exits_within(self._cut(self._limits.exit_grace_s)):
             return "polite"
         self._asked_to_end = True

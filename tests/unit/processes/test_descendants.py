@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from grue.mcp_transport import descendants
-from grue.mcp_transport.descendants import Descendants, carries_host_mark, host_mark, unmark
-from grue.mcp_transport.process_group import ProcessRegistry
-from grue.mcp_transport.process_table import all_processes
+from grue.processes import descendants
+from grue.processes.descendants import Descendants, carries_host_mark, host_mark, unmark
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.process_table import all_processes
 from grue.testing.faulty_server import argv
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="marks are Linux's")
@@ -62,7 +62,7 @@ def test_a_daemon_ends_with_its_server(flags: tuple[str, ...], pid_file: Path) -
 def test_a_daemon_ends_with_its_host(end: str, flags: tuple[str, ...], pid_file: Path) -> None:
     host = f"""
 import os, sys
-from grue.mcp_transport.process_group import ProcessRegistry
+from grue.processes.process_group import ProcessRegistry
 registry = ProcessRegistry()
 command, *args = sys.argv[1:]
 group = registry.spawn(command, tuple(args), dict(os.environ), None)

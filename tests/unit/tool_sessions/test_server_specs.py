@@ -2,8 +2,8 @@
 
 import pytest
 
-from grue.mcp_transport.http import HttpServer
 from grue.protocol.secret_names import secrets_in
+from grue.tool_sessions.server_specs import HttpServer
 
 KEY = "0123456789abcdef0123"
 

@@ -1,0 +1,71 @@
+"""The stream of messages that the SDK's session reads and writes, whatever carries it.
+
+Importing this imports `mcp`, which is slow. Import it inside functions.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from typing import Self
+
+import anyio
+import mcp_types as types
+from mcp.shared.exceptions import MCPError as SdkError
+from mcp.shared.message import SessionMessage
+
+MOST_UNASKED = 100_000
+"""How many messages in a row a server may send without an answer among them."""
+
+
+class MessageStream(ABC):
+    """The read and the write stream that the SDK expects, in one object. Sending never blocks.
+
+    Closing does nothing, because the wire closes the connection.
+
+    Attributes:
+        broken: Why nothing more can be exchanged; `None` while the stream works.
+    """
+
+    broken: str | None
+
+    @abstractmethod
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the server's next message; raises `EndOfStream`, with `broken` set."""
+
+    @abstractmethod
+    async def send(self, item: SessionMessage) -> None:
+        """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
+
+    async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
+        """Do nothing: the wire closes the connection."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def is_closed(error: SdkError, stream: MessageStream) -> bool:
+    """Return whether an error means a broken connection, not a server's own error with the same code."""
+    return (
+        stream.broken is not None
+        and error.code == types.CONNECTION_CLOSED
+        and error.message == "Connection closed"
+    )
+
+
+def encode_message(message: types.JSONRPCMessage) -> bytes:
+    """Return a message as one line of JSON, without its newline. Never raises."""
+    try:
+        return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+    except ValueError:  # a lone surrogate in the arguments, which JSON can hold in escaped form
+        return json.dumps(message.model_dump(by_alias=True, exclude_unset=True)).encode()

@@ -1,0 +1,97 @@
+"""The `Wire` to a server that runs as a child process: its standard streams."""
+
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from grue.mcp_transport.node_version import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
+from grue.processes.server_process import ServerProcess
+from grue.tool_sessions.connection import ConnectionStatus
+from grue.tool_sessions.failures import remedy_for
+from grue.tool_sessions.notices import Notify
+from grue.tool_sessions.redaction import Redactor
+from grue.tool_sessions.server_specs import StdioServer
+from grue.vocabulary import ServerPhase
+
+if TYPE_CHECKING:
+    from grue.mcp_transport.message_stream import MessageStream
+
+_EXIT_SEEN_S = 0.5
+"""How long a broken connection waits for the exit that most likely broke it."""
+
+
+class ProcessWire:
+    """The wire to a server that runs as our child process."""
+
+    def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
+        # Redact the host's whole environment: a server may know a secret from elsewhere, a file for example,
+        # even if it does not inherit the variable.
+        self.redactor = Redactor({**os.environ, **server.env})
+        self._server = server
+        self._registry = registry
+        self._max_message_bytes = limits.max_message_bytes
+        self._process = ServerProcess(server, registry, limits)
+        self._spawned = False
+
+    async def __aenter__(self) -> Self:
+        await self._process.__aenter__()
+        self._spawned = True
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._process.__aexit__(exc_type, exc, tb)
+
+    def stream(self, notify: Notify) -> "MessageStream":
+        """Return the process's pipes as a stream of messages; imports the SDK."""
+        from grue.mcp_transport.line_stream import LineStream
+
+        return LineStream(self._process, notify, self._max_message_bytes)
+
+    async def broken(self, method: str, why: str | None) -> str:
+        """Wait a moment for the exit that is the likely cause of closed pipes; return the cause."""
+        with anyio.move_on_after(_EXIT_SEEN_S):
+            await self._process.wait_exit()
+        if self._process.exited is not None:
+            return f"the server ended during {method} ({self._process.exited})"
+        return f"the connection broke during {method}: {why}"
+
+    async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
+        """Return what the user can do. If a server did not start, check whether Node is too old for it.
+
+        Source: R14
+        """
+        advice = remedy_for(self._server.command, phase, missing=missing, timed_out=timed_out)
+        if phase not in ("initialize", "list"):
+            return advice
+        # After a timeout the start-up limit has been used up, so asking Node gets only a short time.
+        limit_s = ASK_AFTER_TIMEOUT_S if timed_out else ASK_S
+        found = await node_too_old(self._server, self._registry, limit_s=limit_s)
+        if found is None:
+            return advice
+        # A server that still runs may only be slow, so give the general advice too.
+        return found if self._process.exited is not None else f"{found}\n{advice}"
+
+    @property
+    def address(self) -> str:
+        """The command line as one would type it."""
+        return self.redactor.command_line(self._server.command, self._server.args)
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """The state of the process, with secrets redacted from its standard error."""
+        process = self._process
+        if not self._spawned:
+            return ConnectionStatus(alive=False)
+        return ConnectionStatus(
+            alive=not process.has_ended,
+            pid=process.pid,
+            exit=process.exited,
+            ending=process.ending,
+            stderr_tail=process.stderr_tail(self.redactor.text),
+        )

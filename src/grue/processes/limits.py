@@ -1,0 +1,37 @@
+"""Time and size limits of a child process."""
+
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+
+class ProcessLimits(Struct, frozen=True, kw_only=True):
+    """Time limits for ending a server, and size limits for its output.
+
+    Attributes:
+        exit_grace_s: Time from closing its standard input until SIGTERM.
+        term_grace_s: Time from SIGTERM until SIGKILL.
+        cancelled_grace_s: Upper limit of both graces when a cancellation closes the server, since the user
+            who pressed Ctrl-C is waiting.
+        max_line_bytes: Longest line in either direction, and the most output queued for a server that does
+            not read. Exceeding it breaks the connection.
+        max_message_bytes: Longest message that is read. A longer answer fails its request; the session
+            continues.
+        stderr_tail_bytes: How much of the end of its standard error is kept.
+    """
+
+    exit_grace_s: float = 2.0
+    term_grace_s: float = 2.0
+    cancelled_grace_s: float = 0.5
+    max_line_bytes: int = 64 * 1024 * 1024
+    max_message_bytes: int = 8 * 1024 * 1024
+    stderr_tail_bytes: int = 8192
+
+    def when_cancelled(self) -> Self:
+        """Return these limits with both graces cut to `cancelled_grace_s`."""
+        return replace(
+            self,
+            exit_grace_s=min(self.exit_grace_s, self.cancelled_grace_s),
+            term_grace_s=min(self.term_grace_s, self.cancelled_grace_s),
+        )

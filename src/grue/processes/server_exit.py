@@ -1,0 +1,13 @@
+"""How a server process ended, as data."""
+
+from msgspec import Struct
+
+
+class ServerExit(Struct, frozen=True):
+    """How a process ended: by itself with a `status`, or killed by a `signal` (a name such as `SIGKILL`)."""
+
+    status: int | None = None
+    signal: str | None = None
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.signal else f"exit status {self.status}"
