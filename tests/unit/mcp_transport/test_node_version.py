@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transport_servers import faulty
 
-from grue.mcp_transport import wire
+from grue.mcp_transport import process_wire
 from grue.mcp_transport.client import McpClient
 from grue.mcp_transport.node_version import node_too_old, oldest_allowed
 from grue.processes.process_group import ProcessRegistry
@@ -179,12 +179,12 @@ async def test_a_node_that_hangs_too_adds_little_to_the_start_up_limit(
     async def ask(server: StdioServer, registry: ProcessRegistry, *, limit_s: float) -> None:
         asked.append(limit_s)
 
-    monkeypatch.setattr(wire, "node_too_old", ask)
+    monkeypatch.setattr(process_wire, "node_too_old", ask)
     with pytest.raises(ServerFailed, match="no answer to initialize") as caught:
         async with McpClient(npx(tools, "server"), ProcessRegistry()) as client:
             await client.open(0.2)
-    assert asked == [wire.ASK_AFTER_TIMEOUT_S]
-    assert wire.ASK_AFTER_TIMEOUT_S < 0.5
+    assert asked == [process_wire.ASK_AFTER_TIMEOUT_S]
+    assert process_wire.ASK_AFTER_TIMEOUT_S < 0.5
     assert caught.value.failure.remedy == (
         "Check that Node.js is installed and the package is available."
         " Raise the start-up timeout if it only needs longer."
