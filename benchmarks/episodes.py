@@ -42,7 +42,7 @@ def episode_section(effort: Effort) -> Section:
         few = min(SCRIPT_TURNS, slow_rounds)
         slow |= _turns(chat, Path(folder), SLOW_SERVER, rounds=few, sides=("script",))
         boots = [boot_ms(SLOW_SERVER) for _ in range(few)]
-        lost = sum(trace.read_text().count('"PrewarmLost"') for trace in Path(folder).glob("ahead-*"))
+        lost = sum(trace.read_text().count('"SpareLost"') for trace in Path(folder).glob("ahead-*"))
     share = _share(slow)
     return Section(
         "episode",

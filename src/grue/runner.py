@@ -1,49 +1,33 @@
-"""The runner: builds the actors of each turn from the settings and runs them.
+"""`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
-A `Runner` represents an episode. Between turns it keeps plain data only: the turn's number and the state of
-each server. `run_turn` blocks, `run_turn_async` does not; both run the same coroutine.
+Which event loop that is depends on the lifetime: a new one in the calling thread (`run_blocking`), the
+caller's own (`run_turn_async`), or the loop of an episode in a background thread (`CurrentEpisode`). In each
+case the loop gets `Turn.run`, which does the rest (`engine/turn.py`). Between turns the runner keeps plain
+data only: the turn's number, the state of each server, what was spent.
 """
 
-import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, assert_never
-
-from msgspec.structs import replace
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
 from grue.actors.sampling import CurrentSampler
-from grue.answers import AnswerCheck, AnswerSpec, as_json
+from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, sessions_of
-from grue.engine.tool_servers import ToolServer, hide_secrets, usable_servers
-from grue.engine.turn_actors import LlmFactory, TurnActors, TurnResources, Wiring
-from grue.engine.turn_errors import error_for
-from grue.engine.turn_handle import ProgressSource, TurnHandle
+from grue.engine.tool_servers import ToolServer
+from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings
+from grue.engine.turn_actors import TurnResources
+from grue.engine.turn_handle import TurnHandle
+from grue.engine.wiring import LlmFactory, wire
 from grue.loading import importing, load
-from grue.messages import (
-    Budget,
-    FailurePolicy,
-    LlmCommand,
-    RunTurn,
-    ServerName,
-    SupportCheck,
-    TurnCompleted,
-    TurnEvent,
-    TurnFailed,
-    TurnLimits,
-)
+from grue.messages import Budget, FailurePolicy, ServerName, TurnLimits
 from grue.processes.guard import guard
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled, Untried
-from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_lock import ToolLock
-from grue.runtime.actor import Actor, Note
-from grue.runtime.channel import Mailbox
-from grue.runtime.reentry import refuse_reentry
 from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.server_requests import Elicit
@@ -109,29 +93,20 @@ class Runner:
         self.limits = limits or TurnLimits()
         self.policy = policy or FailurePolicy()
         self.budget = budget or Budget()
-        self.spent = Spent()
-        self.turn = 0
-        self._endpoint: LlmEndpoint | None = None
-        if callable(llm):
-            llm_actor = llm
-        else:
-            self._endpoint = _endpoint(llm)
-            llm_actor = _llm_actor(self._endpoint)
-        self._servers = usable_servers(servers or {})
-        self._wiring = Wiring(
-            llm=llm_actor,
-            servers=self._servers,
+        self._wiring = wire(
+            llm,
+            servers or {},
             recorder=self.recorder,
-            process_limits=process_limits or ProcessLimits(),
+            process_limits=process_limits,
             elicit=elicit,
             tool_lock=tool_lock,
         )
-        self._hide_secrets(llm)
-        self._connections: dict[ServerName, Settled] = {}
-        self._per_episode = lifetime == "episode"
-        self._sessions = sessions_of(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
-        self._episode: Episode | None = None
-        self._beginning = threading.RLock()  # a signal handler may close the runner while its thread holds it
+        self._memory = EpisodeMemory()
+        self._spending = Spending()
+        sessions = sessions_of(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
+        self._episode = CurrentEpisode(
+            self._wiring.endpoint, self.recorder, sessions, lasting=lifetime == "episode"
+        )
         self._batches: weakref.WeakSet[Episode] = weakref.WeakSet()
 
     @classmethod
@@ -183,15 +158,26 @@ class Runner:
         """
         for batch in list(self._batches):
             batch.close()
-        with self._beginning:
-            episode = self._detach()
-        if episode is not None:
-            episode.close()
+        self._episode.close()
 
     @property
     def servers(self) -> Sequence[str]:
         """Names of the tool servers, in order."""
-        return tuple(self._servers)
+        return tuple(self._wiring.servers)
+
+    @property
+    def turn(self) -> int:
+        """Number of the last turn; 0: none was started yet."""
+        return self._memory.turn
+
+    @property
+    def spent(self) -> Spent:
+        """What the finished turns have spent on the model. Set it to continue an earlier episode."""
+        return self._spending.spent
+
+    @spent.setter
+    def spent(self, spent: Spent) -> None:
+        self._spending.spent = spent
 
     @property
     def budget_spent(self) -> str:
@@ -201,17 +187,16 @@ class Runner:
     @property
     def disabled(self) -> Mapping[str, str]:
         """Servers that are disabled for the rest of the episode, with the reason."""
-        return {
-            name: state.reason for name, state in self._connections.items() if isinstance(state, Disabled)
-        }
+        states = self._memory.connections
+        return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
 
     def connection(self, server: str) -> Settled:
         """Return the episode's state of a server, as plain data that can be stored."""
-        return self._connections.get(ServerName(server), Untried())
+        return self._memory.connections.get(ServerName(server), Untried())
 
     def remember(self, server: str, connection: Settled) -> None:
         """Restore the state of a server from an earlier part of the episode."""
-        self._connections[ServerName(server)] = connection
+        self._memory.learn({ServerName(server): connection})
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn and return its outcome, blocking.
@@ -238,18 +223,14 @@ class Runner:
 
         Source: R6.1, R10.1, P39
         """
-        if self._per_episode or self._episode is not None:
-            episode = self._enter()
-            try:
-                return episode.call(lambda: self._run_turn(request, episode.place))
-            finally:
-                self._leave(episode)
-        registry = ProcessRegistry()
-        place = TurnResources(registry=registry, sampling=CurrentSampler())
+        turn = self._turn(request)
+        if self._episode.is_in_use:
+            return self._episode.run(turn.run)
+        resources = _own_resources()
         return run_blocking(
-            lambda: self._run_turn(request, place),
-            on_exit=registry.kill_leftovers,
-            force_kill=registry.kill_now,
+            lambda: turn.run(resources),
+            on_exit=resources.registry.kill_leftovers,
+            force_kill=resources.registry.kill_now,
             twin="Runner.run_turn_async",
         )
 
@@ -258,14 +239,14 @@ class Runner:
 
         With `lifetime="episode"` the turn runs in the episode's loop, and the caller awaits it.
         """
-        if self._per_episode:
-            episode = self._loop()
-            return await episode.call_async(lambda: self._run_turn(request, episode.place))
-        registry = ProcessRegistry()
+        turn = self._turn(request)
+        if self._episode.lasting:
+            return await self._episode.run_async(turn.run)
+        resources = _own_resources()
         try:
-            return await self._run_turn(request, TurnResources(registry=registry, sampling=CurrentSampler()))
+            return await turn.run(resources)
         finally:
-            registry.kill_leftovers()
+            resources.registry.kill_leftovers()
 
     def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for loops that must not block (of a game or a GUI).
@@ -277,16 +258,8 @@ class Runner:
         Raises:
             MCPError: The runner is being closed, or belongs to the parent process.
         """
-        stage, episode = ProgressSource(), self._enter()
-        try:
-            call = episode.submit(lambda: self._run_turn(request, episode.place, stage))
-        except BaseException:
-            self._leave(episode)
-            raise
-        # A weak reference, so that a handle that is kept for long does not keep its runner alive.
-        lost = weakref.ref(self)
-        call.add_done_callback(lambda _: _leave_if_there(lost, episode))
-        return TurnHandle(call, stage)
+        turn = self._turn(request)
+        return TurnHandle(self._episode.submit(turn.run), turn.progress)
 
     def map(
         self,
@@ -321,28 +294,20 @@ class Runner:
             from grue.engine.batch import Batch, run_batch
             from grue.engine.batch_bar import with_bar
             from grue.engine.completed_turns import CompletedTurns
-
         if not isinstance(concurrency, int) or concurrency < 1:
             raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
-        earlier = None if resume_from is None else CompletedTurns(resume_from)
 
-        def open_episode() -> Episode:
-            episode = Episode(self._endpoint, self.recorder, at_once=concurrency)
+        def begin() -> Episode:
+            episode = Episode(self._wiring.endpoint, self.recorder, at_once=concurrency)
             self._batches.add(episode)
             return episode
 
-        async def run(place: TurnResources, index: int, request: TurnRequest[T]) -> TurnOutcome[T]:
-            return await self._one(replace(request, turn=index + 1), place, {}, ProgressSource())
-
-        def recalled(index: int, request: TurnRequest[T]) -> TurnOutcome[T] | None:
-            if earlier is None:
-                return None
-            answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
-            return earlier.outcome(
-                self._command(replace(request, turn=index + 1), answer, self.limits), answer
-            )
-
-        batch = Batch(open=open_episode, run=run, resume_from=recalled, concurrency=concurrency)
+        batch = Batch(
+            begin=begin,
+            settings=self._settings(),
+            resume_from=None if resume_from is None else CompletedTurns(resume_from),
+            concurrency=concurrency,
+        )
         items = run_batch(requests, batch)
         return with_bar(items, requests) if progress else items
 
@@ -356,7 +321,7 @@ class Runner:
             MCPError: It was called by a turn of this runner, or the episode is the parent process's.
             KeyboardInterrupt: Ctrl-C.
         """
-        servers = self._servers.values()
+        servers = self._wiring.servers.values()
         if any(isinstance(server, McpServer) for server in servers):
             load("grue.mcp_transport.sdk")
         if any(isinstance(server, HttpServer) for server in servers):
@@ -364,137 +329,25 @@ class Runner:
         if any(isinstance(server, StdioServer) for server in servers):
             load("grue.mcp_transport.line_stream")
             guard.start()
-        episode = self._enter()
-        try:
-            if self._endpoint is not None:
-                episode.beside(self._endpoint.prepare)
-        finally:
-            self._leave(episode)
+        self._episode.run_beside(self._prepare_endpoint)
 
-    async def _run_turn(
-        self, request: TurnRequest[T], place: TurnResources, stage: ProgressSource | None = None
-    ) -> TurnOutcome[T]:
-        self.turn = self.turn + 1 if request.turn is None else request.turn
-        numbered = replace(request, turn=self.turn)
-        return await self._one(numbered, place, self._connections, stage or ProgressSource())
+    async def _prepare_endpoint(self) -> None:
+        if self._wiring.endpoint is not None:
+            await self._wiring.endpoint.prepare()
 
-    async def _one(
-        self,
-        request: TurnRequest[T],
-        place: TurnResources,
-        known: dict[ServerName, Settled],
-        stage: ProgressSource,
-    ) -> TurnOutcome[T]:
-        """Run a turn that has a number, and update `known` with the new state of its servers."""
-        answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
-        limits = _turn_limits(self.limits, request.turn_timeout_s)
-        limits = replace(limits, budget=self.spent.left(self.budget, limits.budget))
-        started = time.monotonic()
-        check = AnswerCheck(answer)
-        command = self._command(request, answer, limits)
-        turn = TurnActors(self._wiring, place, command, check, request.on_delta)
-        stage.enter(turn)
-        try:
-            end = await turn.run(known)
-        finally:
-            stage.leave()
-            known |= turn.connections
-        self.spent = self.spent.plus(end.requests, end.usage)
-        match end:
-            case TurnCompleted():
-                response = answer.fallback if end.kind == "fallback" else check.accepted
-                return outcome_of(end, response, time.monotonic() - started)
-            case TurnFailed():
-                raise error_for(self.recorder.redacted_body(end))
-            case _:
-                assert_never(end)
+    def _turn(self, request: TurnRequest[T]) -> Turn[T]:
+        return Turn(request, self._settings(), self._memory)
 
-    def _command(self, request: TurnRequest[T], answer: AnswerSpec[Any], limits: TurnLimits) -> RunTurn:
-        return RunTurn(
-            turn=request.turn or 0,
-            system=well_formed(request.system),
-            user=well_formed(request.user),
-            servers=tuple(self._servers) if request.tools else (),
-            answer=answer.schema,
-            fallback=None if answer.fallback is None else as_json(answer.fallback),
-            limits=limits,
+    def _settings(self) -> TurnSettings:
+        return TurnSettings(
+            wiring=self._wiring,
+            limits=self.limits,
             policy=self.policy,
-            support_check=self._support_check(),
-            stream=request.on_delta is not None,
-            attach_media=True,
+            budget=self.budget,
+            spending=self._spending,
         )
 
-    def _support_check(self) -> SupportCheck:
-        if all(name in self.disabled for name in self._servers):
-            return "skip"  # no tools will be on offer
-        check = getattr(self._endpoint or self._wiring.llm, "support_check", None)
-        return "skip" if check is None else check()
 
-    def _hide_secrets(self, llm: "LlmSettings | LlmEndpoint | LlmFactory") -> None:
-        """Register the secrets of the settings and the environment with the recorder."""
-        hide_secrets(self.recorder, self._servers.values())
-        named_values = getattr(getattr(llm, "settings", llm), "named_values", dict)
-        for name, value in named_values().items():
-            self.recorder.hide(name, value)
-
-    def _loop(self, users: int = 0) -> Episode:
-        """Return the episode's loop. The first turn starts it, in whichever thread.
-
-        If the loop has failed, a new one is started.
-        """
-        refuse_reentry()
-        with self._beginning:
-            if self._episode is not None and self._episode.is_over:
-                self._detach()
-            if self._episode is None:
-                endpoint = self._endpoint if self._per_episode else None
-                self._episode = Episode(endpoint, self.recorder, self._sessions)
-                self._lost = weakref.finalize(self, self._episode.abandon)
-            self._episode.users += users
-            return self._episode
-
-    def _detach(self) -> Episode | None:
-        episode, self._episode = self._episode, None
-        if episode is not None:
-            self._lost.detach()
-        return episode
-
-    def _enter(self) -> Episode:
-        """Return the loop for one more turn. Call `_leave` after the turn."""
-        return self._loop(users=1)
-
-    def _leave(self, episode: Episode) -> None:
-        """Count a turn as done. With `lifetime="turn"` the last one ends the loop."""
-        with self._beginning:
-            episode.users -= 1
-            if episode.users or self._per_episode or self._episode is not episode:
-                return
-            self._detach()
-        episode.close()
-
-
-def _leave_if_there(runner: "weakref.ref[Runner]", episode: Episode) -> None:
-    # If the runner was garbage collected, its finalizer has ended the episode.
-    alive = runner()
-    if alive is not None:
-        alive._leave(episode)  # noqa: SLF001 - the runner's own
-
-
-def _endpoint(llm: "LlmSettings | LlmEndpoint") -> "LlmEndpoint":
-    from grue.llm_transport.endpoint import LlmEndpoint
-
-    return llm if isinstance(llm, LlmEndpoint) else LlmEndpoint(llm)
-
-
-def _llm_actor(endpoint: "LlmEndpoint") -> LlmFactory:
-    from grue.actors.llm import LlmActor
-
-    def make(mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note) -> Actor[LlmCommand]:
-        return LlmActor(mailbox, agent, endpoint, note)
-
-    return make
-
-
-def _turn_limits(limits: TurnLimits, turn_timeout_s: float | None) -> TurnLimits:
-    """Return the limits of one turn: its own time limit, or else the runner's."""
-    return limits if turn_timeout_s is None else replace(limits, turn_timeout_s=turn_timeout_s)
+def _own_resources() -> TurnResources:
+    """Return the resources of a turn that shares none with other turns."""
+    return TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())

@@ -394,12 +394,12 @@ def test_a_played_episode_with_spares_ends_with_its_host_and_can_be_resumed(
     with ScriptedLlmServer(one_call_a_move) as llm:
         options = ("--base-url", llm.base_url, "--model", "m", "--mcp-config", str(config), "--spawn-ahead")
         program = start("play", *options, "--run-dir", "run", "--turns", "90", cwd=tmp_path)
-        wait_for_body(run, "SessionPrewarmed")
+        wait_for_body(run, "SpareReady")  # the tag of `SessionPrewarmed` on file
         program.send_signal(number)
         _, errors = program.communicate(timeout=30)
         assert program.returncode == (130 if number == signal.SIGINT else -number), errors
         assert "Traceback" not in errors
-        opened = [body["pid"] for kind in ("SessionOpened", "SessionPrewarmed") for body in bodies(run, kind)]
+        opened = [body["pid"] for kind in ("SessionOpened", "SpareReady") for body in bodies(run, kind)]
         assert all(group_is_gone(pid) for pid in opened)
         played = len(bodies(run, "TurnCompleted"))
         resumed = start("play", "--resume", "run", "--turns", str(played + 3), "--spawn-ahead", cwd=tmp_path)

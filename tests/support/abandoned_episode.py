@@ -61,7 +61,7 @@ def play(one: Runner) -> None:
     prepared = threading.Event()
     one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SessionPrewarmed) else None)
     assert one.run_turn(ASK).response == "done"
-    if one._sessions == "ahead":
+    if one._episode._sessions == "ahead":
         assert prepared.wait(20)
 
 
@@ -187,7 +187,7 @@ def _in_a_batch_that_takes_its_time(make: Make) -> None:
 def _closing(make: Make) -> None:
     one = make()
     play(one)
-    one._episode._loop._work.interrupt = _told(one._episode._loop._work.interrupt)  # type: ignore[method-assign, union-attr]
+    one._episode._episode._loop._work.interrupt = _told(one._episode._episode._loop._work.interrupt)  # type: ignore[method-assign, union-attr]
     one.close()
 
 

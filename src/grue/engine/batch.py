@@ -1,35 +1,39 @@
-"""Many turns at once, their results in order: `Runner.map`.
+"""Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
-The turns run in one event loop, so many at a time; each is an episode of its own, with its own sessions. No
-more requests are taken from the caller's iterable, and no more results kept, than twice as many: a batch may
-be longer than memory.
+The turns run in one event loop, `concurrency` at a time. Each is an episode of its own, with its own
+sessions. At most twice `concurrency` requests are read ahead or results kept, so a batch may be larger than
+memory.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from grue.engine.completed_turns import CompletedTurns
 from grue.engine.episode import Episode
-from grue.engine.turn_actors import TurnResources
+from grue.engine.turn import EpisodeMemory, Turn, TurnSettings
 from grue.errors import MCPError
+from grue.messages import Budget
 from grue.runtime.loop_thread import Call, give_up
 from grue.runtime.sync_edge import counted_interrupts
+from grue.turn_request import TurnOutcome, TurnRequest
 
-R = TypeVar("R")
 T = TypeVar("T")
 
 
 class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
-    """What came of one request of a batch.
+    """The result of one request of a batch.
 
     Attributes:
-        index: Its place, from 0.
-        outcome: Of its turn; `None` where it has none.
-        error: Why it has none: what `run_turn` would have raised; what is no error of ours is its cause.
-        recalled: It is from the trace of an earlier run, and was not run again.
+        index: Position of the request, from 0.
+        outcome: The turn's outcome; `None` if the turn failed.
+        error: Why the turn failed: what `run_turn` would have raised. An exception that is not an `MCPError`
+            is the cause of this one.
+        recalled: The outcome is from the trace of an earlier run; the turn was not run again.
     """
 
     index: int
@@ -38,63 +42,74 @@ class BatchItem(Struct, Generic[T], frozen=True, kw_only=True):
     recalled: bool = False
 
 
-class Batch(Struct, Generic[R, T], frozen=True, kw_only=True):
-    """How a batch is run.
+class Batch(Struct, frozen=True, kw_only=True):
+    """How to run a batch.
 
     Attributes:
-        open: Begins the loop that its turns run in.
-        run: Runs the turn of a request, given where, and its place among the requests.
-        resume_from: Returns the outcome of an earlier run of the turn, or `None` if it must be run.
-        concurrency: Turns at a time.
+        begin: Starts the episode loop that the turns run in.
+        settings: The runner's settings for each turn.
+        resume_from: The turns that an earlier run has completed; `None`: run all turns.
+        concurrency: Number of turns that run in parallel.
     """
 
-    open: Callable[[], Episode]
-    run: Callable[[TurnResources, int, R], Awaitable[T]]
-    resume_from: Callable[[int, R], T | None]
+    begin: Callable[[], Episode]
+    settings: TurnSettings
+    resume_from: CompletedTurns | None
     concurrency: int
 
 
-def run_batch(requests: Iterable[R], batch: Batch[R, T]) -> Iterator[BatchItem[T]]:
-    """Yield what comes of each request, in their order; closing the iterator cancels what still runs.
+_Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
+"""A turn that is running or waiting, or a result that is known without running one."""
 
-    Nothing is begun before the first item is asked for. A request whose turn fails does not end the others.
+
+def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
+    """Yield the result of each request, in order. Closing the iterator cancels the running turns.
+
+    Nothing starts before the first item is asked for. If a turn fails, the others go on.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; by then every turn has been given the time to clean up.
+        KeyboardInterrupt: Ctrl-C was pressed. All turns have had time to clean up.
     """
     numbered = enumerate(requests)
-    waiting: deque[tuple[int, Call[T] | BatchItem[T]]] = deque()
-    episode = batch.open()
+    waiting: deque[tuple[int, _Started[T]]] = deque()
+    episode = batch.begin()
     try:
         while True:
             for index, request in islice(numbered, 2 * batch.concurrency - len(waiting)):
-                waiting.append((index, _begin(index, request, batch, episode)))
+                waiting.append((index, _start(index, request, batch, episode)))
             if not waiting:
                 return
             item = _item(*waiting[0])
             waiting.popleft()
             yield item
     finally:
-        _end(episode, [begun for _, begun in waiting if isinstance(begun, Call)])
+        _end(episode, [each for _, each in waiting if isinstance(each, Call)])
 
 
-def _begin(index: int, request: R, batch: Batch[R, T], episode: Episode) -> Call[T] | BatchItem[T]:
+def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) -> _Started[T]:
     try:
-        recalled = batch.resume_from(index, request)
-    except Exception as error:  # noqa: BLE001 - a request that is none sinks no others
+        turn = Turn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
+        completed = _completed(turn, index + 1, batch.resume_from)
+    except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
         return BatchItem(index=index, error=_as_ours(error))
-    if recalled is not None:
-        return BatchItem(index=index, outcome=recalled, recalled=True)
-    return episode.submit(lambda: batch.run(episode.place, index, request))
+    if completed is not None:
+        return BatchItem(index=index, outcome=completed, recalled=True)
+    return episode.submit(turn.run)
 
 
-def _item(index: int, begun: Call[T] | BatchItem[T]) -> BatchItem[T]:
-    if isinstance(begun, BatchItem):
-        return begun
-    begun.join()  # a Ctrl-C is for all turns at once, which `_end` sees to
+def _completed(turn: Turn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
+    if earlier is None:
+        return None
+    return earlier.outcome(turn.command(number, Budget()), turn.answer)
+
+
+def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
+    if isinstance(started, BatchItem):
+        return started
+    started.join()  # a Ctrl-C here ends all turns; `_end` waits for their clean-up
     try:
-        return BatchItem(index=index, outcome=begun.result())
-    except Exception as error:  # noqa: BLE001 - whatever ends one turn ends no other one
+        return BatchItem(index=index, outcome=started.result())
+    except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
         return BatchItem(index=index, error=_as_ours(error))
 
 
@@ -111,7 +126,7 @@ def _end(episode: Episode, calls: Sequence[Call[Any]]) -> None:
         try:
             give_up(calls)
         except KeyboardInterrupt:
-            episode.place.registry.kill_now()
+            episode.resources.registry.kill_now()
             give_up(calls)
             raise
         finally:

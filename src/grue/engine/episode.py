@@ -1,9 +1,13 @@
-"""What lives from turn to turn where an episode has one event loop: connections, and sessions of its own."""
+"""An episode with one event loop: the connections and sessions that stay open between its turns.
+
+Come here to change what stays open, or how turns wait for each other. The loop's thread is in
+`runtime/loop_thread.py`, the pool of sessions in `tool_sessions/session_pool.py`.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -24,22 +28,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
+"""Something to run as a turn, given the processes and sessions that it may use."""
+
 
 class Episode:
-    """An event loop in a thread of its own, with an endpoint whose connections stay open, and a pool.
+    """An event loop in a background thread, with open connections to the model and a pool of sessions.
 
-    Turns run one at a time, whichever threads ask for them. It knows nothing of the runner that uses it, so
-    that a runner that is lost can be collected, and take this with it.
+    Its turns run one at a time (or `at_once`), whichever threads submit them. It does not refer to the runner
+    that uses it, so that a lost runner can be garbage collected, and its episode can then be ended.
 
     Args:
-        endpoint: Held open; `None`: there is none.
-        recorder: Where sessions that no turn owns note what they do.
-        sessions: What becomes of sessions between turns.
-        at_once: Turns that may run at the same time.
+        endpoint: Its connections stay open; `None`: the host has a model of its own.
+        recorder: Records what the pool's sessions do outside turns.
+        sessions: Where a turn's sessions come from; `fresh`: there is no pool.
+        at_once: Number of turns that may run in parallel.
 
     Attributes:
-        place: Where its turns keep their processes and sessions.
-        users: Those who have turns in it, as its owner counts them.
+        resources: The processes and sessions of its turns.
+        users: Number of calls that use it now. `CurrentEpisode` counts them.
     """
 
     def __init__(
@@ -51,38 +58,38 @@ class Episode:
         at_once: int = 1,
     ) -> None:
         self._registry = ProcessRegistry()
-        self.place = TurnResources(registry=self._registry, sampling=CurrentSampler())
+        self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
         self.users = 0
         self._endpoint = endpoint
         self._recorder = recorder
         self._sessions = sessions
         self._at_once = at_once
-        self._places: anyio.CapacityLimiter
+        self._free_turns: anyio.CapacityLimiter
         self._loop = EpisodeLoop(
             self._open,
             on_exit=self._registry.kill_leftovers,
             force_kill=self._registry.kill_now,
         )
 
-    def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run a turn and return what came of it, blocking; Ctrl-C ends it, within seconds.
+    def call(self, work: Work[T]) -> T:
+        """Run a turn and return its result, blocking. Ctrl-C cancels it within seconds.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; the second one kills every process of the episode.
-            MCPError: It was called by a turn of the same episode, which it would wait for.
+            KeyboardInterrupt: Ctrl-C was pressed. A second press kills all processes of the episode.
+            MCPError: The caller is a turn of the same episode, which would wait for itself.
         """
         self._loop.home.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
         with counted_interrupts():
-            return self.submit(function).wait(force_kill=self._registry.kill_now)
+            return self.submit(work).wait(force_kill=self._registry.kill_now)
 
-    async def call_async(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run a turn and return what came of it, while the caller's own loop goes on.
+    async def call_async(self, work: Work[T]) -> T:
+        """Run a turn and return its result. The caller's own event loop goes on meanwhile.
 
-        Cancelled, it cancels the turn, and waits for its clean-up, at most `INTERRUPT_GRACE_S`.
+        Cancellation cancels the turn and waits for its clean-up, for at most `INTERRUPT_GRACE_S`.
         """
         self._loop.home.refuse_waiting()
-        call = self.submit(function)
+        call = self.submit(work)
         try:
             await self._watch(call)
         except RuntimeError as error:
@@ -91,7 +98,8 @@ class Episode:
         return call.result()
 
     async def _watch(self, call: Call[T]) -> None:
-        # Its thread does nothing but wait: it is not one of those that the caller's loop has for work.
+        # The thread only waits. With a limiter of its own it does not take one of the worker threads that the
+        # caller's event loop has for other work.
         thread = anyio.CapacityLimiter(1)
         try:
             await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)
@@ -102,41 +110,42 @@ class Episode:
                 await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S, limiter=thread)
             raise
 
-    def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Have a turn run when there is a place for it, and return at once."""
-        return self._loop.submit(lambda: self._in_turn(function))
+    def submit(self, work: Work[T]) -> Call[T]:
+        """Start a turn as soon as fewer than `at_once` are running. Return at once."""
+        return self._loop.submit(lambda: self._in_turn(work))
 
     def beside(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run what is no turn and needs no place, blocking; Ctrl-C ends it.
+        """Run something that is not a turn and does not wait for turns, blocking. Ctrl-C cancels it.
 
         Raises:
-            MCPError: It was called by a turn of the same episode.
+            MCPError: The caller is a turn of the same episode.
         """
         self._loop.home.refuse_waiting()
         return self._loop.submit(function).wait()
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes no further turn: it is closed, or something in it has failed."""
+        """Whether it is closed or has failed. It then accepts no further turn."""
         return self._loop.is_over
 
     def close(self) -> None:
-        """End everything that lives in here, within seconds. A second call does nothing."""
+        """Cancel its turns and end its sessions and its loop, within seconds. A second call does nothing."""
         self._loop.close()
 
     def abandon(self) -> None:
-        """End everything, as `close` does, and wait for nothing: for the garbage collector."""
+        """As `close`, but return at once. For finalizers, which must not wait."""
         self._loop.end()
 
-    async def _in_turn(self, function: Callable[[], Awaitable[T]]) -> T:
-        async with self._places:
-            return await function()
+    async def _in_turn(self, work: Work[T]) -> T:
+        async with self._free_turns:
+            return await work(self.resources)
 
     @contextlib.asynccontextmanager
     async def _open(self, group: TaskGroup) -> AsyncIterator[None]:
         if self._sessions != "fresh":
-            self.place = replace(self.place, pool=SessionPool(group, self._recorder, self._sessions))
-        self._places = anyio.CapacityLimiter(self._at_once)
+            pool = SessionPool(group, self._recorder, self._sessions)
+            self.resources = replace(self.resources, pool=pool)
+        self._free_turns = anyio.CapacityLimiter(self._at_once)
         async with contextlib.AsyncExitStack() as stack:
             if self._endpoint is not None:
                 await stack.enter_async_context(self._endpoint)
@@ -144,10 +153,10 @@ class Episode:
 
 
 def sessions_of(lifetime: str, *, spawn_ahead: bool, keep_sessions: bool) -> Sessions:
-    """Return what becomes of sessions between turns, as a runner's arguments say it.
+    """Return where a turn's sessions come from, according to the arguments of a `Runner`.
 
     Raises:
-        MCPConfigError: They say nothing that can be done.
+        MCPConfigError: The arguments are invalid, or contradict each other.
     """
     if lifetime not in ("turn", "episode"):
         raise MCPConfigError(f'lifetime is "turn" or "episode", not {lifetime!r}.')

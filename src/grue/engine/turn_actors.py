@@ -1,4 +1,8 @@
-"""The actors of one turn: made, wired, started, and waited for."""
+"""Make the actors of one turn, connect their mailboxes, start them, and wait for the turn's end.
+
+Come here to change which actors a turn has, or how a turn gets its sessions. The decisions of the turn are
+not here but in `protocol/tool_loop.py`.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -11,11 +15,11 @@ from grue.actors.agent import AgentActor
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.answers import AnswerCheck
-from grue.engine.tool_servers import ToolServer, connect_to, pinning
+from grue.engine.tool_servers import connect_to, pinning
+from grue.engine.wiring import Wiring
 from grue.mcp_transport.client import ClientOptions
 from grue.messages import (
     DeadlineMissed,
-    LlmCommand,
     RunTurn,
     ServerName,
     TextDelta,
@@ -23,52 +27,36 @@ from grue.messages import (
     TurnEvent,
     TurnFailed,
 )
-from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.connection import Disabled, Proven, Settled
-from grue.protocol.tool_lock import ToolLock
 from grue.protocol.turn_states import TurnProgress
 from grue.protocol.turn_time import kept_for_closing
-from grue.runtime.actor import Actor, Note
+from grue.runtime.actor import Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.host_code import host_code
 from grue.runtime.supervisor import Supervisor
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace import Envelope
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.function_tools import FunctionTools
-from grue.tool_sessions.server_requests import Abilities, Elicit
+from grue.tool_sessions.server_requests import Abilities
 from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
-
-LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
-"""Makes the actor that takes `RequestCompletion`: its mailbox, the agent's, and where its notes go."""
 
 OnDelta: TypeAlias = Callable[[TextDelta], None]
 
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed
 
 _STOP_GRACE_S = 0.05
-"""What an actor gets to end by itself after the turn: by then only a completion nobody waits for runs."""
-
-
-class Wiring(Struct, frozen=True, kw_only=True):
-    """What an episode makes each of its turns from."""
-
-    llm: LlmFactory
-    servers: Mapping[ServerName, ToolServer]
-    recorder: Recorder
-    process_limits: ProcessLimits
-    elicit: Elicit | None
-    tool_lock: ToolLock | None
+"""How long actors may take to stop after the turn's end. At most an unwanted completion is still running."""
 
 
 class TurnResources(Struct, frozen=True, kw_only=True):
-    """Where a turn's processes and sessions are kept.
+    """The processes and sessions that a turn may use.
 
     Attributes:
-        registry: Knows every process.
-        pool: Lends sessions; `None`: the turn opens and closes its own.
-        sampling: Answers what servers ask of the model, for the turn that is running.
+        registry: Lists the running processes, so that they can be killed from outside the event loop.
+        pool: Leases sessions to the turn; `None`: the turn opens and closes its own sessions.
+        sampling: Passes sampling requests of the pool's sessions to the turn that is running.
     """
 
     registry: ProcessRegistry
@@ -77,29 +65,26 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 
 
 class TurnActors:
-    """Run one turn.
+    """The actors of one turn. Create it for each turn and call `run` once.
 
     Args:
-        wiring: What its actors are made from.
-        place: Where its sessions are kept.
+        wiring: The parts that the turns of a runner share.
+        resources: The processes and sessions that the turn may use.
         command: The turn.
         check: The host's check of a final text.
-        on_delta: Takes the model's words as they come.
-
-    Attributes:
-        connections: What is known of each server afterwards, as far as the turn has settled it.
+        on_delta: Called with each piece of a streamed reply.
     """
 
     def __init__(
         self,
         wiring: Wiring,
-        place: TurnResources,
+        resources: TurnResources,
         command: RunTurn,
         check: AnswerCheck[Any],
         on_delta: OnDelta | None = None,
     ) -> None:
         self._wiring = wiring
-        self._place = place
+        self._resources = resources
         self._command = command
         self._check = check
         self._on_delta = on_delta
@@ -107,28 +92,29 @@ class TurnActors:
         self._agent: AgentActor | None = None
         self._sessions: dict[ServerName, SessionActor] = {}
         self._end_at = self._deadline = float("inf")
-        # Sessions that no other turn sees ask for themselves: turns may run at the same time.
-        self._sampling = CurrentSampler() if place.pool is None else place.sampling
+        # Turns without a pool may run in parallel. Each has its own sessions, so it also answers their
+        # sampling requests by itself.
+        self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
 
     @property
     def connections(self) -> dict[ServerName, Settled]:
-        """What is known of each server; one whose connect was cancelled is left out."""
+        """The state of each server after the turn. A server whose connect was cancelled is left out."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Settled)}
 
     @property
     def progress(self) -> TurnProgress:
-        """Where the turn stands."""
+        """The current phase of the turn and its counts so far."""
         return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
 
     async def run(self, connections: Mapping[ServerName, Settled]) -> TurnEnd:
-        """Run the actors; whatever they do, it is over when the turn's limit has passed.
+        """Run the turn and return its end. The turn's time limit holds, whatever the actors do.
 
         Args:
-            connections: What the episode knows of each server.
+            connections: The episode's state of each server.
         """
         end = await self._within_limit(connections)
-        # Nothing is handed to the host that is not in the trace.
+        # The host gets the result only after all messages of the turn are in the trace.
         await self._wiring.recorder.shown()
         return end
 
@@ -141,7 +127,8 @@ class TurnActors:
                 self._sampling.sampler = None
             self._prepare_next()
             return end
-        # The agent, cancelled, has still said how the turn ended, unless a session did not let go of it.
+        # The limit has cancelled the agent. It usually still reports how the turn ended. It does not if it
+        # was waiting for a session that took too long to close.
         if self._agent is not None and self._agent.end is not None:
             return self._agent.end
         assert limit_s is not None, "only a limit ends the scope"
@@ -149,19 +136,19 @@ class TurnActors:
         return TurnFailed(turn=self._command.turn, failure=failure)
 
     def _limit_work(self, connections: Mapping[ServerName, Settled]) -> float | None:
-        """Divide the turn's time from now on between its work and its closing; return the limit."""
+        """Split the turn's time between its work and the closing of its sessions. Return the limit."""
         limits = self._command.limits
         if limits.turn_timeout_s is None:
             return None
         kept_s = kept_for_closing(limits) if self._has_sessions_to_close(connections) else 0.0
-        # The trace tells how much this turn kept.
+        # `RunTurn` is recorded with this value, so the trace shows how much time was reserved.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
         self._end_at = anyio.current_time() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s
         return limits.turn_timeout_s
 
     def _has_sessions_to_close(self, connections: Mapping[ServerName, Settled]) -> bool:
-        """Whether any server may need time to leave; functions need none, nor does what is not connected."""
+        """Return whether closing may take time. Function tools and disabled servers need none."""
         return any(
             not isinstance(self._wiring.servers[name], FunctionTools)
             and not isinstance(connections.get(name), Disabled)
@@ -199,9 +186,9 @@ class TurnActors:
             return end
 
     def _connect(self, name: ServerName, deadline: float) -> Connect:
-        """Return what gives the turn a session: the server itself, or the pool."""
+        """Return a factory of the turn's connection to a server: a new one, or one leased from the pool."""
         connect, server = self._fresh(name), self._wiring.servers[name]
-        pool = self._place.pool
+        pool = self._resources.pool
         if pool is None:
             return connect
         if isinstance(server, FunctionTools):
@@ -220,11 +207,11 @@ class TurnActors:
             abilities=abilities,
             pinning=pinning(self._wiring.tool_lock, name, self._command.policy.on_tool_drift),
         )
-        return connect_to(name, self._wiring.servers[name], self._place.registry, options)
+        return connect_to(name, self._wiring.servers[name], self._resources.registry, options)
 
     def _prepare_next(self) -> None:
-        """Have the next turn's sessions opened, where they are to be ready when it begins."""
-        pool = self._place.pool
+        """Start to prewarm the next turn's sessions, if the pool is to do so."""
+        pool = self._resources.pool
         if pool is None or pool.sessions != "ahead":
             return
         for name, state in self.connections.items():
@@ -233,7 +220,10 @@ class TurnActors:
                 pool.prepare(name, self._fresh(name), limit_s)
 
     def _sampler(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:
-        """Return what answers sampling, if the turn allows any, through an LLM actor of its own."""
+        """Return the handler of the servers' sampling requests, with an LLM actor of its own.
+
+        `None` if the turn allows no sampling.
+        """
         limits = self._command.limits
         if not self._command.servers or not limits.max_samplings:
             return None
@@ -243,9 +233,10 @@ class TurnActors:
 
 
 def _shown(note: Note, on_delta: OnDelta | None) -> Note:
-    """Return a note-taker that shows the host the model's words after they are recorded.
+    """Return a `note` that calls `on_delta` with each piece of a streamed reply, after it is recorded.
 
-    What the host's observers and its callback raise is not taken for a fault of the exchange with the model.
+    `host_code` marks exceptions of the host's observers and of its callback, so that the LLM actor does not
+    treat them as failures of its request.
     """
 
     def note_and_show(body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:

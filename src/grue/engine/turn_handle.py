@@ -1,4 +1,4 @@
-"""A turn that is under way, for loops that must not block."""
+"""`TurnHandle`: a running turn, for programs whose own loop must not block (a game, a GUI)."""
 
 import time
 from typing import Generic, TypeVar
@@ -15,57 +15,57 @@ T = TypeVar("T")
 
 
 class ProgressSource:
-    """Where one turn stands, for those who look from outside: it waits until it is entered by its actors."""
+    """Reports what a turn is doing, also before its actors exist and after they are gone."""
 
     def __init__(self) -> None:
         self._actors: TurnActors | None = None
         self._last = TurnProgress(doing="waiting for its turn")
 
     def enter(self, actors: TurnActors) -> None:
-        """Look at these from now on."""
+        """Report the progress of these actors from now on."""
         self._actors = actors
 
     def leave(self) -> None:
-        """Keep what can be told of them, and let them go."""
+        """Keep the last progress and drop the actors, so that they can be garbage collected."""
         self._last, self._actors = self.progress, None
 
     @property
     def progress(self) -> TurnProgress:
-        """What can be told of it so far."""
+        """The current phase of the turn and its counts so far."""
         return self._last if self._actors is None else self._actors.progress
 
 
 class TurnHandle(Generic[T]):
-    """A turn that was started with `Runner.start_turn`; nothing in here blocks but `result`.
+    """A turn that `Runner.start_turn` has started. Only `result` can block.
 
-    Safe to use from any thread. A handle that is lost does not end its turn.
+    Thread-safe. The turn goes on if its handle is dropped.
 
     Args:
-        call: The turn, in its loop.
-        stage: Says where it stands.
+        call: The turn in its event loop.
+        progress: Reports what the turn is doing.
     """
 
-    def __init__(self, call: Call[T], stage: ProgressSource) -> None:
+    def __init__(self, call: Call[T], progress: ProgressSource) -> None:
         self._call = call
-        self._stage = stage
+        self._progress = progress
         self._started = call.asked  # the loop may have begun the turn before this line runs
 
     def done(self) -> bool:
-        """Say whether the turn is over, and `result` returns or raises at once."""
+        """Return whether the turn is over. `result` then returns or raises at once."""
         return self._call.done()
 
     def result(self, timeout_s: float | None = None) -> T:
-        """Return the turn's outcome, or raise what it failed with, as `run_turn` does.
+        """Return the turn's outcome, or raise its error, as `run_turn` does.
 
-        A Ctrl-C ends the waiting, not the turn.
+        Ctrl-C ends the wait; the turn goes on.
 
         Args:
-            timeout_s: How long to wait for it; `None`: until it is over. 0: not at all.
+            timeout_s: Longest wait in seconds; `None`: no limit; 0: do not wait.
 
         Raises:
-            TimeoutError: It is not over yet; it goes on.
-            TurnCancelled: `cancel` ended it, or its runner was closed.
-            MCPError: It would wait in vain: a turn of the same runner asks, or a process that was forked off.
+            TimeoutError: The turn is not over yet. It goes on.
+            TurnCancelled: `cancel` was called, or the runner was closed.
+            MCPError: The wait would never end: the caller is a turn of the same runner, or a forked process.
         """
         if not self._call.join(timeout_s):
             waited = f" after {timeout_s:g} s" if timeout_s else ""
@@ -75,12 +75,12 @@ class TurnHandle(Generic[T]):
         return self._call.result()
 
     def cancel(self) -> None:
-        """Cancel the turn, and return at once; it ends when its sessions are closed, within seconds."""
+        """Cancel the turn and return at once. The turn ends within seconds, when its sessions are closed."""
         self._call.interrupt()
 
     def progress(self) -> TurnProgress:
-        """Return where the turn stands; `done` as soon as it is, with the numbers it ended with."""
-        over = self._call.done()  # asked first: what is over does not change any more
-        seen = self._stage.progress
+        """Return what the turn is doing. After its end this is `done`, with its final counts."""
+        over = self._call.done()  # before the progress is read: after the end it no longer changes
+        seen = self._progress.progress
         until = time.monotonic() if self._call.ended is None else self._call.ended
         return replace(seen, doing="done" if over else seen.doing, elapsed_s=until - self._started)

@@ -29,11 +29,11 @@ def refuse_reentry() -> None:
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread runs handlers
     frame: FrameType | None = inspect.currentframe()
-    while frame is not None and _is_ours(frame):
+    while frame is not None and is_ours(frame):
         frame = frame.f_back  # skip the frames of the call that checks
     begun = frame
     # Reading a frame's locals keeps their values alive, so first look for a frame that may be interrupted.
-    while frame is not None and not (_is_ours(frame) or _is_import(frame)):
+    while frame is not None and not (is_ours(frame) or _is_import(frame)):
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:
         if _is_handler(begun):
@@ -44,7 +44,8 @@ def refuse_reentry() -> None:
         begun = begun.f_back
 
 
-def _is_ours(frame: FrameType) -> bool:
+def is_ours(frame: FrameType) -> bool:
+    """Return whether a frame runs code of grue, its hosts and its testing kit excepted."""
     name = frame.f_globals.get("__name__", "")
     return name.startswith("grue.") and not name.startswith(_HOSTS)
 

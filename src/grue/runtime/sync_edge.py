@@ -37,6 +37,7 @@ line; it is the way out if the clean-up itself hangs.
 
 import asyncio
 import contextlib
+import inspect
 import signal
 import sys
 import threading
@@ -51,7 +52,7 @@ from typing import Any, TypeVar, cast
 import anyio
 
 from grue.errors import MCPError
-from grue.runtime.reentry import refuse_reentry
+from grue.runtime.reentry import is_ours, refuse_reentry
 
 T = TypeVar("T")
 
@@ -167,9 +168,17 @@ def warn_if_blocking(twin: str) -> bool:
         warnings.warn(
             f"An event loop is already running here, and this call blocks it. Use {twin} instead.",
             BlockingInsideEventLoopWarning,
-            stacklevel=4,
+            stacklevel=_public_call(),
         )
     return True
+
+
+def _public_call() -> int:
+    """Return how many frames above `warn_if_blocking` the host called grue, as a `stacklevel`."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def loop_is_running() -> bool:

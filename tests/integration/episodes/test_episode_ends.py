@@ -12,7 +12,7 @@ import pytest
 from patient_turns import wait_until
 from worded_turns import WordedModel, ask
 
-import grue.runner
+import grue.engine.current_episode
 from grue import AnswerSpec, FunctionTools, MCPError
 from grue.engine.episode import Episode
 from grue.runtime import loop_thread as episode_loop
@@ -113,7 +113,7 @@ def test_closed_by_a_signal_handler_while_its_loop_begins_it_goes_on(
         calls[call]()
         over.set()
 
-    monkeypatch.setattr(grue.runner, "Episode", begin)
+    monkeypatch.setattr(grue.engine.current_episode, "Episode", begin)
     threading.Thread(target=use, daemon=True).start()
     assert over.wait(WITHIN_S)
     runner.close()

@@ -106,14 +106,14 @@ def test_a_full_trace_is_the_error_of_the_turns_meanwhile(model: WordedModel) ->
     recorder.add(disk)
     with model.runner("ahead", servers={"faulty": faulty()}, recorder=recorder) as runner:
         runner.run_turn(ask("call faulty.echo"))
-        loop = runner._episode
+        loop = runner._episode._episode
         wait_until(lambda: {SessionPrewarmed, ServerEnded} <= disk.refused)
         with pytest.raises(TraceError, match="no space left"):
             runner.run_turn(ask("call faulty.echo"))
         disk.full = False
         outcome = runner.run_turn(ask("call faulty.echo"))
         assert [call.settlement for call in outcome.tool_calls] == ["returned"]
-        assert runner._episode is loop, "it has not been shaken by what the owners could not say"
+        assert runner._episode._episode is loop, "it has not been shaken by what the owners could not say"
 
 
 # --- What strikes the waiting thread ---

@@ -1,0 +1,137 @@
+"""The episode loop that a runner's turns use: started when it is first needed, ended when it no longer is.
+
+Come here to change when the event loop of a runner starts and ends. What the loop keeps open is in
+`episode.py`.
+"""
+
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from grue.engine.episode import Episode, Work
+from grue.runtime.loop_thread import Call
+from grue.runtime.reentry import refuse_reentry
+from grue.runtime.trace import Recorder
+from grue.tool_sessions.session_pool import Sessions
+
+if TYPE_CHECKING:
+    from grue.llm_transport.endpoint import LlmEndpoint
+
+T = TypeVar("T")
+
+
+class CurrentEpisode:
+    """The current episode loop of a runner, if there is one. Thread-safe.
+
+    If its owner is lost without `close`, the loop ends when this is garbage collected.
+
+    Args:
+        endpoint: A lasting loop keeps its connections open; `None`: the host has a model of its own.
+        recorder: Records what happens outside turns.
+        sessions: Where a turn's sessions come from.
+        lasting: Keep the loop until `close`. `False`: end it with its last call.
+    """
+
+    def __init__(
+        self, endpoint: "LlmEndpoint | None", recorder: Recorder, sessions: Sessions, *, lasting: bool
+    ) -> None:
+        self.lasting = lasting
+        self._endpoint = endpoint if lasting else None
+        self._recorder = recorder
+        self._sessions = sessions
+        self._episode: Episode | None = None
+        # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
+        self._lock = threading.RLock()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a turn that is to run now must run in the episode's loop."""
+        return self.lasting or self._episode is not None
+
+    def run(self, work: Work[T]) -> T:
+        """Run a turn in the loop and return its result, blocking. See `Episode.call`."""
+        episode = self._enter()
+        try:
+            return episode.call(work)
+        finally:
+            self._leave(episode)
+
+    async def run_async(self, work: Work[T]) -> T:
+        """Run a turn in a lasting loop and return its result. See `Episode.call_async`."""
+        return await self._running().call_async(work)
+
+    def submit(self, work: Work[T]) -> Call[T]:
+        """Start a turn in the loop and return at once.
+
+        Raises:
+            MCPError: The loop is being closed, or belongs to the parent process.
+        """
+        episode = self._enter()
+        try:
+            # While the turn runs, this reference keeps its loop alive, even if the runner is lost.
+            call = episode.submit(lambda resources: self._keep(work(resources)))
+        except BaseException:
+            self._leave(episode)
+            raise
+        # A weak reference, so that a call that is kept for long does not keep the loop alive.
+        lost = weakref.ref(self)
+        call.add_done_callback(lambda _: _leave_if_there(lost, episode))
+        return call
+
+    def run_beside(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run something that is no turn in the loop, and return its result, blocking."""
+        episode = self._enter()
+        try:
+            return episode.beside(function)
+        finally:
+            self._leave(episode)
+
+    def close(self) -> None:
+        """End the loop, if there is one, within seconds. A later call starts a new one."""
+        with self._lock:
+            episode = self._detach()
+        if episode is not None:
+            episode.close()
+
+    async def _keep(self, working: Awaitable[T]) -> T:
+        return await working
+
+    def _running(self, users: int = 0) -> Episode:
+        """Return the loop. If there is none, or it has failed, a new one is started, in whichever thread."""
+        refuse_reentry()
+        with self._lock:
+            episode = self._episode
+            if episode is None or episode.is_over:
+                self._detach()
+                episode = Episode(self._endpoint, self._recorder, self._sessions)
+                self._lost = weakref.finalize(self, episode.abandon)
+                self._episode = episode
+            episode.users += users
+            return episode
+
+    def _enter(self) -> Episode:
+        """Return the loop for one more call. Call `_leave` after the call."""
+        return self._running(users=1)
+
+    def _leave(self, episode: Episode) -> None:
+        """Count a call as done. The last one ends the loop, unless the loop is lasting."""
+        with self._lock:
+            episode.users -= 1
+            if episode.users or self.lasting or self._episode is not episode:
+                return
+            self._detach()
+        episode.close()
+
+    def _detach(self) -> Episode | None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            self._lost.detach()
+        return episode
+
+
+def _leave_if_there(lost: "weakref.ref[CurrentEpisode]", episode: Episode) -> None:
+    # If it was garbage collected, its finalizer has ended the episode.
+    current = lost()
+    if current is not None:
+        current._leave(episode)  # noqa: SLF001 - the class's own

@@ -1,0 +1,179 @@
+"""One turn from the host's request to its outcome, and what it takes over from the turns before it.
+
+A `Runner` makes a `Turn` for each request and passes `Turn.run` to the event loop that runs it. Come here to
+change how a `TurnRequest` becomes the message `RunTurn`, what the turns of an episode know of each other, or
+how a turn's end is reported to the host.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar, assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.answers import AnswerCheck, AnswerSpec, as_json
+from grue.engine.turn_actors import TurnActors, TurnResources
+from grue.engine.turn_errors import error_for
+from grue.engine.turn_handle import ProgressSource
+from grue.engine.wiring import Wiring
+from grue.messages import (
+    Budget,
+    FailurePolicy,
+    RunTurn,
+    ServerName,
+    SupportCheck,
+    TurnCompleted,
+    TurnFailed,
+    TurnLimits,
+    Usage,
+)
+from grue.protocol.budget import Spent
+from grue.protocol.connection import Disabled, Settled
+from grue.protocol.safe_text import well_formed
+from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
+
+T = TypeVar("T")
+
+
+class EpisodeMemory:
+    """What the turns of an episode leave to the next one. Thread-safe, because turns may run in parallel.
+
+    Attributes:
+        turn: Number of the last turn that was started; 0: none.
+        connections: Each server's state. Replaced after each turn, never changed in place.
+    """
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.connections: Mapping[ServerName, Settled] = {}
+        self._lock = threading.Lock()
+
+    def start(self, number: int | None) -> int:
+        """Return the number of a turn that starts now: the given one, or else one more than the last."""
+        with self._lock:
+            self.turn = self.turn + 1 if number is None else number
+            return self.turn
+
+    def learn(self, connections: Mapping[ServerName, Settled]) -> None:
+        """Take over the states of servers. Those of other servers stay as they are."""
+        with self._lock:
+            self.connections = {**self.connections, **connections}
+
+
+class Spending:
+    """What the finished turns of a runner have spent, batches included. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.spent = Spent()
+        self._lock = threading.Lock()
+
+    def add(self, requests: int, usage: Usage) -> None:
+        """Add a finished turn."""
+        with self._lock:
+            self.spent = self.spent.plus(requests, usage)
+
+
+class TurnSettings(Struct, frozen=True, kw_only=True):
+    """The settings that a runner gives to each of its turns.
+
+    Attributes:
+        wiring: The parts that the turns share.
+        limits: How much a turn may use.
+        policy: What to do after a failure.
+        budget: For the model, for all turns together.
+        spending: What the finished turns have spent of it.
+    """
+
+    wiring: Wiring
+    limits: TurnLimits
+    policy: FailurePolicy
+    budget: Budget
+    spending: Spending
+
+
+class Turn(Generic[T]):
+    """One turn. `run` runs it, once.
+
+    Args:
+        request: What the host asks for.
+        settings: The runner's settings.
+        memory: The episode that the turn belongs to.
+
+    Attributes:
+        answer: How to validate and parse the answer.
+        progress: What the turn is doing. Readable from any thread.
+    """
+
+    def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
+        self.answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
+        self.progress = ProgressSource()
+        self._request = request
+        self._settings = settings
+        self._memory = memory
+
+    async def run(self, resources: TurnResources) -> TurnOutcome[T]:
+        """Run the turn in the current event loop and return its outcome. Cancellation ends the turn.
+
+        Args:
+            resources: The processes and sessions that the turn may use.
+
+        Raises:
+            MCPError: One of the errors of `Runner.run_turn`.
+        """
+        settings, memory = self._settings, self._memory
+        number = memory.start(self._request.turn)
+        budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
+        started = time.monotonic()
+        check = AnswerCheck(self.answer)
+        command = self.command(number, budget)
+        actors = TurnActors(settings.wiring, resources, command, check, self._request.on_delta)
+        self.progress.enter(actors)
+        try:
+            end = await actors.run(memory.connections)
+        finally:
+            self.progress.leave()
+            # Also after a failure or a cancellation: a server that was connected, or disabled, stays so.
+            memory.learn(actors.connections)
+        settings.spending.add(end.requests, end.usage)
+        match end:
+            case TurnCompleted():
+                response = self.answer.fallback if end.kind == "fallback" else check.accepted
+                return outcome_of(end, response, time.monotonic() - started)
+            case TurnFailed():
+                raise error_for(settings.wiring.recorder.redacted_body(end))
+            case _:
+                assert_never(end)
+
+    def command(self, number: int, budget: Budget) -> RunTurn:
+        """Return the message that starts the turn.
+
+        Args:
+            number: The turn's number in its episode.
+            budget: What the turn may spend on the model.
+        """
+        request, settings = self._request, self._settings
+        limits = replace(settings.limits, budget=budget)
+        if request.turn_timeout_s is not None:
+            limits = replace(limits, turn_timeout_s=request.turn_timeout_s)
+        return RunTurn(
+            turn=number,
+            system=well_formed(request.system),
+            user=well_formed(request.user),
+            servers=tuple(settings.wiring.servers) if request.tools else (),
+            answer=self.answer.schema,
+            fallback=None if self.answer.fallback is None else as_json(self.answer.fallback),
+            limits=limits,
+            policy=settings.policy,
+            support_check=self._support_check(),
+            stream=request.on_delta is not None,
+            attach_media=True,
+        )
+
+    def _support_check(self) -> SupportCheck:
+        states = self._memory.connections
+        if all(isinstance(states.get(name), Disabled) for name in self._settings.wiring.servers):
+            return "skip"  # the turn offers no tools
+        check = getattr(self._settings.wiring.llm, "support_check", None)
+        return "skip" if check is None else check()

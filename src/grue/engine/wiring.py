@@ -1,0 +1,116 @@
+"""Put together what all turns of a runner share: the LLM actor's factory, the tool servers, the recorder.
+
+Come here to change how a `Runner`'s arguments become the parts that `TurnActors` makes a turn from.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
+
+from grue.engine.tool_servers import ToolServer, hide_secrets, usable_servers
+from grue.messages import LlmCommand, ServerName, SupportCheck, TurnEvent
+from grue.processes.limits import ProcessLimits
+from grue.protocol.tool_lock import ToolLock
+from grue.runtime.actor import Actor, Note
+from grue.runtime.channel import Mailbox
+from grue.runtime.trace import Recorder
+from grue.tool_sessions.server_requests import Elicit
+
+if TYPE_CHECKING:
+    from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+
+LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
+"""Makes the actor that takes `RequestCompletion`. Arguments: its mailbox, the agent's, and its `note`."""
+
+
+class Wiring(Struct, frozen=True, kw_only=True):
+    """The parts that all turns of a runner share.
+
+    Attributes:
+        llm: Makes the LLM actor of a turn.
+        endpoint: The endpoint that these actors ask; `None` if `llm` is a factory of the host's.
+        servers: The tool servers by name.
+        recorder: Records all messages.
+        process_limits: How server processes are ended.
+        elicit: Asks the user a server's question; `None`: always declined.
+        tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
+    """
+
+    llm: LlmFactory
+    endpoint: "LlmEndpoint | None"
+    servers: Mapping[ServerName, ToolServer]
+    recorder: Recorder
+    process_limits: ProcessLimits
+    elicit: Elicit | None
+    tool_lock: ToolLock | None
+
+
+class EndpointActors:
+    """The `LlmFactory` of an endpoint: makes LLM actors that send their requests to it."""
+
+    def __init__(self, endpoint: "LlmEndpoint") -> None:
+        from grue.actors.llm import LlmActor  # only a runner with an endpoint needs it
+
+        self._endpoint = endpoint
+        self._make = LlmActor
+
+    def __call__(
+        self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
+    ) -> Actor[LlmCommand]:
+        """Return an LLM actor for one turn."""
+        return self._make(mailbox, agent, self._endpoint, note)
+
+    def support_check(self) -> SupportCheck:
+        """Return when the turn is to check that the model can call tools."""
+        return self._endpoint.support_check()
+
+
+def wire(
+    llm: "LlmSettings | LlmEndpoint | LlmFactory",
+    servers: Mapping[str, ToolServer],
+    *,
+    recorder: Recorder,
+    process_limits: ProcessLimits | None = None,
+    elicit: Elicit | None = None,
+    tool_lock: ToolLock | None = None,
+) -> Wiring:
+    """Return the shared parts, and register all configured secrets with the recorder.
+
+    Args:
+        llm: The model: an endpoint, its settings, or a factory for an actor of the host's.
+        servers: Tool servers by name.
+        recorder: Records all messages.
+        process_limits: How server processes are ended; `None`: the default limits.
+        elicit: Asks the user a server's question; `None`: always declined.
+        tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
+
+    Raises:
+        MCPConfigError: A server name is invalid.
+        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
+    """
+    if callable(llm):
+        endpoint, factory = None, llm
+    else:
+        endpoint = _endpoint(llm)
+        factory = EndpointActors(endpoint)
+    usable = usable_servers(servers)
+    hide_secrets(recorder, usable.values())
+    named_values = getattr(getattr(llm, "settings", llm), "named_values", dict)
+    for name, value in named_values().items():
+        recorder.hide(name, value)
+    return Wiring(
+        llm=factory,
+        endpoint=endpoint,
+        servers=usable,
+        recorder=recorder,
+        process_limits=process_limits or ProcessLimits(),
+        elicit=elicit,
+        tool_lock=tool_lock,
+    )
+
+
+def _endpoint(llm: "LlmSettings | LlmEndpoint") -> "LlmEndpoint":
+    from grue.llm_transport.endpoint import LlmEndpoint
+
+    return llm if isinstance(llm, LlmEndpoint) else LlmEndpoint(llm)
