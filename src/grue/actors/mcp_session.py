@@ -129,9 +129,9 @@ class SessionActor(Actor[SessionCommand]):
             order = await self._attempt(order, command, cause)
         match order:
             case ReportDisabled(reason, newly):
-                await self._tell(McpDisabled(server=self._server, reason=reason, newly=newly), cause)
+                await self._report(McpDisabled(server=self._server, reason=reason, newly=newly), cause)
             case ReportStartupFailure(failure):
-                await self._tell(StartupFailed(server=self._server, failure=failure), cause)
+                await self._report(StartupFailed(server=self._server, failure=failure), cause)
             case ReportOpened():
                 pass  # reported when the session was opened
             case None:
@@ -160,7 +160,7 @@ class SessionActor(Actor[SessionCommand]):
                     pid=connection.status.pid,
                     elapsed_s=anyio.current_time() - started,
                 )
-                await self._tell(opened, cause)
+                await self._report(opened, cause)
                 cause = await self._serve(connection) or cause
                 closing = anyio.current_time()
         except ServerFailed as failed:
@@ -198,7 +198,7 @@ class SessionActor(Actor[SessionCommand]):
         self._closed_reported = True
         bound = anyio.current_time() + _CLOSE_REPORT_S
         with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
-            await self._tell(closed, cause)
+            await self._report(closed, cause)
 
     async def _serve(self, connection: ToolConnection) -> int | None:
         """Serve batches until `CloseSession` arrives; return the sequence number of that message."""
@@ -220,7 +220,7 @@ class SessionActor(Actor[SessionCommand]):
             for command in commands:
                 match command:
                     case ReportSettlement(settled):
-                        await self._tell(settled, cause)
+                        await self._report(settled, cause)
                     case MakeCall(called) if connection is not None:
                         self._note(called, sender=self.name, cause=cause)
                         settlement = await self._call(connection, batch, called)
@@ -233,7 +233,7 @@ class SessionActor(Actor[SessionCommand]):
     async def _report_changed_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
-            await self._tell(ToolsChanged(server=self._server, tools=tools), cause)
+            await self._report(ToolsChanged(server=self._server, tools=tools), cause)
 
     async def _call(self, connection: ToolConnection, batch: CallTools, call: ToolCalled) -> MadeCallSettled:
         started = anyio.current_time()
@@ -260,7 +260,7 @@ class SessionActor(Actor[SessionCommand]):
             )
         return ToolReturned(batch=number, call_id=call_id, result=result, duration_s=lasted())
 
-    async def _tell(self, event: TurnEvent, cause: int | None) -> None:
+    async def _report(self, event: TurnEvent, cause: int | None) -> None:
         await self._agent.send(event, sender=self.name, cause=cause)
 
     def _connection_step(

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
-_MOST_NOTICES = 500
+_MAX_NOTICES = 500
 """Most notices of one kind during one request. A flood of them would fill the trace and delay the turn."""
 _METHOD_NOT_FOUND = -32601
 
@@ -265,7 +265,7 @@ class McpClient:
         link.tools_changed = False
         try:
             with anyio.fail_after(timeout_s):
-                return self._offered(await self._list(link))
+                return self._select(await self._list(link))
         except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
             self._notify("bad_tool", f"listing its tools again failed: {first_fault(error)}")
             return None
@@ -302,13 +302,13 @@ class McpClient:
         welcome = await link.initialize()
         self._phase = "list"
         return Listing(
-            tools=self._offered(await self._list(link)),
+            tools=self._select(await self._list(link)),
             protocol_version=plain_text(welcome.protocol_version),
             server_version=plain_text(welcome.server_version),
             instructions=well_formed(welcome.instructions),
         )
 
-    def _offered(self, listed: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+    def _select(self, listed: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
         """Return the listed tools that the server's options and the tool lock allow."""
         tools = self._server.options.select(listed, self._notify)
         pinning = self._options.pinning
@@ -342,7 +342,7 @@ class McpClient:
             if not isinstance(cursor, str):
                 return tuple(tools.values())
             if cursor in cursors:
-                self._notify("bad_tool", f"the listing goes round in a circle at cursor {cursor!r}")
+                self._notify("bad_tool", f"the listing repeats the cursor {cursor!r}")
                 return tuple(tools.values())
             cursors.add(cursor)
         self._notify(
@@ -371,15 +371,15 @@ class McpClient:
         return ServerFailed(failure)
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
-        """Pass a notice on. After `_MOST_NOTICES` of one kind during one request, drop the rest."""
+        """Pass a notice on. After `_MAX_NOTICES` of one kind during one request, drop the rest."""
         self._noticed[kind] += 1
-        if self._options.on_notice is None or self._noticed[kind] > _MOST_NOTICES:
+        if self._options.on_notice is None or self._noticed[kind] > _MAX_NOTICES:
             return
         # Cut the text before searching it for secrets: it may be megabytes.
         shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
         self._options.on_notice(ServerNotice(kind, shown))
-        if self._noticed[kind] == _MOST_NOTICES:
-            text = f"{_MOST_NOTICES} notices of the kind {kind} during one request: further ones are left out"
+        if self._noticed[kind] == _MAX_NOTICES:
+            text = f"{_MAX_NOTICES} notices of the kind {kind} during one request: further ones are left out"
             self._options.on_notice(ServerNotice("too_large", text))
 
 

@@ -26,32 +26,32 @@ SESSION_LOST = WireFault(
     ends_session=True,
     remedy="The server has restarted, or has given the session up; the next turn opens a new one.",
 )
-ENDPOINT_ELSEWHERE = WireFault(
+ENDPOINT_AT_OTHER_HOST = WireFault(
     "it names an endpoint at another host, which is not used: what is sent is meant for the configured one",
     ends_session=True,
     remedy="If that host is the server that is meant, make it the `url`.",
 )
 CUT_SHORT = WireFault("the connection was closed before the answer was complete", ends_session=True)
-NO_MESSAGE = WireFault("its answer is no MCP message", ends_session=False)
+NOT_A_MESSAGE = WireFault("its answer is not an MCP message", ends_session=False)
 COMPRESSED = WireFault(
     "its answer is compressed, though it was asked not to compress",
     ends_session=False,
     remedy="Switch compression off in the server, or in the proxy in front of it.",
 )
-NOT_TAKING = WireFault("it does not take what it is sent", ends_session=True)
-TOO_MUCH = WireFault("it sent very many messages, and none of them was an answer", ends_session=True)
+NOT_READING = WireFault("it does not read what it is sent", ends_session=True)
+TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was an answer", ends_session=True)
 
 
-def status_fault(status: int, says: str = "") -> WireFault:
+def status_fault(status: int, text: str = "") -> WireFault:
     """Return the fault for a status from 400 on.
 
     Args:
         status: The HTTP status.
-        says: The message in the body, printable and short; may be empty.
+        text: The message in the body, printable and short; may be empty.
     """
     cause: str
     remedy: str | None
-    named = f"HTTP {status} {_phrase(status)}".rstrip() + (f": {says}" if says else "")
+    named = f"HTTP {status} {_phrase(status)}".rstrip() + (f": {text}" if text else "")
     match status:
         case 401 | 407:
             cause, remedy = "the server does not accept the credentials", _CREDENTIALS
@@ -85,7 +85,7 @@ def redirect_fault(status: int, location: str) -> WireFault:
 
 def content_fault(status: int, content_type: str) -> WireFault:
     """Return the fault for an answer of a type that MCP does not use, such as a login page."""
-    shown = content_type.partition(";")[0].strip()[:100] or "something of no named type"
+    shown = content_type.partition(";")[0].strip()[:100] or "something without a content type"
     return WireFault(
         f"it answered with {shown} instead of an MCP message (HTTP {status})",
         ends_session=False,
@@ -123,9 +123,9 @@ def transport_fault(error: Exception, where: str, connect_timeout_s: float) -> W
     if named & {"ConnectTimeout", "PoolTimeout"}:
         return _unreachable(f"no connection to {where} within {connect_timeout_s:g} s")
     if named & {"ConnectError", "ProxyError", "UnsupportedProtocol"}:
-        return _unreachable(f"no connection to {where}: {_words(causes)}")
+        return _unreachable(f"no connection to {where}: {_text_of(causes)}")
     return WireFault(
-        f"the connection to {where} was lost before the answer came: {_words(causes)}",
+        f"the connection to {where} was lost before the answer came: {_text_of(causes)}",
         ends_session=True,
         remedy="Check that the server is still running; its own log says more.",
     )
@@ -135,7 +135,7 @@ def _unreachable(cause: str) -> WireFault:
     return WireFault(cause, ends_session=True, remedy=_UNREACHABLE)
 
 
-def _words(causes: list[BaseException]) -> str:
+def _text_of(causes: list[BaseException]) -> str:
     """Return the text of the innermost cause that has one, since it is the most precise."""
     for each in reversed(causes):
         text = getattr(each, "strerror", None) or str(each).partition("\n")[0]

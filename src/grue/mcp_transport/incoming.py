@@ -1,7 +1,7 @@
 """Decode what a server has written into a message of the SDK. Never raises, whatever the bytes are.
 
 - An answer that is not usable becomes an error for its request, which would otherwise wait for its timeout.
-- A message with more than `MOST_VALUES` values keeps its structured parts as JSON text. Decoding it would
+- A message with more than `MAX_VALUES` values keeps its structured parts as JSON text. Decoding it would
   block every thread of the host, and a decoded value takes many times the memory of its text.
 - Of a message that was too long, only the two ends are kept. If they hold the id of a request, that request
   fails at once.
@@ -21,14 +21,14 @@ from grue.protocol.lines import CutLineError
 from grue.protocol.tool_results import JsonText
 from grue.runtime.aside import aside
 
-MOST_VALUES = tool_results.MAX_JSON_VALUES
+MAX_VALUES = tool_results.MAX_JSON_VALUES
 """A message with more values than this is not decoded completely."""
 
 _SMALL_BYTES = 16_384
 _SHOWN_CHARS = 200
-_MOST_BLOCKS = 1000
-_MOST_DIGITS = 4300
-_DEEP = 100
+_MAX_BLOCKS = 1000
+_MAX_DIGITS = 4300
+_CHECK_DEPTH_FROM = 100
 _DEPTH = tool_results.MAX_DEPTH + 20
 """Deepest nesting of a decoded message. The content of a message may be `MAX_DEPTH` deep itself."""
 
@@ -94,7 +94,7 @@ def _shown(value: object) -> str:
         case None | bool() | float():
             return json.dumps(value)
         case int():
-            return json.dumps(value) if value.bit_length() < _MOST_DIGITS else "a number"
+            return json.dumps(value) if value.bit_length() < _MAX_DIGITS else "a number"
         case str():
             return json.dumps(value[:_SHOWN_CHARS])
         case dict():
@@ -143,13 +143,13 @@ def _decode(line: bytes) -> object:
         if value is None:
             return None
     # Limit the nesting: code that walks the value later recurses once a level.
-    if line.count(b"[") + line.count(b"{") > _DEEP:
+    if line.count(b"[") + line.count(b"{") > _CHECK_DEPTH_FROM:
         return tool_results.json_value(value, depth=_DEPTH)
     return value
 
 
 def _decode_large(line: bytes) -> object:
-    return _decode_outside(line) if values_in(line) > MOST_VALUES else _decode(line)
+    return _decode_partly(line) if values_in(line) > MAX_VALUES else _decode(line)
 
 
 def _decode_damaged(line: bytes) -> object:
@@ -162,10 +162,10 @@ def _decode_damaged(line: bytes) -> object:
 
 
 def _integer(digits: str) -> int | str:
-    return int(digits) if len(digits) <= _MOST_DIGITS else digits
+    return int(digits) if len(digits) <= _MAX_DIGITS else digits
 
 
-class _Outside(Struct):
+class _Undecoded(Struct):
     """A message whose parts are not decoded yet."""
 
     jsonrpc: str = "2.0"
@@ -191,26 +191,26 @@ class _Error(Struct):
     message: str
 
 
-def _decode_outside(line: bytes) -> object:
+def _decode_partly(line: bytes) -> object:
     """Decode an answer with too many values and keep its large parts as text. Drop any other message."""
     try:
-        outside = msgspec.json.decode(line, type=_Outside)
+        envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):
         return None
-    if outside.method is not UNSET:
+    if envelope.method is not UNSET:
         return None
-    answer: dict[str, Any] = {"jsonrpc": outside.jsonrpc, "id": outside.id}
+    answer: dict[str, Any] = {"jsonrpc": envelope.jsonrpc, "id": envelope.id}
     try:
-        if isinstance(outside.error, Raw):
-            error = msgspec.json.decode(outside.error, type=_Error)
+        if isinstance(envelope.error, Raw):
+            error = msgspec.json.decode(envelope.error, type=_Error)
             return {**answer, "error": {"code": error.code, "message": error.message}}
-        if isinstance(outside.result, Raw):
-            result = msgspec.json.decode(outside.result, type=_Result)
+        if isinstance(envelope.result, Raw):
+            result = msgspec.json.decode(envelope.result, type=_Result)
             if result.content is not UNSET or result.structuredContent is not UNSET:
                 return {**answer, "result": _result_of(result)}
     except (ValueError, RecursionError):
         pass
-    text = f"The server's answer is too large: it has more than {MOST_VALUES} values"
+    text = f"The server's answer is too large: it has more than {MAX_VALUES} values"
     return {**answer, "error": {"code": types.INTERNAL_ERROR, "message": text}}
 
 
@@ -226,14 +226,14 @@ def _result_of(result: _Result) -> dict[str, Any]:
 
 
 def _blocks(blocks: list[Raw]) -> list[object]:
-    if len(blocks) <= _MOST_BLOCKS:
+    if len(blocks) <= _MAX_BLOCKS:
         return [_block(bytes(block)) for block in blocks]
     written = b"[" + b",".join(bytes(block) for block in blocks) + b"]"
     return [{"type": "text", "text": _json_text(written)}]
 
 
 def _block(written: bytes) -> object:
-    if values_in(written) <= MOST_VALUES:
+    if values_in(written) <= MAX_VALUES:
         return _decode(written)
     try:
         # The commas may be inside one long text.
@@ -243,7 +243,7 @@ def _block(written: bytes) -> object:
 
 
 def _value_or_text(written: bytes) -> object:
-    return _decode(written) if values_in(written) <= MOST_VALUES else _json_text(written)
+    return _decode(written) if values_in(written) <= MAX_VALUES else _json_text(written)
 
 
 def _json_text(written: bytes) -> JsonText:

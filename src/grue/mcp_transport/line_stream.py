@@ -5,7 +5,7 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 
 from grue.mcp_transport.incoming import read_any_message, refusal_of_cut
-from grue.mcp_transport.message_stream import MOST_UNASKED, MessageStream, encode_message
+from grue.mcp_transport.message_stream import MAX_UNASKED, MessageStream, encode_message
 from grue.processes.server_process import ServerProcess
 from grue.protocol.lines import CutLineError, LineTooLongError
 from grue.tool_sessions.notices import Notify
@@ -15,7 +15,7 @@ class LineStream(MessageStream):
     """A `MessageStream` over a process's pipes: one JSON-RPC message a line.
 
     A line that is not a message is skipped with a notice, and so is a message that is too large. After
-    `MOST_UNASKED` lines without an answer the stream breaks.
+    `MAX_UNASKED` lines without an answer the stream breaks.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
@@ -33,8 +33,8 @@ class LineStream(MessageStream):
             self._unasked += 1
             if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
                 self._unasked = 0
-            if self._unasked > MOST_UNASKED:
-                self.broken = f"it wrote {MOST_UNASKED} lines, and none of them was an answer"
+            if self._unasked > MAX_UNASKED:
+                self.broken = f"it wrote {MAX_UNASKED} lines, and none of them was an answer"
                 raise anyio.EndOfStream
             if message is not None:
                 return SessionMessage(message)

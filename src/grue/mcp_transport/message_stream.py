@@ -12,7 +12,7 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.message import SessionMessage
 
-MOST_UNASKED = 100_000
+MAX_UNASKED = 100_000
 """How many messages in a row a server may send without an answer among them."""
 
 

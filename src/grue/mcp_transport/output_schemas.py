@@ -26,11 +26,17 @@ from grue.tool_sessions.notices import Notify
 MAX_SCHEMA_BYTES = 30_000
 MAX_CONTENT_BYTES = 1_000_000
 MAX_CHECK_S = 0.5
-_CHECK_AT_ONCE_S = 0.003
+_CHECK_IN_LOOP_S = 0.003
 """A check that takes longer is repeated in a thread."""
 
 _FAULT_CHARS = 300
-_NOT_CHECKED = ("pattern", "patternProperties", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
+_IGNORED_KEYWORDS = (
+    "pattern",
+    "patternProperties",
+    "uniqueItems",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -40,11 +46,11 @@ Check: TypeAlias = Callable[[object, float], str | None]
 """Returns the fault of structured content, or `None`. The second argument is its time limit in seconds."""
 
 
-class _GivenUpError(Exception):
+class _NotCheckedError(Exception):
     """A schema or a content is not checked. The text says why."""
 
 
-class _OutOfTimeError(_GivenUpError):
+class _OutOfTimeError(_NotCheckedError):
     """The check exceeded its time limit."""
 
 
@@ -101,7 +107,7 @@ class OutputSchemas:
             # In a thread, because importing the validator and compiling a schema takes up to a second.
             return await aside(_check_of, schema)
         except Exception as error:  # noqa: BLE001 - an untrusted schema may make the compiler raise anything
-            self._give_up(tool, error)
+            self._stop_checking(tool, error)
             return None
 
     async def _fault(self, tool: str, check: Check, answer: JsonObject, content: object) -> str | None:
@@ -111,14 +117,14 @@ class OutputSchemas:
             return None
         try:
             try:
-                return check(content, _CHECK_AT_ONCE_S)
+                return check(content, _CHECK_IN_LOOP_S)
             except _OutOfTimeError:
                 return await aside(check, content, MAX_CHECK_S)
         except Exception as error:  # noqa: BLE001 - some faults of a schema show only when it is used
-            self._give_up(tool, error)
+            self._stop_checking(tool, error)
             return None
 
-    def _give_up(self, tool: str, error: Exception) -> None:
+    def _stop_checking(self, tool: str, error: Exception) -> None:
         self._checks[tool] = None
         self._notify("bad_schema", f"{tool}: its output schema is not used: {_reason(error)}")
 
@@ -140,14 +146,14 @@ def _check_of(schema: JsonObject) -> Check:
     from referencing import Registry
 
     if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
-        raise _GivenUpError(f"it is larger than {MAX_SCHEMA_BYTES} bytes")
+        raise _NotCheckedError(f"it is larger than {MAX_SCHEMA_BYTES} bytes")
     dialect = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     if dialect in (jsonschema.Draft3Validator, jsonschema.Draft4Validator):
-        raise _GivenUpError("its dialect of JSON Schema is too old")
+        raise _NotCheckedError("its dialect of JSON Schema is too old")
     own = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
-    if _leads_elsewhere(own):
+    if _has_outside_reference(own):
         # The validator would follow it with its plain class, without our limits.
-        raise _GivenUpError("it refers to something outside, or is made of several schemas")
+        raise _NotCheckedError("it refers to something outside, or is made of several schemas")
     dialect.check_schema(own, format_checker=jsonschema.FormatChecker(()))
     validator = _bounded(dialect)(own, registry=Registry())
 
@@ -157,30 +163,30 @@ def _check_of(schema: JsonObject) -> Check:
             error = next(validator.iter_errors(content), None)
         finally:
             _check_until.reset(token)
-        return None if error is None else _told(error)
+        return None if error is None else _fault_text(error)
 
     return check
 
 
-def _told(error: Any) -> str:
+def _fault_text(error: Any) -> str:
     place = "" if error.json_path == "$" else f"{error.json_path}: "
     return printable(f"{place}{error.message}", _FAULT_CHARS)
 
 
-def _leads_elsewhere(value: object) -> bool:
+def _has_outside_reference(value: object) -> bool:
     match value:
         case {"$schema": str()} | {"$id": str()}:
             return True
         case dict():
-            outside = any(_is_outside(value.get(name)) for name in _REFERENCES)
-            return outside or any(map(_leads_elsewhere, value.values()))
+            outside = any(_is_outside_reference(value.get(name)) for name in _REFERENCES)
+            return outside or any(map(_has_outside_reference, value.values()))
         case list():
-            return any(map(_leads_elsewhere, value))
+            return any(map(_has_outside_reference, value))
         case _:
             return False
 
 
-def _is_outside(reference: object) -> bool:
+def _is_outside_reference(reference: object) -> bool:
     return isinstance(reference, str) and not reference.startswith("#")
 
 
@@ -190,7 +196,7 @@ def _bounded(dialect: Any) -> Any:
     from jsonschema import validators
 
     keywords = {name: _timed(keyword) for name, keyword in dialect.VALIDATORS.items()}
-    keywords |= {name: _no_check for name in _NOT_CHECKED if name in keywords}
+    keywords |= {name: _always_valid for name in _IGNORED_KEYWORDS if name in keywords}
     keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
     return validators.extend(dialect, keywords)
 
@@ -204,14 +210,14 @@ def _timed(keyword: Any) -> Any:
     return timed
 
 
-def _no_check(validator: Any, value: Any, content: Any, schema: Any) -> Iterator[Any]:
+def _always_valid(validator: Any, value: Any, content: Any, schema: Any) -> Iterator[Any]:
     del validator, value, content, schema
     return iter(())
 
 
 def _without_patterns(keyword: Any) -> Any:
     def additional(validator: Any, value: Any, content: Any, schema: Mapping[str, Any]) -> Any:
-        chosen = _no_check if "patternProperties" in schema else keyword
+        chosen = _always_valid if "patternProperties" in schema else keyword
         return chosen(validator, value, content, schema)
 
     return additional

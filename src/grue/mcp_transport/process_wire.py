@@ -20,7 +20,7 @@ from grue.vocabulary import ServerPhase
 if TYPE_CHECKING:
     from grue.mcp_transport.message_stream import MessageStream
 
-_EXIT_SEEN_S = 0.5
+_AWAIT_EXIT_S = 0.5
 """How long a broken connection waits for the exit that most likely broke it."""
 
 
@@ -55,7 +55,7 @@ class ProcessWire:
 
     async def broken(self, method: str, why: str | None) -> str:
         """Wait a moment for the exit that is the likely cause of closed pipes; return the cause."""
-        with anyio.move_on_after(_EXIT_SEEN_S):
+        with anyio.move_on_after(_AWAIT_EXIT_S):
             await self._process.wait_exit()
         if self._process.exited is not None:
             return f"the server ended during {method} ({self._process.exited})"

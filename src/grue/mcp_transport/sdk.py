@@ -26,14 +26,14 @@ from grue.protocol import tool_results
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
 
-_KNOWS_NO_HANDSHAKE = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
-_MOST_ROUNDS = 10
+_HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
+_MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that its server asked for."""
 
-_MOST_AT_ONCE = 8
+_MAX_CONCURRENT = 8
 """How many requests of a server are served at the same time; further ones are declined."""
 
-_TOO_MANY = f"{_MOST_AT_ONCE} requests are being worked on, which is the most at the same time"
+_TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
@@ -58,13 +58,13 @@ class Link:
         """Whether the server has announced changed tools since this was last set to `False`."""
         self._notify = notify
         self._abilities = abilities
-        self._at_once = anyio.Semaphore(_MOST_AT_ONCE)
+        self._free_slots = anyio.Semaphore(_MAX_CONCURRENT)
         self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(self.stream, self.stream)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             client_info=types.Implementation(name="grue", version=__version__),
             logging_callback=self._log,
-            message_handler=self._hear,
+            message_handler=self._receive_notification,
             **self._callbacks(),
         )
 
@@ -85,7 +85,7 @@ class Link:
             "list_roots_callback": None if offered.roots is None else self._list_roots,
         }
 
-    async def _hear(self, message: object) -> None:
+    async def _receive_notification(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self.tools_changed = True
 
@@ -94,10 +94,10 @@ class Link:
     ) -> types.CreateMessageResult | types.ErrorData:
         del context
         assert self._abilities.sample is not None, "only then is this a callback"
-        if self._at_once.value == 0:
-            return types.ErrorData(code=_DECLINED, message=_TOO_MANY)
+        if self._free_slots.value == 0:
+            return types.ErrorData(code=_DECLINED, message=_TOO_MANY_REQUESTS)
         said = tuple((message.role, _text_of(message.content)) for message in params.messages)
-        async with self._at_once:
+        async with self._free_slots:
             answer = await self._abilities.sample(SamplingRequest(params.system_prompt or "", said))
         if isinstance(answer, Declined):
             return types.ErrorData(code=_DECLINED, message=answer.reason)
@@ -107,13 +107,13 @@ class Link:
     async def _elicit(self, context: object, params: types.ElicitRequestParams) -> types.ElicitResult:
         del context
         assert self._abilities.elicit is not None, "only then is this a callback"
-        if self._at_once.value == 0:
+        if self._free_slots.value == 0:
             return types.ElicitResult(action="decline")
         wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True)
         message = "\n".join(str(wanted[key]) for key in ("message", "url") if key in wanted)
         schema = wanted.get("requestedSchema")
         schema = None if schema is None else tool_results.json_object(schema)
-        async with self._at_once:
+        async with self._free_slots:
             answer = await self._abilities.elicit(ElicitationRequest(message, schema))
         if isinstance(answer, Declined):
             return types.ElicitResult(action="decline")
@@ -138,7 +138,7 @@ class Link:
         try:
             result = await self._session.initialize()
         except SdkError as refusal:
-            if refusal.code not in _KNOWS_NO_HANDSHAKE or is_closed(refusal, self.stream):
+            if refusal.code not in _HANDSHAKE_UNKNOWN or is_closed(refusal, self.stream):
                 raise
             discovered = await self._session.discover()
             instructions = discovered.instructions
@@ -162,11 +162,11 @@ class Link:
                 broke (`is_closed` tells which).
         """
         result = await self._send(method, params)
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_INPUT_ROUNDS):
             if result.get("resultType") != "input_required":
                 return result
-            result = await self._send(method, {**params, **await self._what_is_wanted(result)})
-        raise SdkError(types.INTERNAL_ERROR, f"it wanted more input {_MOST_ROUNDS} times in a row")
+            result = await self._send(method, {**params, **await self._requested_input(result)})
+        raise SdkError(types.INTERNAL_ERROR, f"it wanted more input {_MAX_INPUT_ROUNDS} times in a row")
 
     async def _send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         sent: dict[str, Any] = {"method": method, "params": dict(params)}
@@ -175,7 +175,7 @@ class Link:
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
         return await self._dispatcher.send_raw_request(method, sent["params"], options)
 
-    async def _what_is_wanted(self, result: dict[str, Any]) -> dict[str, Any]:
+    async def _requested_input(self, result: dict[str, Any]) -> dict[str, Any]:
         wanted = types.InputRequiredResult.model_validate(result, by_name=False)
         more: dict[str, Any] = {}
         if wanted.input_requests:

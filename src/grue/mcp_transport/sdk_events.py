@@ -42,7 +42,7 @@ class LargeAnswers:
         return message
 
 
-class CalmEvents(httpx2.AsyncByteStream):
+class FilteredEvents(httpx2.AsyncByteStream):
     """The body of a response: its events without comments, and with stand-ins for large events.
 
     Args:
@@ -73,7 +73,7 @@ class CalmEvents(httpx2.AsyncByteStream):
         async for chunk in self._source:
             self._pace.paused()
             self._events.feed(chunk)
-            async for event in self._here():
+            async for event in self._complete_events():
                 yield event
         rest = self._events.rest()
         if rest:
@@ -83,7 +83,7 @@ class CalmEvents(httpx2.AsyncByteStream):
         """Close the connection."""
         await self._source.aclose()
 
-    async def _here(self) -> AsyncIterator[bytes]:
+    async def _complete_events(self) -> AsyncIterator[bytes]:
         while True:
             await self._pace.pause()
             try:

@@ -28,11 +28,11 @@ from mcp.shared.message import SessionMessage
 from grue.mcp_transport.http_faults import (
     COMPRESSED,
     CUT_SHORT,
-    ENDPOINT_ELSEWHERE,
-    NO_MESSAGE,
-    NOT_TAKING,
+    ENDPOINT_AT_OTHER_HOST,
+    NOT_A_MESSAGE,
+    NOT_READING,
     SESSION_LOST,
-    TOO_MUCH,
+    TOO_MANY_MESSAGES,
     content_fault,
     redirect_fault,
     status_fault,
@@ -40,8 +40,8 @@ from grue.mcp_transport.http_faults import (
     transport_fault,
 )
 from grue.mcp_transport.incoming import is_usable, read_any_message, refusal_of
-from grue.mcp_transport.message_stream import MOST_UNASKED, MessageStream, encode_message
-from grue.mcp_transport.sdk_events import CalmEvents, LargeAnswers
+from grue.mcp_transport.message_stream import MAX_UNASKED, MessageStream, encode_message
+from grue.mcp_transport.sdk_events import FilteredEvents, LargeAnswers
 from grue.processes.limits import ProcessLimits
 from grue.protocol.safe_text import beginning, plain_text
 from grue.tool_sessions.failures import WireFault, first_fault
@@ -53,21 +53,21 @@ __all__ = ["HttpStream"]
 _EVENTS = "text/event-stream"
 _JSON = "application/json"
 _SESSION_ID = "mcp-session-id"
-_SAYS_CHARS = 200
-_SAYS_BYTES = 65_536
+_ERROR_TEXT_CHARS = 200
+_ERROR_TEXT_BYTES = 65_536
 _IDLE_S = 3.0
 """How long an unused connection is kept. Common servers close one after five seconds, and a request that is
 sent at that moment is lost, so we close it earlier."""
 
-_MOST_WAITING = 1000
+_MAX_UNREAD = 1000
 """How many messages of the server are queued for the session before reading pauses."""
 
-_MOST_UNSENT = 10_000
+_MAX_UNSENT = 10_000
 """How many messages may wait to be sent before the connection counts as broken."""
 
-_LOOK_AGAIN_S = 0.002
+_ROOM_POLL_S = 0.002
 
-_ELSEWHERE = "Endpoint origin does not match"
+_OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"
 """The SDK logs this if a server names an endpoint at another host, and then waits for ever."""
 
 _our_stream = contextvars.ContextVar["HttpStream | None"]("grue_http_stream", default=None)
@@ -148,8 +148,8 @@ class HttpStream(MessageStream):
     def logged(self, text: str) -> None:
         """Receive a log record that a library wrote for this stream."""
         self.notify("noise", text)
-        if text.startswith(_ELSEWHERE):
-            self.break_off(ENDPOINT_ELSEWHERE)
+        if text.startswith(_OTHER_ORIGIN_LOGGED):
+            self.break_off(ENDPOINT_AT_OTHER_HOST)
 
     async def receive(self) -> SessionMessage | Exception:
         """Return the server's next message."""
@@ -157,8 +157,8 @@ class HttpStream(MessageStream):
 
     async def send(self, item: SessionMessage) -> None:
         """Queue a message; never waits."""
-        if self._outbound.statistics().current_buffer_used > _MOST_UNSENT:
-            self.break_off(NOT_TAKING)
+        if self._outbound.statistics().current_buffer_used > _MAX_UNSENT:
+            self.break_off(NOT_READING)
         if self.broken is not None:
             raise anyio.BrokenResourceError
         self._outbound.send_nowait(item)
@@ -195,7 +195,7 @@ class HttpStream(MessageStream):
             if not isinstance(item, Exception):
                 if is_usable(item.message):
                     item.message = self.large.put_back(item.message)
-                    self._deliver(_in_our_words(item))
+                    self._deliver(_with_own_fault(item))
                 continue
             self.notify("noise", first_fault(item))
             refusal = _refusal_in(item)
@@ -209,14 +209,14 @@ class HttpStream(MessageStream):
 
     async def _wait_for_room(self) -> None:
         """Wait until the session has taken enough of the messages that are queued."""
-        while self.broken is None and self._arrived.statistics().current_buffer_used > _MOST_WAITING:  # noqa: ASYNC110
-            await anyio.sleep(_LOOK_AGAIN_S)
+        while self.broken is None and self._arrived.statistics().current_buffer_used > _MAX_UNREAD:  # noqa: ASYNC110
+            await anyio.sleep(_ROOM_POLL_S)
 
     def _deliver(self, item: SessionMessage) -> None:
         answers = isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError)
         self._unasked = 0 if answers else self._unasked + 1
-        if self._unasked > MOST_UNASKED:
-            self.break_off(TOO_MUCH)
+        if self._unasked > MAX_UNASKED:
+            self.break_off(TOO_MANY_MESSAGES)
         if self.broken is None:
             self._arrived.send_nowait(item)
 
@@ -251,7 +251,7 @@ class _Client(httpx2.AsyncClient):
                 response = await super().send(request, **options)
                 outcome = await self._judge(request, response, head)
         except TimeoutError:
-            return _taken(request)
+            return _empty_success(request)
         except httpx2.RequestError as error:
             where = f"{request.url.host}:{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
             outcome = transport_fault(error, where, self._server.connect_timeout_s)
@@ -264,33 +264,33 @@ class _Client(httpx2.AsyncClient):
             self._stream.break_off(fault)
             return httpx2.Response(503, request=request)
         # A GET opens an optional stream for the server's own messages. A 405 tells the SDK there is none.
-        return httpx2.Response(405, request=request) if request.method == "GET" else _taken(request)
+        return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
 
     async def _judge(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
         """Return a response that the SDK's transport can use, or the fault."""
         following = response.next_request
-        if following is not None and _stays(request, following):
+        if following is not None and _same_target(request, following):
             return response
         awaited = _is_awaited(request, head)
         if awaited and response.is_success and _is_compressed(response):
             await response.aclose()
             return COMPRESSED
-        if awaited and response.is_success and _kind(response) == _EVENTS:
+        if awaited and response.is_success and _content_type(response) == _EVENTS:
             answered = head.id if request.method == "POST" else None
             limits = (self._max_message_bytes, self._max_event_bytes)
             stream = self._stream
-            response.stream = CalmEvents(response.stream, answered, stream.large, stream.notify, limits)
+            response.stream = FilteredEvents(response.stream, answered, stream.large, stream.notify, limits)
             return response
         try:
             if awaited and following is not None:
                 url = following.url.copy_with(userinfo=b"", query=None, fragment=None)
                 return redirect_fault(response.status_code, plain_text(str(url)))
             if response.is_success and request.method == "GET":
-                return content_fault(response.status_code, _kind(response))
+                return content_fault(response.status_code, _content_type(response))
             if not awaited or (response.is_success and self._server.transport == "sse"):
-                return _taken(request)
+                return _empty_success(request)
             return await self._read(request, response, head)
         finally:
             await response.aclose()
@@ -299,18 +299,18 @@ class _Client(httpx2.AsyncClient):
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
         """Read the body of an answer or of an error."""
-        body = await _body(response, self._max_message_bytes if response.is_success else _SAYS_BYTES)
+        body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return too_long_fault(self._max_message_bytes)
-        message = await read_any_message(body) if _kind(response) == _JSON else None
+        message = await read_any_message(body) if _content_type(response) == _JSON else None
         if not response.is_success:
             fault = _refusal(request, response, message, body)
             if fault is not None:
                 return fault
-        elif _kind(response) != _JSON:
-            return content_fault(response.status_code, _kind(response))
+        elif _content_type(response) != _JSON:
+            return content_fault(response.status_code, _content_type(response))
         if message is None or head.id is None:
-            return NO_MESSAGE
+            return NOT_A_MESSAGE
         if head.method == "initialize" and response.is_success:
             # The transport takes the session's id from this response's headers.
             kept = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
@@ -319,7 +319,7 @@ class _Client(httpx2.AsyncClient):
                 200, headers={**kept, "content-type": _JSON}, content=content, request=request
             )
         self._stream.answer(head.id, message)
-        return _taken(request)
+        return _empty_success(request)
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -342,14 +342,14 @@ async def _head(request: httpx2.Request) -> _Head:
         return _Head()
 
 
-def _stays(request: httpx2.Request, following: httpx2.Request) -> bool:
+def _same_target(request: httpx2.Request, following: httpx2.Request) -> bool:
     """Return whether a redirect keeps server and method. Only such a redirect is followed."""
     before, after = request.url, following.url
     same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
     return same and request.method == following.method and after.userinfo in (b"", before.userinfo)
 
 
-def _taken(request: httpx2.Request) -> httpx2.Response:
+def _empty_success(request: httpx2.Request) -> httpx2.Response:
     """Return a response that the SDK's transport takes as complete and ignores."""
     return httpx2.Response(200 if request.method == "DELETE" else 202, request=request)
 
@@ -365,20 +365,20 @@ def _refusal(
     """Return the fault for a status from 400 on; `None` if the body has a JSON-RPC error to use instead."""
     status = response.status_code
     error = message.error if isinstance(message, types.JSONRPCError) else None
-    if request.method == "POST" and (_SESSION_ID in request.headers or _names_session(request.url)):
+    if request.method == "POST" and (_SESSION_ID in request.headers or _url_has_session(request.url)):
         if status == 404 and (error is None or error.code != types.METHOD_NOT_FOUND):
             return SESSION_LOST
         # The examples of the TypeScript SDK answer like this if they do not know the session.
         if status == 400 and error is not None and "session" in error.message.lower():
             return SESSION_LOST
-    says = error.message if error is not None else ""
-    if error is None and _kind(response) in (_JSON, "application/problem+json", "text/plain"):
-        says = body.decode("utf-8", "replace")
-    fault = status_fault(status, beginning(" ".join(plain_text(says).split()), _SAYS_CHARS))
+    text = error.message if error is not None else ""
+    if error is None and _content_type(response) in (_JSON, "application/problem+json", "text/plain"):
+        text = body.decode("utf-8", "replace")
+    fault = status_fault(status, beginning(" ".join(plain_text(text).split()), _ERROR_TEXT_CHARS))
     return None if error is not None and not fault.ends_session else fault
 
 
-def _names_session(url: httpx2.URL) -> bool:
+def _url_has_session(url: httpx2.URL) -> bool:
     return not {"sessionId", "session_id"}.isdisjoint(url.params)
 
 
@@ -399,29 +399,29 @@ async def _body(response: httpx2.Response, limit: int) -> bytes | None:
     return bytes(body)
 
 
-def _kind(response: httpx2.Response) -> str:
+def _content_type(response: httpx2.Response) -> str:
     kind: str = response.headers.get("content-type", "")
     return kind.partition(";")[0].strip().lower()
 
 
-def _in_our_words(item: SessionMessage) -> SessionMessage:
+def _with_own_fault(item: SessionMessage) -> SessionMessage:
     """Return a message. An error that the SDK's transport made up gets our own fault and text."""
     message = item.message
     if isinstance(message, types.JSONRPCError):
-        fault = _stands_for(message.error)
+        fault = _fault_of(message.error)
         if fault is not None:
             message.error = types.ErrorData(code=message.error.code, message=fault.cause, data=fault)
     return item
 
 
-def _stands_for(error: types.ErrorData) -> WireFault | None:
+def _fault_of(error: types.ErrorData) -> WireFault | None:
     if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream ended"):
         return CUT_SHORT
     if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream failed: "):
         words = error.message.removeprefix("SSE stream failed: ")
         return WireFault(f"its stream of events is not usable: {words}", ends_session=False)
     if error.code == types.PARSE_ERROR and error.message.startswith("Failed to parse SSE message: "):
-        return NO_MESSAGE
+        return NOT_A_MESSAGE
     return None
 
 

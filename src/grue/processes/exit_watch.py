@@ -14,7 +14,7 @@ from typing import Protocol
 
 import anyio
 
-_LOOK_EVERY_S = 0.01
+_POLL_EVERY_S = 0.01
 
 
 class _Source(Protocol):
@@ -42,7 +42,7 @@ class ExitWatch:
         """Return when the process has exited. Cancelling leaves nothing behind."""
         while not self.exited_within(0):
             if self._source is None:
-                await anyio.sleep(_LOOK_EVERY_S)
+                await anyio.sleep(_POLL_EVERY_S)
             else:
                 await anyio.wait_readable(self._source.fileno())
 
@@ -51,7 +51,7 @@ class ExitWatch:
         if self._seen:
             return True
         if self._source is None:
-            self._seen = _look(self._pid, time.monotonic() + limit_s)
+            self._seen = _poll_exit(self._pid, time.monotonic() + limit_s)
         elif not self._source.closed:
             poll = select.poll()
             poll.register(self._source.fileno(), select.POLLIN)
@@ -85,7 +85,7 @@ def _open_source(pid: int) -> _Source | None:
         return events
 
 
-def _look(pid: int, deadline: float) -> bool:
+def _poll_exit(pid: int, deadline: float) -> bool:
     while True:
         try:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
@@ -94,4 +94,4 @@ def _look(pid: int, deadline: float) -> bool:
             return True
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_EVERY_S)

@@ -82,14 +82,14 @@ class HostGuard:
         """Add a process group to the list that is killed when the host ends."""
         with self._lock:
             self._groups.add(pgid)
-            self._tell(f"+{pgid}")
+            self._send(f"+{pgid}")
 
     def release(self, pgid: int) -> None:
         """Remove a group from the list. Call it before the leader is reaped, since that frees the id."""
         with self._lock:
             self._groups.discard(pgid)
             if self._shell is not None:
-                self._tell(f"-{pgid}")
+                self._send(f"-{pgid}")
 
     def end(self) -> None:
         """End the guard. It kills the groups that are still on its list first."""
@@ -116,7 +116,7 @@ class HostGuard:
             shell.stdin.close()
             shell.returncode = 0  # not our child: keeps Popen from waiting for it
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._ensure_running():
             return  # a new guard has just been sent the whole list
         try:

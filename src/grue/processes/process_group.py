@@ -228,7 +228,7 @@ class ProcessRegistry:
     def _admit(self, leader: subprocess.Popen[bytes], *, released: bool) -> ProcessGroup:
         group = ProcessGroup(leader, self)
         self._groups[group.pid] = group
-        _everywhere[group.pid] = group
+        _all_groups[group.pid] = group
         guard.watch(group.pid)
         for fd in (group.stdin, group.stdout, group.stderr):
             os.set_blocking(fd, False)
@@ -239,22 +239,25 @@ class ProcessRegistry:
 
     def _remove(self, group: ProcessGroup) -> None:
         self._groups.pop(group.pid, None)
-        _everywhere.pop(group.pid, None)
+        _all_groups.pop(group.pid, None)
 
 
-_everywhere: dict[int, ProcessGroup] = {}
-"""The groups of all registries: killed when the interpreter exits, dropped in forked children."""
+_all_groups: dict[int, ProcessGroup] = {}
+"""The groups of all registries: killed when the interpreter exits, dropped in forked children.
+
+It is the last resort. Each registry's owner kills its leftovers before that.
+"""
 
 
-def _kill_everything() -> None:
-    for group in list(_everywhere.values()):
+def _kill_all() -> None:
+    for group in list(_all_groups.values()):
         group.end()
         group.close_descriptors()
 
 
-def _disown_everything() -> None:
-    groups = list(_everywhere.values())
-    _everywhere.clear()
+def _disown_all() -> None:
+    groups = list(_all_groups.values())
+    _all_groups.clear()
     for group in groups:
         group._registry._groups.clear()  # noqa: SLF001 - the processes are the parent's
         group.disown()
@@ -317,6 +320,6 @@ def _shell_keeps(env: Mapping[str, str]) -> bool:
     return os.access(_SHELL, os.X_OK) and all(name.isidentifier() and name.isascii() for name in env)
 
 
-atexit.register(_kill_everything)
+atexit.register(_kill_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_everything)
+    os.register_at_fork(after_in_child=_disown_all)

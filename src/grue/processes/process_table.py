@@ -1,4 +1,7 @@
-"""The system's processes, as far as groups are concerned: from /proc on Linux, from `ps` elsewhere."""
+"""List the system's processes with their parents and groups: from /proc on Linux, from `ps` elsewhere.
+
+`process_group.py` uses it to wait until a killed group is empty. Tests use it to check that nothing is left.
+"""
 
 import subprocess
 import sys
@@ -25,14 +28,15 @@ def all_processes() -> Iterator[ProcessEntry]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
-        with suppress(OSError):  # it has gone meanwhile
-            # The name in parentheses may hold anything, parentheses too: what counts follows the last one.
+        with suppress(OSError):  # it has exited since the folder was listed
+            # The second field is the program's name in parentheses. The name may contain spaces and
+            # parentheses itself, so read only what follows the last closing one.
             state, parent, group = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
             yield ProcessEntry(int(entry.name), int(parent), int(group), state)
 
 
 def live_members(pgid: int) -> list[int]:
-    """Return the ids of a group's live processes; a zombie, which only waits to be reaped, is none."""
+    """Return the ids of a group's processes that still run, without zombies, which wait to be reaped."""
     return [each.pid for each in all_processes() if each.group == pgid and not each.state.startswith("Z")]
 
 

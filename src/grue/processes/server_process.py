@@ -67,13 +67,19 @@ class ServerProcess:
     Leaving closes its standard input and waits, sends SIGTERM and waits, then sends SIGKILL. In every case
     the whole group is killed before the leader is reaped.
 
-    There are three ways in which a cancellation can meet this, and each must still end the process:
+    Cancellation is what makes leaving hard. Waiting for an exit needs `await`, and in a cancelled scope every
+    `await` raises at once. Without care a cancelled turn would either skip the graces, so that a server could
+    not save what it holds, or leave the process running. There are three cases:
 
-    - It arrives before leaving: the graces are shortened (`ProcessLimits.when_cancelled`).
-    - It arrives while leaving: closing starts again under a shield with the shorter graces, from the step it
-      had reached. It does not return to waiting for a polite exit once SIGTERM has been sent.
-    - The event loop is torn down, as by a second Ctrl-C, which no shield stops: the group is killed at once,
-      without awaiting anything.
+    1. The block was cancelled, and then it is left. Nobody may wait long now, since the user who pressed
+       Ctrl-C is waiting, so both graces are shortened (`ProcessLimits.when_cancelled`).
+    2. The cancellation arrives while the process is being closed. The wait that it interrupts raises. Closing
+       then starts again under a shield, with the shorter graces, from the step that it had reached: `_ending`
+       and `_asked_to_exit` remember the progress. If it started from the beginning instead, it would wait for
+       a polite exit of a server that has had its SIGTERM, and the user would wait for one grace more.
+    3. The event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`. No shield stops that and
+       nothing can be awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
+       Skipping this would leave the server running after the program has ended.
 
     Args:
         program: What to start.
@@ -104,7 +110,7 @@ class ServerProcess:
         self._stderr = bytearray()
         self._stderr_dropped = False
         self._ending: ProcessEnding = "none"
-        self._asked_to_end = False
+        self._asked_to_exit = False
 
     async def __aenter__(self) -> Self:
         program = self._program
@@ -293,9 +299,11 @@ class ServerProcess:
             return  # another task is still receiving, which drains the pipe
 
     async def _leave(self) -> None:
-        # If the scope around us is cancelled, the background tasks are cancelled too, and leaving their group
-        # may raise that cancellation here. It must not skip the closing. `_close` starts its own tasks for
-        # draining the pipes, because these are gone.
+        # The tasks that watch and drain the process belong to a group, and leaving a group is an `await`. If
+        # the scope around us is cancelled, that `await` raises the cancellation here, before anything was
+        # closed. So catch it, close, and raise it again. Order matters: the tasks end first, because two
+        # tasks must not read the same pipe, and `_await_end` starts its own to drain them. The pipes have to
+        # be drained while we wait, or a server that still writes would block on a full one and not exit.
         try:
             await self._tasks.__aexit__(None, None, None)
         except anyio.get_cancelled_exc_class():
@@ -309,9 +317,9 @@ class ServerProcess:
         try:
             await self._await_end(died=died)
         except anyio.get_cancelled_exc_class():
-            # Cancelled before or during the wait. The process still runs, and without a further wait it would
-            # be killed without SIGTERM. So wait again under a shield, with the shorter graces. `_ending` and
-            # `_asked_to_end` keep the progress, so that no step is done twice.
+            # Case 2 of the class's docstring. The process still runs. If this were passed on at once, the
+            # `finally` in `__aexit__` would kill it without SIGTERM. So wait again, shielded and for less
+            # time, and only then pass the cancellation on: swallowing it would let the turn go on.
             self._limits = self._limits.when_cancelled()
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)
@@ -322,20 +330,20 @@ class ServerProcess:
             drains.start(self._drain_stderr)
             drains.start(self._discard_stdout)
             if self._ending == "none":
-                self._ending = "died" if died else await self._end_by_degrees()
+                self._ending = "died" if died else await self._terminate_in_steps()
 
-    async def _end_by_degrees(self) -> ProcessEnding:
-        if not self._asked_to_end and await self._exits_within(self._cut(self._limits.exit_grace_s)):
+    async def _terminate_in_steps(self) -> ProcessEnding:
+        if not self._asked_to_exit and await self._exited_within(self._shortened(self._limits.exit_grace_s)):
             return "polite"
-        self._asked_to_end = True
+        self._asked_to_exit = True
         self._group.signal(signal.SIGTERM)
-        if await self._exits_within(self._cut(self._limits.term_grace_s)):
+        if await self._exited_within(self._shortened(self._limits.term_grace_s)):
             return "terminated"
         self._group.signal(signal.SIGKILL)
-        await self._exits_within(_KILL_GRACE_S)
+        await self._exited_within(_KILL_GRACE_S)
         return "killed"
 
-    def _cut(self, grace_s: float) -> float:
+    def _shortened(self, grace_s: float) -> float:
         """Return the grace, or half of the time left for closing if that is less.
 
         Half, so that the first wait leaves time for the second.
@@ -343,7 +351,7 @@ class ServerProcess:
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 
-    async def _exits_within(self, limit_s: float) -> bool:
+    async def _exited_within(self, limit_s: float) -> bool:
         with anyio.move_on_after(limit_s):
             await self._group.watch.wait()
         return self._group.watch.exited_within(0)

@@ -4,7 +4,7 @@ Come here to change which calls are rejected before they reach a server, or what
 `turn_tools.py` decides when calls are sent.
 """
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 from msgspec import Struct
 
@@ -28,6 +28,7 @@ from grue.messages import (
 from grue.protocol import tool_results
 from grue.protocol.tool_arguments import MAX_CHARS, read_arguments
 from grue.protocol.tool_media import MediaRoom
+from grue.vocabulary import SettlementKind
 
 
 class Rejected(Struct, frozen=True):
@@ -97,7 +98,7 @@ def sort_calls(
 def record(
     call: ToolCall,
     iteration: int,
-    settlement: Literal["returned", "timed_out", "died", "skipped", "rejected"],
+    settlement: SettlementKind,
     result: ToolCallResult,
     duration_s: float | None = None,
 ) -> ToolCallRecord:

@@ -11,11 +11,11 @@ Come here to add a media type. Which of these an endpoint takes is decided by `c
 import base64
 import re
 import string
-from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from grue.messages import Attachment, TurnLimits
 from grue.protocol.safe_text import printable
+from grue.vocabulary import MediaKind
 
 MAX_ATTACHMENTS = 20
 """Most attachments of one reply's results. Anthropic limits an image to 2,000 pixels a side in a request with
@@ -26,9 +26,8 @@ _MAX_NAME = 100
 _HEAD_CHARS = 64
 _ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 
-Kind: TypeAlias = Literal["image", "audio", "file"]
 
-_SIGNATURES: tuple[tuple[re.Pattern[bytes], Kind, str], ...] = (
+_SIGNATURES: tuple[tuple[re.Pattern[bytes], MediaKind, str], ...] = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image", "image/png"),
     (re.compile(rb"\xff\xd8\xff"), "image", "image/jpeg"),
     (re.compile(rb"GIF8[79]a"), "image", "image/gif"),
@@ -86,7 +85,7 @@ class MediaRoom:
         self.attachments.append(Attachment(kind=kind, mime=mime, data=clean, bytes=size, name=name))
         return ""
 
-    def _too_much(self, kind: Kind, size: int) -> str:
+    def _too_much(self, kind: MediaKind, size: int) -> str:
         limits = self._limits
         if kind == "image" and size > limits.max_image_bytes:
             return f"it is larger than max_image_bytes, {limits.max_image_bytes:,}"
@@ -138,7 +137,7 @@ def _without_prefix(data: str) -> str:
     return data[comma + 1 :]
 
 
-def _sniffed(base64_head: str) -> tuple[Kind, str] | None:
+def _sniffed(base64_head: str) -> tuple[MediaKind, str] | None:
     head = "".join(base64_head.split())
     try:
         start = base64.b64decode(head[: len(head) // 4 * 4])

@@ -18,7 +18,8 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.tool_calls import without_doubles
-from grue.protocol.turn_states import AwaitingCompletion, ForceReason, Phase, Transition, Turn
+from grue.protocol.turn_states import AwaitingCompletion, Phase, Transition, Turn
+from grue.vocabulary import ForceReason
 
 FINAL_REQUEST = "Please provide your final action now without calling any more tools."
 

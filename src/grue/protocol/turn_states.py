@@ -38,8 +38,6 @@ Phase = Literal["loop", "only", "forced", "repair"]
 """The kind of a request: `loop` offers tools, `only` has none to offer, `forced` asks for the final answer,
 `repair` asks for a corrected one."""
 
-ForceReason = Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
-
 
 class Turn(Struct, frozen=True, kw_only=True):
     """What a turn remembers from state to state.

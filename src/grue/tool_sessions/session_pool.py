@@ -37,7 +37,7 @@ from grue.runtime.trace import Envelope, Recorder
 from grue.tool_sessions.connection import Checkable, Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed
 
-_HOST_FIRST_S = 0.005
+_PREWARM_DELAY_S = 0.005
 """How long a prewarm is delayed. Spawning holds the interpreter for a millisecond, and at that moment the
 host's thread is about to receive its result."""
 
@@ -94,21 +94,21 @@ class PooledConnection:
             # The scope covers the connection's whole life, not just its opening. The connection enters task
             # groups when it opens and leaves them when it closes, and anyio requires scopes to nest.
             with self._opening:
-                await self._live()
+                await self._hold_open()
         except ServerFailed as failed:
             self.failed = failed
         except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
             self.failed = crash
             # If the trace cannot be written, that may be the crash itself, and recording it fails again.
             with contextlib.suppress(Exception):
-                self._say(describe_crash(self.server, crash))
+                self._record(describe_crash(self.server, crash))
         finally:
             self.opened.set()
             self.gone.set()
 
-    async def _live(self) -> None:
+    async def _hold_open(self) -> None:
         if not self.turn:
-            with anyio.move_on_after(_HOST_FIRST_S):
+            with anyio.move_on_after(_PREWARM_DELAY_S):
                 await self.wanted.wait()
         begun = anyio.current_time()
         try:
@@ -118,17 +118,17 @@ class PooledConnection:
                 self._pid = connection.status.pid
                 if not self.turn:
                     elapsed_s = anyio.current_time() - begun
-                    self._say(SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
+                    self._record(SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
                 await self._released.wait()
                 begun = anyio.current_time()
         finally:
             if self.listing is not None:
-                self._say_ended(anyio.current_time() - begun)
+                self._record_end(anyio.current_time() - begun)
 
-    def _say_ended(self, elapsed_s: float) -> None:
+    def _record_end(self, elapsed_s: float) -> None:
         left = self.connection.status
         assert left.ending != "handed_over", "the pool holds a server's own connections, not leased ones"
-        self._say(
+        self._record(
             ServerEnded(
                 server=self.server,
                 pid=self._pid,
@@ -139,7 +139,7 @@ class PooledConnection:
             )
         )
 
-    def _say(self, body: object) -> None:
+    def _record(self, body: object) -> None:
         self._recorder.record(body, sender=self.server)
 
     def _note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from grue.mcp_transport.incoming import MOST_VALUES, read_any_message, read_message, refusal_of_cut
+from grue.mcp_transport.incoming import MAX_VALUES, read_any_message, read_message, refusal_of_cut
 from grue.protocol.lines import CutLineError
 from grue.protocol.tool_results import JsonText
 
@@ -107,7 +107,7 @@ def large(result: str) -> Any:
     return message.error.message
 
 
-ROWS = json.dumps([{"n": 1}] * MOST_VALUES)
+ROWS = json.dumps([{"n": 1}] * MAX_VALUES)
 
 
 def test_a_large_message_with_few_values_is_read_as_any_other() -> None:

@@ -99,7 +99,7 @@ async def test_a_turn_that_finds_nothing_prepared_opens_its_own_and_nobody_calls
 async def test_the_host_has_its_decision_first_unless_the_next_turn_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_pool, "_HOST_FIRST_S", 60.0)
+    monkeypatch.setattr(session_pool, "_PREWARM_DELAY_S", 60.0)
     bench = Bench(ScriptedServer("ok"))
     async with bench.episode():
         bench.prepare(at_once=False)
