@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from grue.runtime.trace import Recorder
     from grue.runtime.trace_file import TraceWriter
     from grue.tool_client import ToolClient
+    from grue.tool_rules import ToolAnnotations, ToolPolicy, ToolRule
     from grue.tool_sessions.function_tools import FunctionTools
     from grue.tool_sessions.server_options import ServerOptions
     from grue.tool_sessions.server_specs import HttpServer, StdioServer
@@ -70,7 +71,10 @@ _HOMES = {
     "Budget": "grue.messages",
     "FailurePolicy": "grue.messages",
     "TextDelta": "grue.messages",
+    "ToolAnnotations": "grue.tool_rules",
     "ToolCallResult": "grue.messages",
+    "ToolPolicy": "grue.tool_rules",
+    "ToolRule": "grue.tool_rules",
     "TurnLimits": "grue.messages",
     "Usage": "grue.messages",
     "RetryPolicy": "grue.protocol.retry",
@@ -103,6 +107,9 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "Budget",
     "FailurePolicy",
     "RetryPolicy",
+    "ToolPolicy",
+    "ToolRule",
+    "ToolAnnotations",
     "ToolCallResult",
     "Usage",
     "TextDelta",

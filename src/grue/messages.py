@@ -27,6 +27,10 @@ from typing import Literal, NewType, TypeAlias
 
 from msgspec import Struct
 
+from grue.tool_rules import ToolAnnotations as ToolAnnotations
+from grue.tool_rules import ToolPolicy as ToolPolicy
+from grue.tool_rules import ToolRule as ToolRule
+from grue.tool_rules import Verdict as Verdict
 from grue.vocabulary import (
     AfterFailedConnect,
     Ending,
@@ -67,6 +71,9 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
         output_schema: JSON Schema of the structured result, if the server declares one.
         full_name: The canonical name, if it is not `{server}.{tool}`. Connections of the host's own may
             name their tools differently.
+        annotations: What the server says about the tool's behaviour; untrusted. `None`: nothing.
+        trusted: The annotations can be believed, because the tool lock holds this definition. Never set by a
+            server.
     """
 
     server: ServerName
@@ -75,6 +82,8 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_schema: JsonObject
     output_schema: JsonObject | None = None
     full_name: str = ""
+    annotations: ToolAnnotations | None = None
+    trusted: bool = False
 
     @property
     def name(self) -> str:
@@ -436,7 +445,8 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True):
 
     Attributes:
         settlement: `returned` (by the server, error or not), `timed_out`, `died` (the server did), `skipped`
-            (never sent), `rejected` (unknown tool, unreadable arguments).
+            (never sent), `rejected` (unknown tool, unreadable arguments), `denied` (by the policy or by a
+            person).
         iteration: One-based number of the reply that asked for it.
         duration_s: `None` if it was never sent.
     """
@@ -469,6 +479,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         stream: Note the model's text as it arrives (`TextDelta`).
         attach_media: Attach images, audio and files in tool results to the conversation. Old traces lack this
             field and are replayed without attachments.
+        tool_policy: Which tool calls are made, asked about or denied.
     """
 
     turn: int
@@ -482,6 +493,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     support_check: SupportCheck = "skip"
     stream: bool = False
     attach_media: bool = False
+    tool_policy: ToolPolicy = ToolPolicy()
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -798,6 +810,15 @@ class ToolRejected(Message, frozen=True, kw_only=True):
     error: str
 
 
+class ToolDenied(Message, frozen=True, kw_only=True):
+    """agent: a call was not sent, because the policy or a person denied it; the model reads `reason`."""
+
+    batch: BatchId
+    call_id: CallId
+    name: str
+    reason: str
+
+
 class ReplyUnusable(Message, frozen=True, kw_only=True):
     """agent: the model's reply had neither content nor tool calls.
 
@@ -870,7 +891,7 @@ class ServerNoted(Message, frozen=True, kw_only=True):
     text: str
 
 
-ToolPart = Literal["description", "input_schema", "output_schema"]
+ToolPart = Literal["description", "input_schema", "output_schema", "annotations"]
 """A part of a tool's definition that its server can change."""
 
 
@@ -999,6 +1020,7 @@ TurnCommand: TypeAlias = (
 TurnNote: TypeAlias = (
     IterationStarted
     | ToolRejected
+    | ToolDenied
     | ToolSkipped
     | ReplyUnusable
     | FinalForced

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from grue.actors.sampling import CurrentSampler
 from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, sessions_of
+from grue.engine.tool_policy import usable_policy
 from grue.engine.tool_servers import ToolServer
 from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_handle import TurnHandle
 from grue.engine.wiring import LlmFactory, wire
 from grue.loading import importing, load
-from grue.messages import Budget, FailurePolicy, ServerName, TurnLimits
+from grue.messages import Budget, FailurePolicy, ServerName, ToolPolicy, TurnLimits
 from grue.processes.guard import guard
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry
@@ -59,6 +60,7 @@ class Runner:
         elicit: Asks the user a server's question; `None`: always declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
+        tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
         lifetime: `turn`: one `anyio.run` per turn, and nothing stays alive after it. `episode`: one event
             loop in a background thread, from the first turn to `close`; connections to the model stay open.
@@ -68,8 +70,8 @@ class Runner:
         keep_sessions: With `lifetime="episode"`: all turns share one session per server.
 
     Raises:
-        MCPConfigError: A server name or `lifetime` is invalid. Or `spawn_ahead` or `keep_sessions` is set
-            without `lifetime="episode"`, or both are set.
+        MCPConfigError: A server name, `lifetime` or `tool_policy` is invalid. Or `spawn_ahead` or
+            `keep_sessions` is set without `lifetime="episode"`, or both are set.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
 
@@ -84,6 +86,7 @@ class Runner:
         process_limits: ProcessLimits | None = None,
         elicit: Elicit | None = None,
         tool_lock: ToolLock | None = None,
+        tool_policy: ToolPolicy | None = None,
         budget: Budget | None = None,
         lifetime: Literal["turn", "episode"] = "turn",
         spawn_ahead: bool = False,
@@ -101,6 +104,7 @@ class Runner:
             elicit=elicit,
             tool_lock=tool_lock,
         )
+        self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
         self._memory = EpisodeMemory()
         self._spending = Spending()
         sessions = sessions_of(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
@@ -137,6 +141,7 @@ class Runner:
             policy=configured.policy,
             recorder=recorder,
             tool_lock=configured.tool_lock,
+            tool_policy=configured.tool_policy,
             budget=configured.budget,
             lifetime=lifetime,
             spawn_ahead=spawn_ahead,
@@ -343,6 +348,7 @@ class Runner:
             wiring=self._wiring,
             limits=self.limits,
             policy=self.policy,
+            tool_policy=self.tool_policy,
             budget=self.budget,
             spending=self._spending,
         )

@@ -39,7 +39,7 @@ NoticeKind: TypeAlias = Literal["noise", "bad_tool", "bad_schema", "too_large", 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
 """What follows a failed attempt to connect to a tool server."""
 
-SettlementKind: TypeAlias = Literal["returned", "timed_out", "died", "skipped", "rejected"]
+SettlementKind: TypeAlias = Literal["returned", "timed_out", "died", "skipped", "rejected", "denied"]
 """How a tool call was settled."""
 
 FailureKind: TypeAlias = Literal[

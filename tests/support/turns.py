@@ -34,6 +34,7 @@ from grue.messages import (
     TurnLimits,
     Usage,
 )
+from grue.protocol.tool_calls import Rejected, Run, read_calls, runs_of
 from grue.protocol.tool_loop import step
 from grue.protocol.turn_states import Idle, TurnState
 
@@ -65,6 +66,14 @@ def run(
         policy=FailurePolicy(**policy),
         support_check=support_check,
     )
+
+
+def sort_calls(
+    calls: tuple[ToolCall, ...], tools: tuple[ToolDefinition, ...]
+) -> tuple[tuple[Run, ...], tuple[Rejected, ...]]:
+    """Sort the calls of a reply as a turn does whose policy allows all of them."""
+    valid, rejected = read_calls(calls, tools)
+    return runs_of(valid), rejected
 
 
 def support(supported: bool) -> ToolSupportChecked:

@@ -1,9 +1,9 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
-Five tables are read: `[tool.zorkgpt.mcp]`, `.llm`, `.agent_sampling`, `.retry` and `.budget`. The first
-belongs to grue, so an unknown key in it is an error. The others belong to a larger project; their unknown
-keys are ignored. Every value is checked when it is set, whether from a file, by a keyword or by an
-assignment.
+Six tables are read: `[tool.zorkgpt.mcp]`, `.tool_policy`, `.llm`, `.agent_sampling`, `.retry` and `.budget`.
+The first two belong to grue, so an unknown key in them is an error. The others belong to a larger project;
+their unknown keys are ignored. Every value is checked when it is set, whether from a file, by a keyword or by
+an assignment.
 
 Source: R2.4, R13, P4, P45
 """
@@ -17,12 +17,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
 from grue.config.reading import nearest, read_config_text
+from grue.config.tool_policy import tool_policy_of
 from grue.config.wording import setting_problem, toml_kind
 from grue.errors import MCPConfigError
+from grue.messages import ToolPolicy
 from grue.protocol.chat_wire.profile import Effort, WireName
 
 _ROOT = ("tool", "zorkgpt")
@@ -172,6 +182,7 @@ class GameConfiguration(_Table):
         agent_sampling: Sampling parameters, all left out by default.
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
+        tool_policy: Which tool calls are made, asked about or denied; by default all are made.
         project_dir: Folder that relative paths start from; the TOML's folder when loaded from one.
 
     Source: R1.5, R2.5, R12.4, R13.1-5, P45
@@ -192,6 +203,7 @@ class GameConfiguration(_Table):
     agent_sampling: AgentSampling = dataclasses.field(default_factory=AgentSampling)
     retry: RetrySettings = dataclasses.field(default_factory=RetrySettings)
     budget: BudgetSettings = dataclasses.field(default_factory=BudgetSettings)
+    tool_policy: InstanceOf[ToolPolicy] = ToolPolicy()
     project_dir: Annotated[Path, Field(strict=False)] = Path()
 
     @property
@@ -201,7 +213,7 @@ class GameConfiguration(_Table):
 
     @classmethod
     def from_toml(cls, config_path: str | os.PathLike[str] = "pyproject.toml") -> Self:
-        """Load the five tables of a TOML file; a missing key keeps its default.
+        """Load the six tables of a TOML file; a missing key keeps its default.
 
         Args:
             config_path: The file, relative to the working directory; its folder becomes `project_dir`.
@@ -224,6 +236,8 @@ class GameConfiguration(_Table):
         try:
             for name, settings in _NESTED.items():
                 values[name] = settings(**_chosen(_table(tables, name, path), _fields(settings)))
+            place = ".".join((*_ROOT, "tool_policy"))
+            values["tool_policy"] = tool_policy_of(_table(tables, "tool_policy", path), path, place)
             return cls(**values, project_dir=path.absolute().parent)
         except _FieldError as faults:
             lines = (

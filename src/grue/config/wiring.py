@@ -12,7 +12,7 @@ from grue.config.secrets import api_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.llm_transport.endpoint import LlmSettings
-from grue.messages import Budget, FailurePolicy, OnToolDrift, TurnLimits
+from grue.messages import Budget, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_lock import ToolLock
 from grue.tool_sessions.server_specs import McpServer
@@ -27,6 +27,7 @@ class Configured(Struct, frozen=True):
     policy: FailurePolicy
     tool_lock: ToolLock | None
     budget: Budget
+    tool_policy: ToolPolicy
 
 
 def from_configuration(path: str | PathLike[str]) -> Configured:
@@ -44,7 +45,15 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
         servers = {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
     policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
     budget = episode_budget(config)
-    return Configured(llm_settings(config), servers, turn_limits(config), policy, lock, budget)
+    return Configured(
+        llm=llm_settings(config),
+        servers=servers,
+        limits=turn_limits(config),
+        policy=policy,
+        tool_lock=lock,
+        budget=budget,
+        tool_policy=config.tool_policy,
+    )
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:

@@ -24,6 +24,7 @@ from grue.messages import (
     RunTurn,
     ServerName,
     SupportCheck,
+    ToolPolicy,
     TurnCompleted,
     TurnFailed,
     TurnLimits,
@@ -82,6 +83,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
         wiring: The parts that the turns share.
         limits: How much a turn may use.
         policy: What to do after a failure.
+        tool_policy: Which tool calls are made, asked about or denied.
         budget: For the model, for all turns together.
         spending: What the finished turns have spent of it.
     """
@@ -89,6 +91,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
     wiring: Wiring
     limits: TurnLimits
     policy: FailurePolicy
+    tool_policy: ToolPolicy
     budget: Budget
     spending: Spending
 
@@ -169,6 +172,7 @@ class Turn(Generic[T]):
             support_check=self._support_check(),
             stream=request.on_delta is not None,
             attach_media=True,
+            tool_policy=settings.tool_policy,
         )
 
     def _support_check(self) -> SupportCheck:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from grue.messages import ServerName, ToolDefinition
+from grue.messages import ServerName, ToolAnnotations, ToolDefinition
 from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_results import json_object
 from grue.tool_sessions.notices import Notify
@@ -17,6 +17,13 @@ MAX_TOOL_BYTES = 256 * 1024
 """Longest definition of a tool. Each request to the model carries all definitions."""
 
 _NAME_CHARS = 1000
+
+_HINTS = {
+    "read_only": "readOnlyHint",
+    "destructive": "destructiveHint",
+    "idempotent": "idempotentHint",
+    "open_world": "openWorldHint",
+}
 
 
 def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> Iterator[ToolDefinition]:
@@ -42,11 +49,20 @@ def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> I
             description=well_formed(tool.get("description") or ""),
             input_schema=json_object(tool["inputSchema"]),
             output_schema=json_object(output_schema) if isinstance(output_schema, dict) else None,
+            annotations=_annotations(tool.get("annotations")),
         )
         if len(msgspec.json.encode(definition)) > MAX_TOOL_BYTES:
             notify("bad_tool", f"{tool['name']}: its definition is longer than {MAX_TOOL_BYTES} bytes")
             continue
         yield definition
+
+
+def _annotations(stated: Any) -> ToolAnnotations | None:
+    """Return the hints that are stated as booleans. Anything else counts as not stated."""
+    if not isinstance(stated, dict):
+        return None
+    hints = {field: stated.get(key) for field, key in _HINTS.items() if isinstance(stated.get(key), bool)}
+    return ToolAnnotations(**hints) if hints else None
 
 
 def _fault(tool: Any) -> str | None:

@@ -53,6 +53,7 @@ from grue.messages import (
     ServerNoted,
     SessionOpened,
     ToolCalled,
+    ToolDenied,
     ToolDrifted,
     ToolRejected,
     ToolReturned,
@@ -90,7 +91,14 @@ _Connecting: TypeAlias = (
     RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted | ToolDrifted | PrewarmLost
 )
 _Calling: TypeAlias = (
-    CompletionReceived | ToolCalled | ToolReturned | ToolTimedOut | ServerDied | ToolRejected | ToolSkipped
+    CompletionReceived
+    | ToolCalled
+    | ToolReturned
+    | ToolTimedOut
+    | ServerDied
+    | ToolRejected
+    | ToolDenied
+    | ToolSkipped
 )
 _Asking: TypeAlias = (
     IterationStarted | CompletionRetried | ReplyCut | ReplyUnusable | FinalForced | RepairRequested | FellBack
@@ -250,6 +258,8 @@ class EventFeed:
                 return [self._failed(moment, self._name(body.call_id), failure.cause)]
             case ToolRejected(name=name, error=error):
                 return [self._failed(moment, name, error)]
+            case ToolDenied(name=name, reason=reason):
+                return [self._failed(moment, name, f"denied: {reason}")]
             case ToolSkipped():
                 return [self._skipped(moment, body)]
             case never:

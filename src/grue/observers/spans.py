@@ -43,6 +43,7 @@ from grue.messages import (
     ServerFailure,
     ServerName,
     ToolCallRecord,
+    ToolDenied,
     ToolDrifted,
     ToolRejected,
     ToolSkipped,
@@ -259,6 +260,9 @@ def _of_calls(body: object) -> Words | None:
         case ToolRejected(name=name, error=error, call_id=call_id):
             facts: JsonObject = {"call_id": call_id, "tool_name": name}
             return Words("tool_rejected", Verdict("warning", "rejected", error), facts)
+        case ToolDenied(name=name, reason=reason, call_id=call_id):
+            facts = {"call_id": call_id, "tool_name": name}
+            return Words("tool_denied", Verdict("warning", "denied", reason), facts)
         case ToolDrifted(server=server, tool=tool, change=change):
             facts = {"tool_name": f"{server}.{tool}", "change": change, "refused": body.refused}
             return Words("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)

@@ -4,12 +4,14 @@ Come here to change which calls are rejected before they reach a server, or what
 `turn_tools.py` decides when calls are sent.
 """
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from msgspec import Struct
 
 from grue.messages import (
     BatchId,
+    JsonObject,
     ServerCall,
     ServerDied,
     ServerName,
@@ -19,6 +21,7 @@ from grue.messages import (
     ToolCallRecord,
     ToolCallResult,
     ToolDefinition,
+    ToolDenied,
     ToolMessage,
     ToolRejected,
     ToolReturned,
@@ -36,6 +39,14 @@ class Rejected(Struct, frozen=True):
 
     call: ToolCall
     error: str
+
+
+class ValidCall(Struct, frozen=True):
+    """A call that its server can take: the tool is listed, and the arguments are an object."""
+
+    call: ToolCall
+    tool: ToolDefinition
+    arguments: JsonObject
 
 
 class Run(Struct, frozen=True):
@@ -66,16 +77,16 @@ def without_doubles(
     return tuple(first.values()), tuple(notes)
 
 
-def sort_calls(
+def read_calls(
     calls: tuple[ToolCall, ...], tools: tuple[ToolDefinition, ...]
-) -> tuple[tuple[Run, ...], tuple[Rejected, ...]]:
-    """Return the runs in order, and the calls that name an unknown tool or have unreadable arguments.
+) -> tuple[tuple[ValidCall, ...], tuple[Rejected, ...]]:
+    """Return the valid calls in order, and those that name an unknown tool or have unreadable arguments.
 
     Source: R5.3, R6.4, R8.3
     """
     listed = {tool.name: tool for tool in tools}
     known = ", ".join(listed)
-    runs: list[tuple[ServerName, list[ServerCall]]] = []
+    valid: list[ValidCall] = []
     rejected: list[Rejected] = []
     room = MAX_CHARS
     for call in calls:
@@ -89,10 +100,20 @@ def sort_calls(
         if isinstance(arguments, str):
             rejected.append(Rejected(call, f"Tool call failed: {arguments}"))
             continue
-        if not runs or runs[-1][0] != tool.server:
-            runs.append((tool.server, []))
-        runs[-1][1].append(ServerCall(call_id=call.call_id, tool=tool.tool, arguments=arguments))
-    return tuple(Run(server, tuple(served)) for server, served in runs), tuple(rejected)
+        valid.append(ValidCall(call, tool, arguments))
+    return tuple(valid), tuple(rejected)
+
+
+def runs_of(calls: Iterable[ValidCall]) -> tuple[Run, ...]:
+    """Group consecutive calls to one server."""
+    runs: list[tuple[ServerName, list[ServerCall]]] = []
+    for valid in calls:
+        server = valid.tool.server
+        if not runs or runs[-1][0] != server:
+            runs.append((server, []))
+        call = ServerCall(call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments)
+        runs[-1][1].append(call)
+    return tuple(Run(server, tuple(served)) for server, served in runs)
 
 
 def record(
@@ -139,6 +160,20 @@ def reject(
     )
     return notes, tuple(
         record(item.call, iteration, "rejected", tool_results.failure(item.error)) for item in rejected
+    )
+
+
+def deny(
+    denied: tuple[tuple[ToolCall, str], ...], iteration: int, batch: BatchId
+) -> tuple[tuple[ToolDenied, ...], tuple[ToolCallRecord, ...]]:
+    """Return the notes and records of denied calls, each with the reason that the model reads."""
+    notes = tuple(
+        ToolDenied(batch=batch, call_id=call.call_id, name=call.name, reason=reason)
+        for call, reason in denied
+    )
+    return notes, tuple(
+        record(call, iteration, "denied", tool_results.failure(f"Tool call denied: {reason}"))
+        for call, reason in denied
     )
 
 

@@ -1,19 +1,19 @@
 """Compare the tools that a server lists with the definitions that the user has approved; pure.
 
-A definition is pinned by three digests, one for each part that a server can change behind a user's back: the
-description, which the model reads as instructions, and the schemas of arguments and result. A digest is the
-SHA-256 of the part's canonical JSON: keys sorted, no white space, everything beyond ASCII escaped. Order does
-not matter, neither that of tools nor that of keys.
+A definition is pinned by four digests, one for each part that a server can change behind a user's back: the
+description, which the model reads as instructions, the schemas of arguments and result, and the annotations,
+which a `ToolPolicy` matches. Order does not matter, neither that of tools nor that of keys.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias, assert_never
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.messages import OnToolDrift, ServerName, ToolDefinition, ToolDrifted, ToolPart
+from grue.protocol.digest import digest
 from grue.protocol.safe_text import printable, well_formed
 from grue.vocabulary import ToolChange
 
@@ -27,12 +27,15 @@ class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
         summary: First line of the description, for people; it is compared with nothing.
         description: Digest, as are the others.
         output_schema: `None`: the tool declares none.
+        annotations: `None`: the lock was written by a grue that did not pin them. They are then neither
+            compared nor trusted.
     """
 
     summary: str
     description: str
     input_schema: str
     output_schema: str | None
+    annotations: str | None = None
 
 
 ServerPins: TypeAlias = Mapping[str, ToolPin]
@@ -79,10 +82,14 @@ def drift(pins: ServerPins, tools: Iterable[ToolDefinition]) -> tuple[ToolDrift,
 def screen(
     pins: ServerPins, server: ServerName, tools: tuple[ToolDefinition, ...], on_drift: OnToolDrift
 ) -> tuple[tuple[ToolDefinition, ...], tuple[ToolDrifted, ...]]:
-    """Return the tools that the policy allows, in order, and a note for each that has drifted."""
+    """Return the tools that the policy allows, in order, and a note for each that has drifted.
+
+    The annotations of a tool that has not drifted are marked as trusted: the user has approved them.
+    """
     if on_drift == "ignore":
         return tools, ()
     found = drift(pins, tools)
+    drifted = {each.tool for each in found}
     refused = {each.tool for each in found if on_drift == "refuse" and each.change != "removed"}
     notes = tuple(
         ToolDrifted(
@@ -95,7 +102,13 @@ def screen(
         )
         for each in found
     )
-    return tuple(tool for tool in tools if tool.tool not in refused), notes
+    offered = (tool for tool in tools if tool.tool not in refused)
+    return tuple(tool if tool.tool in drifted else _with_trust(tool, pins) for tool in offered), notes
+
+
+def _with_trust(tool: ToolDefinition, pins: ServerPins) -> ToolDefinition:
+    approved = tool.annotations is not None and pins[tool.tool].annotations is not None
+    return replace(tool, trusted=True) if approved else tool
 
 
 def drift_text(note: ToolDrifted) -> str:
@@ -118,19 +131,18 @@ def _pin(tool: ToolDefinition) -> ToolPin:
     first_line = tool.description.strip().partition("\n")[0]
     return ToolPin(
         summary=printable(first_line, _SUMMARY_CHARS),
-        description=_digest(tool.description),
-        input_schema=_digest(tool.input_schema),
-        output_schema=None if tool.output_schema is None else _digest(tool.output_schema),
+        description=digest(tool.description),
+        input_schema=digest(tool.input_schema),
+        output_schema=None if tool.output_schema is None else digest(tool.output_schema),
+        annotations=digest(msgspec.to_builtins(tool.annotations)),
     )
-
-
-def _digest(value: object) -> str:
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(canonical.encode('ascii')).hexdigest()}"
 
 
 _PARTS: tuple[ToolPart, ...] = ("description", "input_schema", "output_schema")
 
 
 def _changed(approved: ToolPin, listed: ToolPin) -> tuple[ToolPart, ...]:
-    return tuple(part for part in _PARTS if getattr(approved, part) != getattr(listed, part))
+    parts = tuple(part for part in _PARTS if getattr(approved, part) != getattr(listed, part))
+    if approved.annotations not in (None, listed.annotations):
+        return (*parts, "annotations")
+    return parts

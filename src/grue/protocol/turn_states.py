@@ -56,6 +56,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that were wanted are missing; empty if none are.
         reconnected: Whether the one reconnect of the turn has been used.
+        used: How often each tool with a limit has been called.
     """
 
     run: RunTurn
@@ -71,6 +72,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     forced: str = ""
     degraded: str = ""
     reconnected: bool = False
+    used: Mapping[str, int] = {}
 
     @property
     def opening(self) -> tuple[ConversationItem, ...]:

@@ -20,22 +20,50 @@ from grue.messages import (
 )
 from grue.protocol import tool_results
 from grue.protocol.growing import Growing, Remaining
-from grue.protocol.tool_calls import record_settlement, reject, skip, sort_calls
+from grue.protocol.tool_calls import ValidCall, deny, read_calls, record_settlement, reject, runs_of, skip
+from grue.protocol.tool_policy import CallTerms, judge
 from grue.protocol.turn_asking import ask, force
 from grue.protocol.turn_states import AwaitingReconnect, AwaitingTools, Transition, Turn
 
+NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
+
 
 def call(turn: Turn, calls: tuple[ToolCall, ...]) -> Transition:
-    """Answer the calls that no server can take, and send the first run of the others."""
-    runs, rejected = sort_calls(calls, turn.tools)
+    """Answer the calls that no server gets, and send the first run of the others.
+
+    The reply is judged as a whole first: nothing is sent before the policy has seen every call.
+    """
+    valid, rejected = read_calls(calls, turn.tools)
+    turn, allowed, denied = _judged(turn, valid)
+    runs = runs_of(allowed)
     batch = BatchId(turn.batches + 1)
     if not runs:
         # The notes below use this number, and two replies must not share one.
         turn = replace(turn, batches=batch)
-    notes, settled = reject(rejected, turn.iterations, batch)
+    rejections, rejected_records = reject(rejected, turn.iterations, batch)
+    denials, denied_records = deny(denied, turn.iterations, batch)
     by_id = {call.call_id: call for call in calls}
-    records = Growing[ToolCallRecord]().add(settled)
-    return _next_run(AwaitingTools(turn, by_id, batch, Remaining(), Remaining(runs), records), notes)
+    records = Growing[ToolCallRecord]().add((*rejected_records, *denied_records))
+    state = AwaitingTools(turn, by_id, batch, Remaining(), Remaining(runs), records)
+    return _next_run(state, (*rejections, *denials))
+
+
+def _judged(
+    turn: Turn, valid: tuple[ValidCall, ...]
+) -> tuple[Turn, tuple[ValidCall, ...], tuple[tuple[ToolCall, str], ...]]:
+    """Return the calls that the policy allows, and those that it denies, with the reasons."""
+    policy = turn.run.tool_policy
+    if not policy.rules:
+        return turn, valid, ()
+    terms, used = judge(policy, (each.tool for each in valid), turn.used)
+    judged = tuple(zip(valid, terms, strict=True))
+    allowed = tuple(each for each, term in judged if term.verdict == "allow")
+    denied = tuple((each.call, _why(term)) for each, term in judged if term.verdict != "allow")
+    return replace(turn, used=used), allowed, denied
+
+
+def _why(terms: CallTerms) -> str:
+    return terms.reason if terms.verdict == "deny" else NOBODY_TO_ASK
 
 
 def _next_run(state: AwaitingTools, notes: tuple[TurnNote, ...] = ()) -> Transition:

@@ -29,6 +29,7 @@ from grue.messages import (
     SessionPrewarmed,
     Settlement,
     ToolCalled,
+    ToolDenied,
     ToolRejected,
     ToolReturned,
     ToolSkipped,
@@ -259,7 +260,7 @@ class _Calls:
                     self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
             case ToolCalled(call_id=call_id):
                 self._tool(turn, call_id).calls += 1
-            case ToolRejected(name=name, call_id=call_id):
+            case ToolRejected(name=name, call_id=call_id) | ToolDenied(name=name, call_id=call_id):
                 # The name that the model used may not belong to any tool; it is untrusted text.
                 self._tools.setdefault(name, _Tool()).rejected += 1
                 self._names.pop((turn, call_id), None)

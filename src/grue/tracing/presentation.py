@@ -307,6 +307,9 @@ _TABLE: dict[type, _Row] = {
     m.ToolRejected: _warn(
         "rejected", lambda body: body.error, lambda body: f"{body.call_id} {body.name}", live=_always
     ),
+    m.ToolDenied: _warn(
+        "denied", lambda body: body.reason, lambda body: f"{body.call_id} {body.name}", live=_always
+    ),
     # The model
     m.CheckToolSupport: _Row(lambda _: "can the model call tools?"),
     m.ToolSupportChecked: _Row(_supported, judge=_if(lambda body: not body.supported, "warn", "no tools")),

@@ -7,13 +7,13 @@ import httpx
 import pytest
 from llm_desk import LISTING, OPENING, desk, notes, settings_for
 from msgspec.structs import replace
+from turns import sort_calls
 
 from grue.actors.llm import LlmEndpoint
 from grue.messages import CompletionReceived, ReplyCut, TextDelta, Usage, UserText
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.tool_calls import sort_calls
 from grue.provider_rules.dialects import dialect_of
 from grue.testing.llm_server import Script, ScriptedLlmServer, error_reply, text_reply
 from grue.testing.llm_streams import stream_of

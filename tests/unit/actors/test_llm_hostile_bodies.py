@@ -11,6 +11,7 @@ import anyio
 import httpx
 import pytest
 from llm_desk import LISTING, OPENING, desk, settings_for
+from turns import sort_calls
 
 from grue.actors.llm import LlmEndpoint
 from grue.llm_transport.exchange import MAX_BODY_BYTES
@@ -19,7 +20,6 @@ from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireName
 from grue.protocol.chat_wire.profiles import OPENROUTER
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.tool_calls import sort_calls
 from grue.provider_rules.dialects import dialect_of
 from grue.testing.llm_streams import stream_of
 

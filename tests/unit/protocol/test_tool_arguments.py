@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from turns import sort_calls
 
 from grue.messages import CallId, ServerName, ToolCall, ToolDefinition
 from grue.protocol.tool_arguments import CUT_MARK, MAX_CHARS, MAX_VALUES, is_crowded, read_arguments
-from grue.protocol.tool_calls import sort_calls
 
 TOOL = ToolDefinition(server=ServerName("s"), tool="t", input_schema={"type": "object"})
 ODD = st.sampled_from(

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from turns import call, died, returned, skipped, timed_out, tool
+from turns import call, died, returned, skipped, sort_calls, timed_out, tool
 
 from grue.messages import ToolCallResult
-from grue.protocol.tool_calls import record_settlement, sort_calls, tool_messages
+from grue.protocol.tool_calls import record_settlement, tool_messages
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from grue.messages import ServerName, ToolDefinition, ToolDrifted, ToolPart
+from grue.messages import ServerName, ToolAnnotations, ToolDefinition, ToolDrifted, ToolPart
 from grue.protocol.tool_lock import ToolDrift, ToolLock, ToolPin, drift, drift_text, lock_of, screen
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=20)
@@ -75,6 +75,7 @@ def test_any_change_of_any_part_is_seen_and_named(before: ToolDefinition, change
         ({"description": "Say it.\nquietly"}, ("description",)),
         ({"input_schema": {"type": "object", "properties": {"x": {}}}}, ("input_schema",)),
         ({"output_schema": {}}, ("output_schema",)),
+        ({"annotations": ToolAnnotations(read_only=True)}, ("annotations",)),
         ({"description": "", "output_schema": {}}, ("description", "output_schema")),
         ({"server": "b"}, ()),
     ],
@@ -109,6 +110,7 @@ def test_the_digests_do_not_change_from_version_to_version() -> None:
         description="sha256:733e2a26951974d16030f072a778d9d2d77321036fa898082f39876dcf06881a",
         input_schema="sha256:158e2099e6ee31308c4e1b8624b858f3ea50b0f841d57e495aa049cab61a1715",
         output_schema=None,
+        annotations="sha256:74234e98afe7498fb5daf1f36ac2d78acc339464f950703b8c019892f982b90b",
     )
 
 
@@ -131,6 +133,29 @@ def test_refuse_holds_back_what_is_unknown_or_changed() -> None:
     offered, notes = screen(PINS, A, LISTED, "refuse")
     assert [each.tool for each in offered] == ["z", "same"]
     assert [(note.tool, note.refused) for note in notes] == [("gone", False), ("new", True), ("other", True)]
+
+
+READING = ToolAnnotations(read_only=True)
+
+
+def test_annotations_that_the_lock_holds_are_trusted_and_no_others() -> None:
+    approved = (tool("same", annotations=READING), tool("other", annotations=READING), tool("plain"))
+    changed = tool("other", annotations=ToolAnnotations(read_only=False))
+    listed = (approved[0], changed, tool("plain"), tool("new", annotations=READING))
+    offered, notes = screen(lock_of(approved), A, listed, "report")
+    assert [(each.tool, each.trusted) for each in offered] == [
+        ("same", True),
+        ("other", False),
+        ("plain", False),
+        ("new", False),
+    ]
+    assert [(note.tool, note.parts) for note in notes] == [("new", ()), ("other", ("annotations",))]
+
+
+def test_a_lock_from_before_annotations_were_pinned_neither_compares_nor_trusts_them() -> None:
+    listed = tool("say", annotations=READING)
+    pins = {"say": replace(lock_of([listed])["say"], annotations=None)}
+    assert screen(pins, A, (listed,), "refuse") == ((listed,), ())
 
 
 def test_ignore_says_nothing() -> None:

@@ -253,6 +253,7 @@ class ZorkAgent:
             policy=self._policy,
             recorder=recorder,
             tool_lock=manager.tool_lock if manager else None,
+            tool_policy=self.config.tool_policy,
             budget=episode_budget(self.config),
             lifetime="episode" if self._spawn_ahead else "turn",
             spawn_ahead=self._spawn_ahead,
