@@ -17,6 +17,9 @@ COVERED := tests/unit tests/properties tests/integration/episodes \
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
+# Without bytecode on disk, every worker and every program that a test starts compiles what it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: play test test-all check attack bench bench-peers clean
 .DEFAULT_GOAL := play
 

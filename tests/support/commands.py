@@ -5,17 +5,22 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import psutil
 
 from grue.testing import faulty_server
+from grue.testing.leftovers import _MARK
 from grue.tracing.reading import EpisodeTrace, read_episode
 
 DEADLINE_S = 60.0
+_OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG")
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -25,9 +30,14 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run `grue ARGS` to its end; `before` is Python that runs first in that process."""
+    """Run `grue ARGS` to its end; `before` is Python that runs first in that process.
+
+    With `before`, or with a variable that the interpreter reads as it starts, it is a new interpreter;
+    otherwise a fork of one that has imported everything.
+    """
+    starts_anew = before or any(name.startswith(_OF_THE_INTERPRETER) for name in extra)
     return subprocess.run(
-        command(*args, before=before),
+        command(*args, before=before) if starts_anew else forked(*args),
         cwd=cwd,
         env=environment(**extra),
         capture_output=True,
@@ -35,6 +45,29 @@ def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.Co
         timeout=DEADLINE_S,
         check=False,
     )
+
+
+def forked(*args: str) -> Sequence[str]:
+    """The command line of a program that has the fork server run `grue ARGS`."""
+    return (sys.executable, "-I", "-S", fork_server.__file__, "run", _fork_server(), *args)
+
+
+@cache
+def _fork_server() -> str:
+    """Start the fork server, which ends soon after this process does; return the path of its socket."""
+    path = str(Path(tempfile.mkdtemp(prefix="grue-forks-")) / "socket")
+    plain = {name: value for name, value in environment().items() if name != _MARK}
+    subprocess.run(
+        [sys.executable, fork_server.__file__, "serve", path, str(os.getpid())],
+        env=plain,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    return path
 
 
 def command(*args: str, before: str = "") -> Sequence[str]:
