@@ -1,4 +1,4 @@
-"""The official conformance suite's client scenarios, with the session actor as the client."""
+"""The official conformance suite: clients are tested with the session actor, servers with the mock server."""
 
 import json
 import shlex
@@ -16,6 +16,8 @@ from grue.testing.leftovers import assert_nothing_left
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+from grue.testing.mock_features import reference_server  # noqa: E402
 
 SUITE = "@modelcontextprotocol/conformance"
 CLIENT_LIMIT_MS = 20_000
@@ -67,3 +69,28 @@ def test_the_session_conforms(suite: list[str], scenario: str, tmp_path: Path) -
     assert judged.keys() >= CHECKS[scenario], done.stdout
     assert short in ({}, LATE), done.stdout
     assert done.returncode == 0 or (short == LATE and "CLIENT EXITED" not in done.stdout), done.stdout
+
+
+SERVER_SCENARIOS = 32
+UNJUDGED = {"server-sse-polling"}
+"""The suite's own checks of it are warnings or remarks, whatever a server does."""
+
+
+def test_the_mock_server_conforms(suite: list[str], tmp_path: Path) -> None:
+    with reference_server().serve_http() as url:
+        done = subprocess.run(
+            [*suite, "server", "--url", url, "--suite", "all", "--output-dir", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DEADLINE_S * 3,
+            check=False,
+        )
+    scenarios = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/checks.json")}
+    assert len(scenarios) == SERVER_SCENARIOS, done.stdout
+    for name, checks in scenarios.items():
+        judged = [check for check in checks if check["status"] != "INFO"]
+        assert judged or any(each in name for each in UNJUDGED), f"{name} judges nothing"
+        failed = [check for check in judged if check["status"] == "FAILURE"]
+        assert not failed, f"{name}: {failed}"
+    assert done.returncode == 0, done.stdout

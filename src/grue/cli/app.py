@@ -208,3 +208,36 @@ def doctor(
         take_interrupts()
         if not (try_faults() if faults else examine(mcp_config, network=not no_network)):
             raise typer.Exit(FAILED)
+
+
+@app.command(name="mock-server")
+def mock_server(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="A MockServer of yours; or FILE.py:NAME.",
+            show_default="one of everything",
+        ),
+    ] = None,
+    stdio: Annotated[bool, typer.Option("--stdio", help="Serve standard input and output.")] = False,
+    http: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Serve HTTP on loopback; 0: a free port."),
+    ] = None,
+    sse: Annotated[bool, typer.Option("--sse", help="With --http: the older transport, HTTP+SSE.")] = False,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="FEATURE", help="Leave a feature out; may be repeated.")
+    ] = None,
+    page_size: Annotated[int | None, typer.Option(min=1, help="Items in a page of each list.")] = None,
+    era: Annotated[str, typer.Option(help="Protocol era: both, initialize or stateless.")] = "both",
+) -> None:
+    """Run an MCP server that follows the specification, to test MCP clients with."""
+    with plain_errors():
+        from grue.cli.mock_server import serve
+
+        take_interrupts()
+        if stdio == (http is not None):
+            raise MCPConfigError("Choose one: --stdio, or --http PORT (0 for a free port).")
+        options = {"without": without or (), "page_size": page_size, "era": era}
+        serve(target, options, port=http, transport="sse" if sse else "http")

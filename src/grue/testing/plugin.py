@@ -6,7 +6,7 @@ used.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -16,14 +16,28 @@ if TYPE_CHECKING:
     from grue.provider_rules.chat_rules import ProviderRules
     from grue.testing.fake_tools import FakeToolServer
     from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer
+    from grue.testing.mock_server import MockServer
     from grue.tool_sessions.function_tools import FunctionTools
-    from grue.tool_sessions.server_specs import StdioServer
+    from grue.tool_sessions.server_specs import HttpServer, StdioServer
 
     class MakesFaultyServer(Protocol):
         """The type of the fixture `faulty_mcp_server`."""
 
         def __call__(self, *flags: str, name: str = "faulty") -> StdioServer:
             """Return the server's configuration, with flags of `grue.testing.faulty_server`."""
+            ...
+
+    class ServesMockServer(Protocol):
+        """The type of the fixture `mock_mcp_server`."""
+
+        def __call__(
+            self,
+            server: MockServer | None = None,
+            *,
+            transport: Literal["http", "sse"] = "http",
+            **options: Any,
+        ) -> HttpServer:
+            """Serve `server`, or the reference server with these options, and return its configuration."""
             ...
 
     class MakesScriptedLlm(Protocol):
@@ -65,6 +79,56 @@ def faulty_mcp_server() -> "MakesFaultyServer":
     def make(*flags: str, name: str = "faulty") -> StdioServer:
         command, *args = faulty_server.argv(*flags)
         return StdioServer(name=name, command=command, args=tuple(args))
+
+    return make
+
+
+@pytest.fixture
+def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[ServesMockServer]":
+    """Serve correct MCP servers over HTTP, from a thread; they are stopped after the test.
+
+    `mock_mcp_server()` serves the reference server, which has one of everything; `mock_mcp_server(server)`
+    a `grue.testing.mock_server.MockServer` with functions of yours. The fixture returns an `HttpServer`, for
+    a `Runner` or a `ToolClient`.
+    """
+    from grue.testing.mock_server import MockServer
+    from grue.tool_sessions.server_specs import HttpServer
+
+    if "nothing_left" in request.fixturenames:
+        request.getfixturevalue("nothing_left")  # set up first, so that it checks last
+
+    with ExitStack() as running:
+
+        def make(
+            server: "MockServer | None" = None,
+            *,
+            transport: Literal["http", "sse"] = "http",
+            **options: Any,
+        ) -> "HttpServer":
+            if server is None:
+                from grue.testing.mock_features import reference_server
+
+                server = reference_server(**options)
+            assert isinstance(server, MockServer), "mock_mcp_server takes a MockServer"
+            url = running.enter_context(server.serve_http(transport=transport))
+            return HttpServer(name=server.name, url=url, transport=transport)
+
+        yield make
+
+
+@pytest.fixture
+def mock_mcp_process() -> "Callable[..., StdioServer]":
+    """Configure a correct MCP server as a process: `mock_mcp_process("--page-size", "2", name="shop")`.
+
+    The fixture returns a `StdioServer`. The arguments are those of `grue mock-server`.
+    """
+    import sys
+
+    from grue.tool_sessions.server_specs import StdioServer
+
+    def make(*arguments: str, name: str = "reference") -> StdioServer:
+        command = ("-m", "grue", "mock-server", "--stdio", *arguments)
+        return StdioServer(name=name, command=sys.executable, args=command)
 
     return make
 

@@ -1,0 +1,89 @@
+"""`grue mock-server`: run the mock server, or one of the user's, over stdio or HTTP."""
+
+import importlib
+import importlib.util
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from grue.errors import MCPConfigError
+
+if TYPE_CHECKING:
+    from grue.testing.mock_server import MockServer
+
+
+def serve(
+    target: str | None,
+    options: dict[str, Any],
+    *,
+    port: int | None,
+    transport: Literal["http", "sse"] = "http",
+) -> None:
+    """Serve until the client ends the input, or until Ctrl-C.
+
+    Args:
+        target: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the reference server.
+        options: Arguments of the reference server. A server of the user's has its own.
+        port: Serve HTTP on this port of 127.0.0.1, 0 for a free one; `None`: standard input and output.
+        transport: The HTTP transport.
+
+    Raises:
+        MCPConfigError: The target cannot be found, an option is wrong, or the port is in use.
+        MissingDependencyError: `mcp` is missing.
+    """
+    server = _server(target, options)
+    if port is None:
+        from grue.testing.mock_server import run_stdio
+
+        run_stdio(server)
+        return
+    try:
+        with server.serve_http(port=port, transport=transport) as url:
+            typer.echo(url)
+            sys.stdout.flush()
+            threading.Event().wait()
+    except OSError as error:
+        raise MCPConfigError(f"cannot serve on port {port}: {error.strerror}. Choose another one.") from error
+
+
+def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
+    from grue.testing.mock_server import MockServer
+
+    if target is None:
+        from grue.testing.mock_features import reference_server
+
+        try:
+            return reference_server(**options)
+        except ValueError as error:
+            raise MCPConfigError(f"{error}.") from error
+    module, _, name = target.rpartition(":")
+    if not module or not name:
+        raise MCPConfigError(f"{target!r} does not name a server: write MODULE:NAME or FILE.py:NAME.")
+    server = getattr(_module(module), name, None)
+    if not isinstance(server, MockServer):
+        raise MCPConfigError(f"{name!r} in {module!r} is not a MockServer.")
+    return server
+
+
+def _module(name: str) -> ModuleType:
+    if not name.endswith(".py"):
+        sys.path.insert(0, "")
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise MCPConfigError(
+                f"there is no module {error.name!r}: name one, or a file with .py."
+            ) from error
+    path = Path(name)
+    if not path.is_file():
+        raise MCPConfigError(f"there is no file {name!r}.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise MCPConfigError(f"{name!r} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,368 @@
+"""The reference server: a mock server with one of everything that the protocol has.
+
+The tools whose names begin with `test_`, `json_schema_2020_12_tool`, the resources and the prompts are those
+that the official conformance suite asks servers for. A tool that asks the client for something (sampling,
+elicitation, roots) declares that as a parameter: the SDK then asks in the way of the protocol era.
+"""
+
+import base64
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import anyio
+from mcp.server.connection import allowed_log_levels
+from mcp.server.mcpserver import (
+    Context,
+    Elicit,
+    ElicitationResult,
+    ListRoots,
+    Resolve,
+    Sample,
+    UserMessage,
+)
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import (
+    AudioContent,
+    Completion,
+    CreateMessageResult,
+    EmbeddedResource,
+    ImageContent,
+    ListRootsResult,
+    LoggingLevel,
+    LoggingMessageNotification,
+    LoggingMessageNotificationParams,
+    ResourceLink,
+    SamplingMessage,
+    TextContent,
+    TextResourceContents,
+    ToolAnnotations,
+)
+from pydantic import BaseModel, Field
+
+from grue.testing.mock_server import MockServer
+
+# One red pixel, and a tenth of a second of silence.
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+WAV = (
+    b"RIFF"
+    + (36 + 800).to_bytes(4, "little")
+    + b"WAVEfmt "
+    + (16).to_bytes(4, "little")
+    + b"\x01\x00\x01\x00"
+    + (8000).to_bytes(4, "little")
+    + (8000).to_bytes(4, "little")
+    + b"\x01\x00\x08\x00data"
+    + (800).to_bytes(4, "little")
+    + b"\x80" * 800
+)
+CITIES = ("Paris", "Parma", "Porto", "Prague")
+STEP_S = 0.05
+SCHEMA_2020_12 = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "$defs": {
+        "address": {
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
+        }
+    },
+    "properties": {"name": {"type": "string"}, "address": {"$ref": "#/$defs/address"}},
+    "additionalProperties": False,
+}
+
+
+class Answer(BaseModel):
+    """What `test_elicitation` asks the user for."""
+
+    username: str = Field(description="Your name")
+    email: str = Field(description="Your address")
+
+
+class Defaults(BaseModel):
+    """A form with a default for every primitive type."""
+
+    name: str = "John Doe"
+    age: int = 30
+    score: float = 95.5
+    status: Literal["active", "inactive", "pending"] = "active"
+    verified: bool = True
+
+
+class Weather(BaseModel):
+    """A structured result."""
+
+    city: str
+    celsius: float
+    sunny: bool
+
+
+def reference_server(**options: Any) -> MockServer:
+    """Return a server with one of everything.
+
+    Args:
+        options: As for `MockServer`.
+
+    Source: L
+    """
+    options.setdefault("name", "reference")
+    server = MockServer(**options)
+    for add in (_add_plain_tools, _add_content_tools, _add_tools_that_ask, _add_resources, _add_prompts):
+        add(server)
+    return server
+
+
+def _add_plain_tools(server: MockServer) -> None:
+    _add_calculating_tools(server)
+    _add_reporting_tools(server)
+
+
+def _add_calculating_tools(server: MockServer) -> None:
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    def weather(city: str) -> Weather:
+        """Return the weather of a city, as structured content."""
+        return Weather(city=city, celsius=21.5, sunny=True)
+
+    @server.tool()
+    def echo(text: str) -> str:
+        """Return the text."""
+        return text
+
+    @server.tool(name="json_schema_2020_12_tool", description="Takes an address.", structured_output=False)
+    def json_schema_2020_12_tool(name: str = "", address: dict[str, str] | None = None) -> str:
+        return f"{name} {address}"
+
+    tool = next(each for each in server._tool_manager.list_tools() if each.name.startswith("json_"))  # noqa: SLF001
+    tool.parameters = SCHEMA_2020_12
+
+    @server.tool(structured_output=False)
+    def test_error_handling() -> str:
+        """Return an error."""
+        raise ToolError("This tool intentionally returns an error for testing")
+
+
+def _add_reporting_tools(server: MockServer) -> None:
+    @server.tool(structured_output=False)
+    async def test_tool_with_logging(ctx: Context[Any, Any]) -> str:
+        """Send three log messages, 50 ms apart."""
+        for text in ("Tool execution started", "Tool processing data", "Tool execution completed"):
+            await _log(server, ctx, "info", text)
+            await anyio.sleep(STEP_S)
+        return "Tool with logging executed successfully"
+
+    @server.tool(structured_output=False)
+    async def test_tool_with_progress(ctx: Context[Any, Any]) -> str:
+        """Report progress three times, 50 ms apart."""
+        for progress in (0, 50, 100):
+            await ctx.report_progress(progress, total=100)
+            await anyio.sleep(STEP_S)
+        return "Tool with progress executed successfully"
+
+    @server.tool(structured_output=False)
+    async def test_reconnection(ctx: Context[Any, Any]) -> str:
+        """Close the HTTP stream of this call before it is answered, so that the client resumes it."""
+        await ctx.close_sse_stream()
+        await anyio.sleep(STEP_S)
+        return "Reconnection test completed successfully"
+
+    @server.tool(structured_output=False)
+    async def wait(seconds: Annotated[float, Field(ge=0, le=600)]) -> str:
+        """Wait. A cancelled call stops waiting."""
+        await anyio.sleep(seconds)
+        return f"waited {seconds:g} s"
+
+    @server.tool(structured_output=False)
+    async def add_tool(name: str, ctx: Context[Any, Any]) -> str:
+        """Add a tool to this server, and tell the clients that the list has changed."""
+        server.add_tool(lambda: f"this is {name}", name=name, description=f"The tool {name}.")
+        await ctx.notify_tools_changed()
+        if ctx.protocol_version is not None and ctx.protocol_version < "2026":
+            await ctx.session.send_tool_list_changed()
+        return f"added {name}"
+
+    @server.tool(structured_output=False)
+    async def touch(uri: str, ctx: Context[Any, Any]) -> str:
+        """Tell the clients that are subscribed to a resource that it has changed."""
+        await ctx.notify_resource_updated(uri)
+        if uri in server.subscribed:
+            await ctx.session.send_resource_updated(uri)
+        return f"touched {uri}"
+
+
+async def _log(server: MockServer, ctx: Context[Any, Any], level: LoggingLevel, text: str) -> None:
+    """Send a log message if the client wants it: by `logging/setLevel`, since 2026-07-28 by the request.
+
+    The SDK's own method warns that logging is deprecated, each time.
+    """
+    request = ctx.request_context
+    if server.logs(level) and level in allowed_log_levels(request.protocol_version, request.meta):
+        params = LoggingMessageNotificationParams(level=level, data=text)
+        await ctx.session.send_notification(LoggingMessageNotification(params=params), ctx.request_id)
+
+
+def _add_content_tools(server: MockServer) -> None:
+    image = ImageContent(type="image", data=base64.b64encode(PNG).decode(), mime_type="image/png")
+    audio = AudioContent(type="audio", data=base64.b64encode(WAV).decode(), mime_type="audio/wav")
+    text = TextContent(type="text", text="This is a simple text response for testing.")
+
+    def embedded(uri: str, content: str, mime_type: str = "text/plain") -> EmbeddedResource:
+        contents = TextResourceContents(uri=uri, mime_type=mime_type, text=content)
+        return EmbeddedResource(type="resource", resource=contents)
+
+    resource = embedded("test://embedded-resource", "This is an embedded resource content.")
+    mixed = embedded("test://mixed-content-resource", '{"test": "data", "value": 123}', "application/json")
+    link = ResourceLink(type="resource_link", uri="test://static-text", name="static text")
+    contents: dict[str, tuple[str, list[Any]]] = {
+        "test_simple_text": ("Return a text.", [text]),
+        "test_image_content": ("Return an image.", [image]),
+        "test_audio_content": ("Return a recording.", [audio]),
+        "test_embedded_resource": ("Return a resource.", [resource]),
+        "test_resource_link": ("Return a link to a resource.", [link]),
+        "test_multiple_content_types": ("Return a text, an image and a resource.", [text, image, mixed]),
+    }
+    for name, (description, blocks) in contents.items():
+        server.add_tool(_returns(blocks), name=name, description=description, structured_output=False)
+
+
+def _returns(blocks: list[Any]) -> Callable[[], list[Any]]:
+    return lambda: blocks
+
+
+def _add_tools_that_ask(server: MockServer) -> None:
+    def sample(prompt: str) -> Sample:
+        text = TextContent(type="text", text=prompt)
+        return Sample([SamplingMessage(role="user", content=text)], max_tokens=100)
+
+    @server.tool(structured_output=False)
+    def test_sampling(prompt: str, reply: Annotated[CreateMessageResult, Resolve(sample)]) -> str:
+        """Ask the client's model."""
+        del prompt  # `sample` takes it, by its name
+        return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
+
+    def ask(message: str) -> Elicit[Answer]:
+        return Elicit(message, Answer)
+
+    @server.tool(structured_output=False)
+    def test_elicitation(message: str, answer: Annotated[ElicitationResult[Answer], Resolve(ask)]) -> str:
+        """Ask the user for a name and an address."""
+        del message  # `ask` takes it, by its name
+        return f"User response: {_outcome(answer)}"
+
+    def ask_with_defaults() -> Elicit[Defaults]:
+        return Elicit("Please check the form", Defaults)
+
+    @server.tool(structured_output=False)
+    def test_elicitation_sep1034_defaults(
+        answer: Annotated[ElicitationResult[Defaults], Resolve(ask_with_defaults)],
+    ) -> str:
+        """Ask the user to fill in a form that has a default for every field."""
+        return f"Elicitation completed: {_outcome(answer)}"
+
+    @server.tool(structured_output=False)
+    async def test_elicitation_sep1330_enums(ctx: Context[Any, Any]) -> str:
+        """Ask the user to choose, in all five forms of a choice."""
+        result = await ctx.session.elicit_form("Please choose", CHOICES, related_request_id=ctx.request_id)
+        return f"Elicitation completed: action={result.action}, content={result.content}"
+
+    @server.tool(structured_output=False)
+    async def open_page(ctx: Context[Any, Any]) -> str:
+        """Ask the user to open a web page."""
+        result = await ctx.elicit_url("Please log in", "https://example.com/login", "login-1")
+        return f"action={result.action}"
+
+    def roots() -> ListRoots:
+        return ListRoots()
+
+    @server.tool(structured_output=False)
+    def list_roots(found: Annotated[ListRootsResult, Resolve(roots)]) -> str:
+        """Return the folders that the client lets servers work in."""
+        return ", ".join(str(root.uri) for root in found.roots)
+
+
+def _outcome(answer: Any) -> str:
+    data = getattr(answer, "data", None)
+    return f"action={answer.action}, content={data.model_dump() if data is not None else None}"
+
+
+_OPTIONS = ["option1", "option2", "option3"]
+CHOICES: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "untitledSingle": {"type": "string", "enum": _OPTIONS},
+        "titledSingle": {
+            "type": "string",
+            "oneOf": [{"const": f"value{n}", "title": f"Option {n}"} for n in (1, 2, 3)],
+        },
+        "legacyEnum": {
+            "type": "string",
+            "enum": ["opt1", "opt2", "opt3"],
+            "enumNames": ["Option One", "Option Two", "Option Three"],
+        },
+        "untitledMulti": {"type": "array", "items": {"type": "string", "enum": _OPTIONS}},
+        "titledMulti": {
+            "type": "array",
+            "items": {"anyOf": [{"const": f"value{n}", "title": f"Choice {n}"} for n in (1, 2, 3)]},
+        },
+    },
+}
+
+
+def _add_resources(server: MockServer) -> None:
+    @server.resource("test://static-text", mime_type="text/plain")
+    def static_text() -> str:
+        """A text."""
+        return "This is the content of the static text resource."
+
+    @server.resource("test://static-binary", mime_type="image/png")
+    def static_binary() -> bytes:
+        """An image."""
+        return PNG
+
+    @server.resource("test://watched-resource", mime_type="text/plain")
+    def watched() -> str:
+        """A resource to subscribe to."""
+        return "Watched resource content"
+
+    @server.resource("test://template/{id}/data", mime_type="application/json")
+    def template(id: str) -> str:  # noqa: A002 - the parameter's name in the URI
+        """Data for an id."""
+        return f'{{"id": "{id}", "templateTest": true, "data": "Data for ID: {id}"}}'
+
+
+def _add_prompts(server: MockServer) -> None:
+    @server.prompt()
+    def test_simple_prompt() -> str:
+        """A prompt without arguments."""
+        return "This is a simple prompt for testing."
+
+    @server.prompt()
+    def test_prompt_with_arguments(arg1: str, arg2: str) -> str:
+        """A prompt with two arguments."""
+        return f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'"
+
+    @server.prompt()
+    def test_prompt_with_embedded_resource(resourceUri: str) -> list[Any]:  # noqa: N803 - the suite's name
+        """A prompt with a resource."""
+        contents = TextResourceContents(uri=resourceUri, mime_type="text/plain", text="Embedded content.")
+        return [
+            UserMessage(EmbeddedResource(type="resource", resource=contents)),
+            UserMessage("Please process the embedded resource above."),
+        ]
+
+    @server.prompt()
+    def test_prompt_with_image() -> list[Any]:
+        """A prompt with an image."""
+        image = ImageContent(type="image", data=base64.b64encode(PNG).decode(), mime_type="image/png")
+        return [UserMessage(image), UserMessage("Please analyze the image above.")]
+
+    @server.completion()
+    async def complete(ref: Any, argument: Any, context: Any) -> Completion:
+        del ref, context
+        found = [city for city in CITIES if city.lower().startswith(argument.value.lower())]
+        return Completion(values=found, total=len(found), has_more=False)

@@ -1,0 +1,286 @@
+"""An MCP server that follows the specification, for tests of MCP clients and agents.
+
+Use it where the faulty server (`faulty_server.py`) is wrong on purpose. It is the official SDK's server with
+what tests need beside it: pagination of every list, legacy subscriptions, completions and log levels,
+features that can be switched off, one protocol era or both, and a way to serve it from a test:
+
+```python
+server = MockServer("shop")
+
+
+@server.tool()
+def price(article: str) -> int:
+    return 12
+
+
+with server.serve_http() as url:
+    ...
+```
+
+Tools, resources and prompts are functions, added with the SDK's decorators (`tool`, `resource`, `prompt`,
+`completion`). The SDK validates their arguments. `reference_server` in `mock_features.py` has one of
+everything. `grue mock-server` runs it, or a server of yours, as a program.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+
+from grue.errors import MissingDependencyError
+
+try:
+    import anyio
+    import uvicorn
+    from mcp.server.lowlevel.server import NotificationOptions, Server
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.stdio import stdio_server
+    from mcp.shared.exceptions import MCPError as ProtocolError
+    from mcp_types import (
+        INVALID_PARAMS,
+        METHOD_NOT_FOUND,
+        UNSUPPORTED_PROTOCOL_VERSION,
+        EmptyResult,
+        ListPromptsResult,
+        ListResourcesResult,
+        ListResourceTemplatesResult,
+        ListToolsResult,
+        PaginatedRequestParams,
+        SetLevelRequestParams,
+        SubscribeRequestParams,
+        UnsubscribeRequestParams,
+    )
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+except ImportError as error:
+    raise MissingDependencyError(
+        "The mock server needs the package 'mcp', version 2 or later: pip install 'grue[mcp]'"
+    ) from error
+
+from grue.testing.event_store import MemoryEventStore
+
+if TYPE_CHECKING:
+    from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+    from starlette.applications import Starlette
+
+Feature: TypeAlias = Literal[
+    "tools", "resources", "templates", "subscriptions", "prompts", "completions", "logging"
+]
+Era: TypeAlias = Literal["both", "initialize", "stateless"]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+ERAS: tuple[Era, ...] = get_args(Era)
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+
+_METHODS: Mapping[Feature, tuple[str, ...]] = {
+    "tools": ("tools/list", "tools/call"),
+    "resources": ("resources/list", "resources/read"),
+    "templates": ("resources/templates/list",),
+    "subscriptions": ("resources/subscribe", "resources/unsubscribe", "subscriptions/listen"),
+    "prompts": ("prompts/list", "prompts/get"),
+    "completions": ("completion/complete",),
+    "logging": ("logging/setLevel",),
+}
+# A port that is closed at the end of a test must not keep the test waiting for clients that stay connected.
+_GRACE_S = 1
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class MockServer(MCPServer[Any]):
+    """A correct MCP server, for tests.
+
+    Args:
+        name: The server's name.
+        page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
+        without: Features that this server does not have. Their methods are answered with "method not found".
+        era: Protocol revisions that it speaks: those that begin with `initialize`, those without
+            (2026-07-28), or both.
+
+    Attributes:
+        subscribed: URIs that clients are subscribed to, with `resources/subscribe`.
+        log_level: The level that a client has asked for with `logging/setLevel`.
+
+    Raises:
+        MissingDependencyError: On import, if `mcp` is missing.
+        ValueError: An argument is not as described.
+
+    Source: L
+    """
+
+    def __init__(
+        self,
+        name: str = "mock",
+        *,
+        page_size: int | None = None,
+        without: Sequence[Feature] = (),
+        era: Era = "both",
+    ) -> None:
+        if page_size is not None and page_size < 1:
+            raise ValueError(f"page_size is at least 1, not {page_size}")
+        unknown = [feature for feature in without if feature not in FEATURES]
+        if unknown:
+            raise ValueError(f"there is no feature {unknown[0]!r}; the features are {', '.join(FEATURES)}")
+        if era not in ERAS:
+            raise ValueError(f"era is one of {', '.join(ERAS)}, not {era!r}")
+        with _logging_as_it_is():
+            super().__init__(name, version="1.0", middleware=[self._check_request])
+        self.subscribed: set[str] = set()
+        self.log_level = "debug"
+        self._page_size = page_size
+        self._without = frozenset(without)
+        self._era = era
+        self._add_handlers(self._lowlevel_server)
+
+    def logs(self, level: str) -> bool:
+        """Return whether clients want log messages of this level."""
+        return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.log_level)
+
+    def completion(self) -> Callable[[F], F]:
+        """Return a decorator for the function that completes arguments, as the SDK's server does."""
+        if "completions" in self._without:
+            return lambda function: function
+        decorator: Callable[[F], F] = super().completion()  # type: ignore[no-untyped-call]
+        return decorator
+
+    async def serve_stdio(self) -> None:
+        """Serve one client over standard input and output, until the input ends."""
+        async with stdio_server() as (read, write):
+            await self._lowlevel_server.run(read, write, self._options())
+
+    @contextmanager
+    def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
+        """Serve over HTTP on loopback, in a thread, and yield the URL. Leaving the block stops the server.
+
+        Args:
+            port: The port; 0 chooses a free one.
+            transport: `http`: streamable HTTP. `sse`: the older transport, HTTP with server-sent events.
+
+        Raises:
+            OSError: The port is in use.
+        """
+        listener = socket.create_server(("127.0.0.1", port))
+        http = uvicorn.Server(
+            uvicorn.Config(
+                self.app(transport), log_level="error", lifespan="on", timeout_graceful_shutdown=_GRACE_S
+            )
+        )
+        thread = threading.Thread(target=http.run, args=([listener],), name=f"mock server {self.name}")
+        thread.start()
+        try:
+            path = "/mcp" if transport == "http" else "/sse"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
+        finally:
+            http.should_exit = True
+            thread.join()
+            listener.close()
+
+    def app(self, transport: Literal["http", "sse"] = "http") -> "Starlette":
+        """Return the server as an ASGI application."""
+        if transport == "sse":
+            return self.sse_app()
+        return self.streamable_http_app(event_store=MemoryEventStore(), retry_interval=100)
+
+    # --- What the SDK leaves to the application ---
+
+    def _options(self) -> Any:
+        changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return self._lowlevel_server.create_initialization_options(changes)
+
+    def _add_handlers(self, server: Server[Any]) -> None:
+        for method, list_page in (
+            ("tools/list", self._list_tools),
+            ("prompts/list", self._list_prompts),
+            ("resources/list", self._list_resources),
+            ("resources/templates/list", self._list_templates),
+        ):
+            server.add_request_handler(method, PaginatedRequestParams, list_page)
+        server.add_request_handler("resources/subscribe", SubscribeRequestParams, self._subscribe)
+        server.add_request_handler("resources/unsubscribe", UnsubscribeRequestParams, self._unsubscribe)
+        server.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
+        # The SDK derives the capabilities from its handlers, and has no public way to take one back.
+        for feature in self._without:
+            for method in _METHODS[feature]:
+                server._request_handlers.pop(method, None)  # noqa: SLF001
+
+    async def _check_request(
+        self, ctx: "ServerRequestContext[Any, Any]", call_next: "CallNext"
+    ) -> "HandlerResult":
+        """Refuse methods of features and eras that this server does not have, and unknown tools."""
+        if any(ctx.method in _METHODS[feature] for feature in self._without):
+            raise ProtocolError(METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
+        modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        if self._era == "initialize" and (modern or ctx.method == "server/discover"):
+            raise ProtocolError(METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
+        if self._era == "stateless" and not modern:
+            supported = {"supported": list(MODERN_PROTOCOL_VERSIONS), "requested": ctx.protocol_version}
+            raise ProtocolError(UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", supported)
+        if ctx.method == "tools/call":
+            self._require_tool((ctx.params or {}).get("name"))
+        return await call_next(ctx)
+
+    def _require_tool(self, name: object) -> None:
+        """Refuse a call to an unknown tool as the specification says; the SDK returns an error result."""
+        if isinstance(name, str) and self._tool_manager.get_tool(name) is None:
+            raise ProtocolError(INVALID_PARAMS, f"Unknown tool: {name}")
+
+    def _page(self, items: Sequence[T], params: PaginatedRequestParams | None) -> tuple[list[T], str | None]:
+        """Return a page, and the cursor of the next one. A cursor is the position of the page's first item.
+
+        Raises:
+            ProtocolError: The cursor is not one that this server has given.
+        """
+        cursor = params.cursor if params is not None else None
+        size = self._page_size or max(1, len(items))
+        start = 0 if cursor is None else int(cursor) if cursor.isascii() and cursor.isdecimal() else -1
+        if start < 0 or start % size or (start and start >= len(items)):
+            raise ProtocolError(INVALID_PARAMS, f"Invalid cursor: {cursor!r}")
+        following = start + size
+        return list(items[start:following]), str(following) if following < len(items) else None
+
+    async def _list_tools(self, _: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
+        tools, cursor = self._page(await self.list_tools(), params)
+        return ListToolsResult(tools=tools, next_cursor=cursor)
+
+    async def _list_prompts(self, _: Any, params: PaginatedRequestParams | None) -> ListPromptsResult:
+        prompts, cursor = self._page(await self.list_prompts(), params)
+        return ListPromptsResult(prompts=prompts, next_cursor=cursor)
+
+    async def _list_resources(self, _: Any, params: PaginatedRequestParams | None) -> ListResourcesResult:
+        resources, cursor = self._page(await self.list_resources(), params)
+        return ListResourcesResult(resources=resources, next_cursor=cursor)
+
+    async def _list_templates(
+        self, _: Any, params: PaginatedRequestParams | None
+    ) -> ListResourceTemplatesResult:
+        templates, cursor = self._page(await self.list_resource_templates(), params)
+        return ListResourceTemplatesResult(resource_templates=templates, next_cursor=cursor)
+
+    async def _subscribe(self, _: Any, params: SubscribeRequestParams) -> EmptyResult:
+        self.subscribed.add(str(params.uri))
+        return EmptyResult()
+
+    async def _unsubscribe(self, _: Any, params: UnsubscribeRequestParams) -> EmptyResult:
+        self.subscribed.discard(str(params.uri))
+        return EmptyResult()
+
+    async def _set_level(self, _: Any, params: SetLevelRequestParams) -> EmptyResult:
+        self.log_level = params.level
+        return EmptyResult()
+
+
+def run_stdio(server: MockServer) -> None:
+    """Serve one client over standard input and output, blocking, until the input ends."""
+    anyio.run(server.serve_stdio)
+
+
+@contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """Undo what the SDK's server does to the root logger, which belongs to the program under test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
