@@ -42,8 +42,8 @@ from grue.protocol import tool_results
 from grue.protocol.connection import Untried
 from grue.protocol.tool_names import split_name
 from grue.runtime.host_code import ends_the_task
-from grue.runtime.loop_thread import EpisodeLoop, Wording
-from grue.runtime.sync_edge import counted_interrupts
+from grue.runtime.interrupts import defer_interrupts
+from grue.runtime.loop_thread import EpisodeLoop, ErrorTexts
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.server_requests import Abilities, Elicit
 
@@ -103,7 +103,7 @@ class ToolClient:
             lambda _: _held(places),
             on_exit=self._registry.kill_leftovers,
             force_kill=self._registry.kill_now,
-            wording=_WORDING,
+            error_texts=_ERROR_TEXTS,
         )
         # Ends the loop if the client is garbage collected without having been closed.
         self._lost = weakref.finalize(self, self._loop.end)
@@ -297,8 +297,8 @@ class ToolClient:
         loop = self._loop
         if loop is None:
             raise RuntimeError("use the ToolClient in a `with` block")
-        loop.home.refuse_waiting()
-        with counted_interrupts():
+        loop.loop_thread.refuse_waiting()
+        with defer_interrupts():
             try:
                 return loop.submit(function).wait(force_kill=self._registry.kill_now)
             except TurnCancelled as cut:
@@ -310,9 +310,9 @@ class ToolClient:
             return
         self._lost.detach()
         places = self._places
-        with counted_interrupts():
+        with defer_interrupts():
             try:
-                if not loop.is_over and not loop.home.is_here:
+                if not loop.is_over and not loop.loop_thread.is_here:
                     loop.submit(lambda: _close_all(places, hurried=hurried)).wait(
                         force_kill=self._registry.kill_now
                     )
@@ -324,7 +324,7 @@ class _Place:
     """The state of one server. Used in the sessions' loop only.
 
     Attributes:
-        lock: Held while its session is opened.
+        lock: LoopContext while its session is opened.
         attempts: Number of finished connect attempts.
         outcome: Result of the last attempt.
         session: The last session that was opened.
@@ -354,9 +354,9 @@ async def _close_all(places: Mapping[ServerName, _Place], *, hurried: bool) -> N
             group.start_soon(functools.partial(session.close, hurried=hurried))
 
 
-_WORDING = Wording(
+_ERROR_TEXTS = ErrorTexts(
     forked="The ToolClient is its parent process's: make a new one after a fork.",
     waiting="A ToolClient cannot be waited for in its own event loop, where what it asks the host runs.",
     closed="The ToolClient is closed.",
-    cut="The ToolClient was closed before the call was over.",
+    ended_early="The ToolClient was closed before the call was over.",
 )

@@ -28,7 +28,8 @@ from killable_episodes import MARK, alive_of
 from grue import FunctionTools, LlmSettings, Runner, TurnHandle, TurnOutcome
 from grue.errors import MCPError
 from grue.messages import RunTurn, ToolCalled, TurnCompleted
-from grue.runtime.sync_edge import INTERRUPT_GRACE_S, BlockingInsideEventLoopWarning
+from grue.runtime.interrupts import INTERRUPT_GRACE_S
+from grue.runtime.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 

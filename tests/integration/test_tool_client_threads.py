@@ -181,7 +181,7 @@ def test_its_own_loop_cannot_wait_for_it() -> None:
 def test_one_that_is_lost_ends_by_itself() -> None:
     tools = ToolClient({"faulty": faulty()}, process_limits=QUICK).__enter__()
     assert tools.call("faulty.echo", {"text": "hi"}).content == "hi"
-    thread = tools._loop.home.thread  # type: ignore[union-attr]
+    thread = tools._loop.loop_thread.thread  # type: ignore[union-attr]
     del tools
     gc.collect()
     thread.join(WITHIN_S)

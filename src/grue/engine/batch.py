@@ -18,8 +18,8 @@ from grue.engine.episode import Episode
 from grue.engine.turn import EpisodeMemory, Turn, TurnSettings
 from grue.errors import MCPError
 from grue.messages import Budget
-from grue.runtime.loop_thread import Call, give_up
-from grue.runtime.sync_edge import counted_interrupts
+from grue.runtime.interrupts import defer_interrupts
+from grue.runtime.loop_thread import Call, cancel_and_wait
 from grue.turn_request import TurnOutcome, TurnRequest
 
 T = TypeVar("T")
@@ -122,12 +122,12 @@ def _as_ours(error: Exception) -> MCPError:
 
 
 def _end(episode: Episode, calls: Sequence[Call[Any]]) -> None:
-    with counted_interrupts():
+    with defer_interrupts():
         try:
-            give_up(calls)
+            cancel_and_wait(calls)
         except KeyboardInterrupt:
             episode.resources.registry.kill_now()
-            give_up(calls)
+            cancel_and_wait(calls)
             raise
         finally:
             episode.close()

@@ -18,8 +18,9 @@ from grue.actors.sampling import CurrentSampler
 from grue.engine.turn_actors import TurnResources
 from grue.errors import MCPConfigError, MCPError
 from grue.processes.process_group import ProcessRegistry
+from grue.runtime.interrupts import INTERRUPT_GRACE_S, defer_interrupts
 from grue.runtime.loop_thread import Call, EpisodeLoop
-from grue.runtime.sync_edge import INTERRUPT_GRACE_S, counted_interrupts, warn_if_blocking
+from grue.runtime.sync_edge import warn_if_blocking
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.session_pool import SessionPool, Sessions
 
@@ -78,9 +79,9 @@ class Episode:
             KeyboardInterrupt: Ctrl-C was pressed. A second press kills all processes of the episode.
             MCPError: The caller is a turn of the same episode, which would wait for itself.
         """
-        self._loop.home.refuse_waiting()
+        self._loop.loop_thread.refuse_waiting()
         warn_if_blocking("Runner.run_turn_async")
-        with counted_interrupts():
+        with defer_interrupts():
             return self.submit(work).wait(force_kill=self._registry.kill_now)
 
     async def call_async(self, work: Work[T]) -> T:
@@ -88,7 +89,7 @@ class Episode:
 
         Cancellation cancels the turn and waits for its clean-up, for at most `INTERRUPT_GRACE_S`.
         """
-        self._loop.home.refuse_waiting()
+        self._loop.loop_thread.refuse_waiting()
         call = self.submit(work)
         try:
             await self._watch(call)
@@ -120,7 +121,7 @@ class Episode:
         Raises:
             MCPError: The caller is a turn of the same episode.
         """
-        self._loop.home.refuse_waiting()
+        self._loop.loop_thread.refuse_waiting()
         return self._loop.submit(function).wait()
 
     @property

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from grue.engine.turn_actors import TurnActors
 from grue.errors import TurnCancelled
 from grue.protocol.turn_states import TurnProgress
+from grue.runtime.interrupts import WorkInterrupted
 from grue.runtime.loop_thread import Call
-from grue.runtime.sync_edge import WorkInterrupted
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class TurnHandle(Generic[T]):
     def __init__(self, call: Call[T], progress: ProgressSource) -> None:
         self._call = call
         self._progress = progress
-        self._started = call.asked  # the loop may have begun the turn before this line runs
+        self._started = call.submitted_at  # the loop may have begun the turn before this line runs
 
     def done(self) -> bool:
         """Return whether the turn is over. `result` then returns or raises at once."""
@@ -82,5 +82,5 @@ class TurnHandle(Generic[T]):
         """Return what the turn is doing. After its end this is `done`, with its final counts."""
         over = self._call.done()  # before the progress is read: after the end it no longer changes
         seen = self._progress.progress
-        until = time.monotonic() if self._call.ended is None else self._call.ended
+        until = time.monotonic() if self._call.ended_at is None else self._call.ended_at
         return replace(seen, doing="done" if over else seen.doing, elapsed_s=until - self._started)

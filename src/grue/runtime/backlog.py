@@ -1,13 +1,14 @@
 """A background thread that runs long calls in order, so that an event loop is not blocked."""
 
 import os
-import signal
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import anyio
 import anyio.to_thread
+
+from grue.runtime.interrupts import block_signals
 
 
 class Backlog:
@@ -35,7 +36,7 @@ class Backlog:
         if self._thread is None or self._process != os.getpid():
             self.calls.clear()
             self._process = os.getpid()
-            self._thread = ThreadPoolExecutor(1, "grue trace", _leave_signals_alone)
+            self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
         self.calls.append(self._thread.submit(function))
 
     def check(self) -> None:
@@ -57,8 +58,3 @@ class Backlog:
         while self.busy:
             await anyio.to_thread.run_sync(wait, list(self.calls), abandon_on_cancel=True)
         self.check()
-
-
-def _leave_signals_alone() -> None:
-    # Block signals here. One that is delivered to this thread would not wake the main thread.
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -6,7 +6,6 @@
 
 import atexit
 import os
-import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from grue.errors import TraceError
+from grue.runtime.interrupts import block_signals
 from grue.runtime.line_file import LineFile
 
 FLUSH_WITHIN_S = 2.0
@@ -105,8 +105,7 @@ class LineQueue:
             raise self._refused()
 
     def _run(self) -> None:
-        # Block signals here. One that is delivered to this thread would not wake the main thread.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        block_signals()
         try:
             while self._write_some():
                 pass

@@ -14,7 +14,7 @@ to end, or the caller may be the loop's own thread. Waiting could then be a dead
 
 Ctrl-C reaches the main thread while it waits for a call. `Call.wait` then cancels the call, waits for its
 clean-up for at most `INTERRUPT_GRACE_S`, and raises `KeyboardInterrupt`. The loop and the other calls go on.
-The module docstring of `sync_edge` has a table of what each press does.
+`interrupts.py` opens with a table of what each press does.
 
 After a fork the loop's thread exists in the parent only. In the child `submit` and every wait raise
 `MCPError`, because they would never end; `end` and `close` do not wait there.
@@ -39,22 +39,21 @@ from sniffio import current_async_library_cvar
 
 from grue.errors import MCPError, TurnCancelled
 from grue.runtime.host_code import single
-from grue.runtime.reentry import refuse_reentry
-from grue.runtime.sync_edge import (
+from grue.runtime.interrupts import (
     INTERRUPT_GRACE_S,
     Interruptible,
     InterruptWatch,
     WorkInterrupted,
-    begin_thread,
-    counted_interrupts,
-    run_loop,
-    unmasked_interrupt,
+    defer_interrupts,
+    restore_interrupt,
     wait_for,
 )
+from grue.runtime.reentry import refuse_reentry
+from grue.runtime.sync_edge import run_loop, start_thread
 
 T = TypeVar("T")
 
-Held: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
+LoopContext: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
 """Makes the context manager that is open while the loop runs, given the loop's task group."""
 
 CLOSE_GRACE_S = 1.5
@@ -64,20 +63,20 @@ CLOSE_WITHIN_S = 10.0
 """How long `close` waits after that, when all processes are killed."""
 
 
-class Wording(Struct, frozen=True):
+class ErrorTexts(Struct, frozen=True):
     """Error texts for a loop that cannot be used.
 
     Attributes:
         forked: The loop belongs to the parent process.
         waiting: A call would wait for its own loop.
         closed: The loop is closed.
-        cut: The loop ended before the call was done.
+        ended_early: The loop ended before the call was done.
     """
 
     forked: str = "The episode is its parent process's: make a new runner after a fork."
     waiting: str = "A turn cannot wait for another turn of its own episode: use another runner."
     closed: str = "The episode is closed: it takes no further turn."
-    cut: str = "The episode was closed before its turn was over."
+    ended_early: str = "The episode was closed before its turn was over."
 
 
 class LoopThread(Struct, frozen=True):
@@ -86,12 +85,12 @@ class LoopThread(Struct, frozen=True):
     Attributes:
         thread: The thread.
         process: Id of the process that started it.
-        wording: Error texts for a caller that may not wait.
+        error_texts: Error texts for a caller that may not wait.
     """
 
     thread: threading.Thread
     process: int
-    wording: Wording = Wording()
+    error_texts: ErrorTexts = ErrorTexts()
 
     @property
     def is_here(self) -> bool:
@@ -99,18 +98,18 @@ class LoopThread(Struct, frozen=True):
         return threading.current_thread() is self.thread
 
     @property
-    def is_forked_off(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this process was forked from the one that runs the loop."""
         return self.process != os.getpid()
 
-    def refuse_strangers(self) -> None:
+    def refuse_forked(self) -> None:
         """Raise if this process was forked from the one that runs the loop.
 
         Raises:
             MCPError: This is a forked process.
         """
-        if self.is_forked_off:
-            raise MCPError(self.wording.forked)
+        if self.is_forked:
+            raise MCPError(self.error_texts.forked)
 
     def refuse_waiting(self) -> None:
         """Raise if a wait for this loop would be a deadlock.
@@ -120,14 +119,14 @@ class LoopThread(Struct, frozen=True):
                 worker thread. Or this is a forked process, which does not have the loop. Or the caller is a
                 signal handler that has interrupted grue or an import.
         """
-        self.refuse_strangers()
+        self.refuse_forked()
         refuse_reentry()
-        if self.is_here or _calling_in.get() is self.thread:
-            raise MCPError(self.wording.waiting)
+        if self.is_here or _current_loop_thread.get() is self.thread:
+            raise MCPError(self.error_texts.waiting)
 
 
-_calling_in: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
-    "calling_in", default=None
+_current_loop_thread: "contextvars.ContextVar[threading.Thread | None]" = contextvars.ContextVar(
+    "current_loop_thread", default=None
 )
 """The loop thread whose call this code is part of. A worker thread inherits it."""
 
@@ -138,28 +137,28 @@ class Call(Future[T]):
     After `interrupt` its result is a `WorkInterrupted`.
 
     Attributes:
-        home: The thread of its loop.
-        asked: When it was submitted, on the monotonic clock.
-        ended: When it ended, on the same clock; `None` until it is done.
+        loop_thread: The thread of its loop.
+        submitted_at: When it was submitted, on the monotonic clock.
+        ended_at: When it ended, on the same clock; `None` until it is done.
     """
 
-    def __init__(self, home: LoopThread) -> None:
+    def __init__(self, loop_thread: LoopThread) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # only the loop may settle it
-        self.home = home
-        self.asked = time.monotonic()
-        self.ended: float | None = None
+        self.loop_thread = loop_thread
+        self.submitted_at = time.monotonic()
+        self.ended_at: float | None = None
         self._work = Interruptible()
         self._watch = InterruptWatch()
 
     def set_result(self, result: T) -> None:
-        """Set the result. `ended` is set first, because waiting threads read it as soon as this is done."""
-        self.ended = time.monotonic()
+        """Set `ended_at`, then the result. In this order, because waiting threads read `ended_at` at once."""
+        self.ended_at = time.monotonic()
         super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set the exception, `ended` first."""
-        self.ended = time.monotonic()
+        """Set the exception, `ended_at` first."""
+        self.ended_at = time.monotonic()
         super().set_exception(exception)
 
     def interrupt(self) -> None:
@@ -174,8 +173,8 @@ class Call(Future[T]):
             MCPError: The wait would be a deadlock; see `LoopThread.refuse_waiting`.
         """
         if not self.done() and timeout_s != 0:
-            self.home.refuse_waiting()
-            with counted_interrupts(), unmasked_interrupt():
+            self.loop_thread.refuse_waiting()
+            with defer_interrupts(), restore_interrupt():
                 wait_for(self, timeout_s, watch=self._watch)
         return self.done()
 
@@ -194,25 +193,25 @@ class Call(Future[T]):
             BaseException: A signal handler of the host raised it.
         """
         if not self.done():
-            self.home.refuse_waiting()
-        with counted_interrupts():
+            self.loop_thread.refuse_waiting()
+        with defer_interrupts():
             try:
                 self.join()
             except BaseException:
-                self._give_up(force_kill)
+                self._cancel(force_kill)
                 raise
             return self.result()
 
-    def _give_up(self, force_kill: Callable[[], object]) -> None:
+    def _cancel(self, force_kill: Callable[[], object]) -> None:
         try:
-            give_up([self])
+            cancel_and_wait([self])
         except KeyboardInterrupt:
             force_kill()
-            give_up([self])
+            cancel_and_wait([self])
 
     async def run(self, function: Callable[[], Awaitable[T]]) -> None:
         """Run `function` in the loop and keep its result or exception."""
-        _calling_in.set(self.home.thread)  # for this call's task only
+        _current_loop_thread.set(self.loop_thread.thread)  # for this call's task only
         try:
             result = await self._work.run(function)
         except anyio.get_cancelled_exc_class():
@@ -225,7 +224,7 @@ class Call(Future[T]):
 
     def fail(self, cause: BaseException | None) -> None:
         """Settle the call with `TurnCancelled`, because the loop ended first."""
-        error = TurnCancelled(self.home.wording.cut)
+        error = TurnCancelled(self.loop_thread.error_texts.ended_early)
         error.__cause__ = cause
         self.set_exception(error)
 
@@ -234,56 +233,56 @@ class EpisodeLoop:
     """An event loop in a background thread. Thread-safe.
 
     Args:
-        hold: Entered when the loop starts, left when it ends.
+        context: Entered when the loop starts, left when it ends.
         on_exit: Called in the loop's thread after the loop has ended, for whatever reason. Must be
             synchronous and quick.
         force_kill: Called if the loop takes too long to end. Kills the processes that it waits for. Must not
             wait.
-        wording: Error texts for a loop that cannot be used; `None`: those of an episode.
+        error_texts: Error texts for a loop that cannot be used; `None`: those of an episode.
 
     Raises:
-        Exception: `hold` raised it, and the loop could not start.
+        Exception: `context` raised it, and the loop could not start.
         MCPError: The caller is a signal handler that has interrupted grue or an import.
         KeyboardInterrupt: Ctrl-C was pressed. The loop then ends by itself.
     """
 
     def __init__(
         self,
-        hold: Held,
+        context: LoopContext,
         *,
         on_exit: Callable[[], object],
         force_kill: Callable[[], object] = lambda: None,
-        wording: Wording | None = None,
+        error_texts: ErrorTexts | None = None,
     ) -> None:
         refuse_reentry()
-        self._hold = hold
-        self._last_word = on_exit
-        self._hurry = force_kill
+        self._context = context
+        self._on_exit = on_exit
+        self._force_kill = force_kill
         # Reentrant, because a finalizer that the garbage collector runs may call `end` in a thread that
         # already holds the lock.
         self._lock = threading.RLock()
         self._calls: set[Call[Any]] = set()
-        self._asks: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
+        self._submitted: deque[tuple[contextvars.Context, Call[Any], Callable[[], Awaitable[Any]]]] = deque()
         self._work = Interruptible()
         self._ending = False
         self._failure: BaseException | None = None
-        self._begun: Future[None] = Future()
-        self._gone: Future[None] = Future()
+        self._started: Future[None] = Future()
+        self._ended: Future[None] = Future()
         thread = threading.Thread(target=self._run, name="grue-episode", daemon=True)
-        self.home = LoopThread(thread, os.getpid(), wording or Wording())
+        self.loop_thread = LoopThread(thread, os.getpid(), error_texts or ErrorTexts())
         # Register again, as the last hook. `atexit` runs the last one first, so the loops close in an orderly
         # way before the hook of the process registry kills all processes.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         watch = InterruptWatch()
         try:
-            with unmasked_interrupt():
-                begin_thread(thread)
-                wait_for(self._begun, watch=watch)
+            with restore_interrupt():
+                start_thread(thread)
+                wait_for(self._started, watch=watch)
         except BaseException:
             self.end()
             raise
-        self._begun.result()
+        self._started.result()
 
     @property
     def is_over(self) -> bool:
@@ -296,22 +295,22 @@ class EpisodeLoop:
         Raises:
             MCPError: The loop is closed, or belongs to another process.
         """
-        self.home.refuse_strangers()
-        call: Call[T] = Call(self.home)
+        self.loop_thread.refuse_forked()
+        call: Call[T] = Call(self.loop_thread)
         context = contextvars.copy_context()
         context.run(current_async_library_cvar.set, "asyncio")  # the caller's may be trio
         with self._lock:
             if self._ending:
-                raise MCPError(self.home.wording.closed) from self._failure
+                raise MCPError(self.loop_thread.error_texts.closed) from self._failure
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
-            self._asks.append((context, call, function))
-            self._loop.call_soon_threadsafe(self._asked.set)
+            self._submitted.append((context, call, function))
+            self._loop.call_soon_threadsafe(self._call_submitted.set)
         return call
 
     def end(self) -> None:
         """Cancel all calls and return at once. The loop ends after their clean-up."""
-        if not self.home.is_forked_off:
+        if not self.loop_thread.is_forked:
             with self._lock:
                 self._ending = True
             self._work.interrupt()
@@ -322,21 +321,21 @@ class EpisodeLoop:
         In the loop's own thread it does not wait. A Ctrl-C kills the processes, so that the clean-up ends at
         once.
         """
-        if self.home.is_forked_off or self.home.is_here:
+        if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()
             return
-        with counted_interrupts():
+        with defer_interrupts():
             self.end()
             try:
-                wait_for(self._gone, CLOSE_GRACE_S)
+                wait_for(self._ended, CLOSE_GRACE_S)
             finally:
-                if not self._gone.done():
-                    self._hurry()
-                    wait_for(self._gone, CLOSE_WITHIN_S)
+                if not self._ended.done():
+                    self._force_kill()
+                    wait_for(self._ended, CLOSE_WITHIN_S)
         # Join only now, when the thread is about to end. If a Ctrl-C interrupts `Thread.join`, CPython 3.11
         # marks the thread as finished although it still runs.
-        if self._gone.done():
-            self.home.thread.join()
+        if self._ended.done():
+            self.loop_thread.thread.join()
 
     def _run(self) -> None:
         try:
@@ -347,53 +346,53 @@ class EpisodeLoop:
             self._failure = single(error)
         finally:
             try:
-                self._last_word()
+                self._on_exit()
             finally:
-                self._let_go()
+                self._settle_all()
 
-    def _let_go(self) -> None:
+    def _settle_all(self) -> None:
         """Settle every open call, and wake the threads that wait for the loop to start or to end."""
         with self._lock:
             self._ending = True
             calls = list(self._calls)
         for call in calls:
             call.fail(self._failure)
-        if not self._begun.done():
-            self._begun.set_exception(self._failure or KeyboardInterrupt())
-        _alive.discard(self)
-        self._gone.set_result(None)
+        if not self._started.done():
+            self._started.set_exception(self._failure or KeyboardInterrupt())
+        _running_loops.discard(self)
+        self._ended.set_result(None)
 
     async def _serve(self) -> None:
-        _alive.add(self)
+        _running_loops.add(self)
         self._loop = asyncio.get_running_loop()
-        self._asked = asyncio.Event()
-        async with anyio.create_task_group() as group, self._hold(group):
-            self._begun.set_result(None)
+        self._call_submitted = asyncio.Event()
+        async with anyio.create_task_group() as group, self._context(group):
+            self._started.set_result(None)
             try:
                 while True:
-                    await self._asked.wait()
-                    self._asked.clear()
-                    self._start_asked(group)
+                    await self._call_submitted.wait()
+                    self._call_submitted.clear()
+                    self._start_submitted(group)
             finally:
                 self._ending = True  # `_run` fails the calls that were submitted but not started
                 # A server that was given its normal time to exit gets no more than this from now on.
-                self._loop.call_later(CLOSE_GRACE_S, self._hurry)
+                self._loop.call_later(CLOSE_GRACE_S, self._force_kill)
 
-    def _start_asked(self, group: TaskGroup) -> None:
+    def _start_submitted(self, group: TaskGroup) -> None:
         # A method, so that its local variables do not keep the last call alive while the loop waits.
-        while self._asks:
-            context, call, function = self._asks.popleft()
+        while self._submitted:
+            context, call, function = self._submitted.popleft()
             context.run(group.start_soon, call.run, function)
 
 
-_alive: set[EpisodeLoop] = set()
+_running_loops: set[EpisodeLoop] = set()
 """The running loops of this process. In a forked child these are its parent's."""
 
 
 def _close_all() -> None:
-    loops = list(_alive)
+    loops = list(_running_loops)
     # The interpreter is exiting. A Ctrl-C makes that faster; there is nothing else left to interrupt.
-    with contextlib.suppress(KeyboardInterrupt), counted_interrupts():
+    with contextlib.suppress(KeyboardInterrupt), defer_interrupts():
         for loop in loops:
             loop.end()
         for loop in loops:
@@ -401,7 +400,7 @@ def _close_all() -> None:
                 loop.close()
 
 
-def give_up(calls: Sequence[Call[Any]]) -> None:
+def cancel_and_wait(calls: Sequence[Call[Any]]) -> None:
     """Cancel calls and wait for their clean-up, at most `INTERRUPT_GRACE_S`.
 
     Calls of the caller's own loop are cancelled but not waited for. Calls of another process are skipped.
@@ -409,11 +408,11 @@ def give_up(calls: Sequence[Call[Any]]) -> None:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed again.
     """
-    ours = [call for call in calls if not call.home.is_forked_off]
+    ours = [call for call in calls if not call.loop_thread.is_forked]
     for call in ours:
         call.interrupt()
     deadline = time.monotonic() + INTERRUPT_GRACE_S
     for call in ours:
-        if not call.home.is_here:
-            with unmasked_interrupt():
+        if not call.loop_thread.is_here:
+            with restore_interrupt():
                 wait_for(call, deadline - time.monotonic())

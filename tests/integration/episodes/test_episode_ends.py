@@ -66,7 +66,7 @@ def test_a_loop_that_began_while_another_one_was_closed_ends_with_its_runner(mod
     lost = weakref.ref(runner)
     del closing, runner
     wait_until(collected(lost))
-    wait_until(lambda: not episode_loop._alive)
+    wait_until(lambda: not episode_loop._running_loops)
 
 
 class Host:
@@ -87,7 +87,7 @@ def test_a_finished_handle_keeps_neither_its_runner_nor_its_turn(model: WordedMo
     del runner, host
     wait_until(collected(lost_runner))
     wait_until(collected(lost_host))
-    wait_until(lambda: not episode_loop._alive)
+    wait_until(lambda: not episode_loop._running_loops)
     last = handle.progress()
     assert (last.doing, last.requests, handle.result().response) == ("done", 1, "done")
 
@@ -135,7 +135,7 @@ def test_where_no_thread_can_be_started_the_call_says_so_and_nothing_is_left(
             for use in (runner.run_turn, runner.start_turn, lambda request: list(runner.map([request]))):
                 with pytest.raises(MCPError, match="can't start new thread"):
                     use(ask())
-                assert not episode_loop._alive
+                assert not episode_loop._running_loops
             began = time.monotonic()
             episode_loop._close_all()  # as the interpreter does when it exits
             runner.close()

@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 
 from grue.errors import MCPError, TurnCancelled
 from grue.runtime import loop_thread as episode_loop
-from grue.runtime.loop_thread import Call, EpisodeLoop, give_up
+from grue.runtime.loop_thread import Call, EpisodeLoop, cancel_and_wait
 
 WITHIN_S = 10.0
 """What anything here may take at most; nothing takes more than a fraction."""
@@ -45,7 +45,7 @@ def _no_thread_is_left() -> Iterator[None]:
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         next(iter(left)).join(0.1)
     assert not left, "a thread is left"
-    assert not episode_loop._alive
+    assert not episode_loop._running_loops
 
 
 @pytest.fixture
@@ -323,12 +323,12 @@ def test_giving_up_waits_for_clean_up_but_not_for_ever(
     assert quick.begun.wait(WITHIN_S)
     assert slow.begun.wait(WITHIN_S)
     monkeypatch.setattr(episode_loop, "INTERRUPT_GRACE_S", 0.05)
-    give_up(calls)
+    cancel_and_wait(calls)
     assert quick.over.is_set()
     assert slow.cancelled.is_set()
     assert not slow.over.is_set()
     slow.may_end.set()
-    give_up(calls)
+    cancel_and_wait(calls)
     with pytest.raises(KeyboardInterrupt):
         calls[1].result(WITHIN_S)
 

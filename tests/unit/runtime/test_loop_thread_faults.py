@@ -17,8 +17,8 @@ from anyio.abc import TaskGroup
 
 from grue.errors import MCPError
 from grue.runtime import loop_thread as episode_loop
+from grue.runtime.interrupts import wait_for
 from grue.runtime.loop_thread import Call, EpisodeLoop
-from grue.runtime.sync_edge import wait_for
 
 WITHIN_S = 10.0
 """What anything here may take at most; nothing takes more than a fraction."""
@@ -41,7 +41,7 @@ def _nothing_is_left() -> Iterator[None]:
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         next(iter(left)).join(0.1)
     assert not left, "a thread is left"
-    assert not episode_loop._alive
+    assert not episode_loop._running_loops
 
 
 def stands_in(thread: int, code: CodeType) -> bool:
@@ -59,7 +59,7 @@ def test_where_no_thread_can_be_started_nothing_is_left_to_be_closed(monkeypatch
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(MCPError, match="can't start new thread"):
             begin()
-    assert not episode_loop._alive
+    assert not episode_loop._running_loops
 
 
 def test_what_a_signal_handler_raises_while_it_begins_ends_it() -> None:

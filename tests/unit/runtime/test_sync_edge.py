@@ -1,15 +1,10 @@
 """From plain code into the event loop and back, wherever the caller stands."""
 
 import asyncio
-import contextlib
-import signal
-import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -18,12 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from grue.runtime import sync_edge
-from grue.runtime.sync_edge import (
-    BlockingInsideEventLoopWarning,
-    InterruptWatch,
-    run_blocking,
-    unmasked_interrupt,
-)
+from grue.runtime.sync_edge import BlockingInsideEventLoopWarning, run_blocking
 
 T = TypeVar("T")
 
@@ -200,54 +190,3 @@ def test_several_threads_may_call_at_once() -> None:
 def test_it_works_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert inside_a_loop(lambda: call(answer)) == 42
-
-
-PROGRAM = Path(__file__).resolve().parents[2] / "support" / "interrupted_edge.py"
-
-
-@pytest.mark.parametrize("where", ["plain", "loop", "bare loop", "thread"])
-def test_ctrl_c_ends_the_call_within_seconds_wherever_it_was_made(where: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, str(PROGRAM), where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "working\n"
-        started = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=10)
-        took_s = time.monotonic() - started
-    assert process.returncode == 130, errors
-    assert took_s < 3
-    # Nobody but the interpreter's end can reach a call that another thread of the user's made.
-    cleaned = [] if where == "thread" else ["cleaned up", "last word"]
-    assert rest.splitlines() == [*cleaned, "KeyboardInterrupt"]
-    assert errors == ""
-
-
-def test_an_interrupt_that_a_lock_has_masked_leaves_as_what_it_is() -> None:
-    def masked() -> None:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            threading.Lock().release()  # as a condition does that was interrupted while it released its lock
-
-    with pytest.raises(KeyboardInterrupt), unmasked_interrupt():
-        masked()
-    with pytest.raises(RuntimeError, match="of its own"), unmasked_interrupt():
-        raise RuntimeError("of its own")
-
-
-def test_a_ctrl_c_that_a_loop_took_is_told_once_and_to_the_task_that_watches() -> None:
-    async def main() -> list[bool]:
-        watch = InterruptWatch()
-        task = asyncio.current_task()
-        assert task is not None
-        seen = [watch.struck()]
-        task.cancel()
-        seen += [watch.struck(), watch.struck(), InterruptWatch().struck()]
-        task.uncancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-        return seen
-
-    assert asyncio.run(main()) == [False, True, False, False]
