@@ -114,4 +114,4 @@ def test_doctor_asks_nobody_where_it_is_told_not_to(tmp_path: Path) -> None:
         status, told = examine(tmp_path, llm.base_url, "--no-network")
         assert llm.requests == []
     assert status == 0
-    assert "not asked, as told" in told
+    assert "not contacted, because of --no-network" in told

@@ -327,7 +327,7 @@ def test_a_client_of_the_environment_sends_by_the_end_of_the_program(receiver: O
 def test_missing_keys_are_one_warning() -> None:
     done = run_from_the_environment(LANGFUSE_PUBLIC_KEY="pk-made-up")
     assert done.returncode == 0
-    assert done.stderr == "Langfuse is told nothing: LANGFUSE_SECRET_KEY not set.\n"
+    assert done.stderr == "Nothing is sent to Langfuse: LANGFUSE_SECRET_KEY not set.\n"
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def test_an_episode_that_goes_on_says_so_and_shows_its_turns(
             at.ended()
         with GrueAtTerminal("play", "--resume", "run", cwd=tmp_path) as at:
             at.until_shown("thinking", "turn 2/3")
-            assert any(row.startswith("Going on with ") for row in at.scrolled)
+            assert any(row.startswith("Resuming ") for row in at.scrolled)
             at.program.kill()
 
 

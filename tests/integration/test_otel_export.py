@@ -128,4 +128,4 @@ def test_a_dead_collector_is_one_warning() -> None:
 def test_without_an_endpoint_there_is_one_warning() -> None:
     done = run_from_the_environment()
     assert done.returncode == 0
-    assert done.stderr == "OpenTelemetry is told nothing: OTEL_EXPORTER_OTLP_ENDPOINT is not set.\n"
+    assert done.stderr == "Nothing is sent to OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT is not set.\n"

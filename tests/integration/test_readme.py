@@ -46,7 +46,7 @@ def test_the_excerpts_are_short_and_say_that_the_model_is_a_script() -> None:
     assert len(play) <= 48
     assert len(trace) <= 22
     assert max(map(len, trace)) <= 100
-    assert any("no LLM is asked" in line for line in play)
+    assert any("No LLM is used" in line for line in play)
     assert any(line.startswith("won: 100 of 100 points") for line in play)
 
 

@@ -59,20 +59,20 @@ def play(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for trace and logs.", show_default="runs/EPISODE")
     ] = None,
-    turn_timeout: Annotated[float | None, typer.Option(min=0.1, help="Seconds a turn may take.")] = None,
+    turn_timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")
+    ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN", help="Folder of an interrupted episode to continue. --turns may be larger."
-        ),
+        typer.Option(metavar="RUN", help="Resume the episode in this run folder; you can raise --turns."),
     ] = None,
     spawn_ahead: _SpawnAhead = False,
     stream: _Stream = False,
     langfuse: Annotated[
-        bool, typer.Option("--langfuse", help="Report to Langfuse, with the keys of the environment.")
+        bool, typer.Option("--langfuse", help="Report to Langfuse, with the LANGFUSE_* variables.")
     ] = False,
     otel: Annotated[
-        bool, typer.Option("--otel", help="Report to OpenTelemetry; set by the environment.")
+        bool, typer.Option("--otel", help="Report to OpenTelemetry, as the OTEL_* variables say.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
@@ -130,14 +130,12 @@ def _refuse_beside_resume(context: typer.Context) -> None:
         and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
     ]
     if given:
-        raise MCPConfigError(
-            f"--resume goes on with the episode as it was started: leave out {', '.join(given)}."
-        )
+        raise MCPConfigError(f"--resume uses the options of the first run: remove {', '.join(given)}.")
 
 
 _McpConfig = Annotated[
     Path | None,
-    typer.Option("--mcp-config", help="A file of MCP servers.", show_default="what the project names"),
+    typer.Option("--mcp-config", help="A file of MCP servers.", show_default="the project's"),
 ]
 
 
@@ -150,7 +148,7 @@ def tools(
         bool, typer.Option("--lock", help="Approve the listed tools: write mcp_tools.lock.")
     ] = False,
 ) -> None:
-    """List the tools of the configured MCP servers, or of the bundled one where none is configured."""
+    """List the tools of the configured MCP servers, or of the bundled one if none is configured."""
     with plain_errors():
         from grue.cli.tools import list_tools
 
@@ -167,15 +165,16 @@ def call(
     ] = None,
     arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="One argument, read as the tool wants it; may be repeated."),
+        typer.Option(metavar="NAME=VALUE", help="One argument, read as its type in the schema; repeatable."),
     ] = None,
     mcp_config: _McpConfig = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds for the call.", show_default="as configured")
+        float | None,
+        typer.Option(min=0.1, help="Time limit of the call, in seconds.", show_default="as configured"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Call a tool of an MCP server and print its result; the status is 1 if that is an error."""
+    """Call a tool of an MCP server and print its result. The exit status is 1 for an error."""
     with plain_errors():
         from grue.cli.call import CallOptions, call_tool
 
@@ -198,10 +197,10 @@ def doctor(
     no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,
     faults: Annotated[
         bool,
-        typer.Option("--faults", help="Run the fault matrix instead; takes half a minute."),
+        typer.Option("--faults", help="Run the fault matrix instead; it takes half a minute."),
     ] = False,
 ) -> None:
-    """Check everything that an episode needs; say what is wrong and what to do about it."""
+    """Check everything that an episode needs, and print what is wrong and how to fix it."""
     with plain_errors():
         from grue.cli.doctor import examine, try_faults
 

@@ -33,7 +33,7 @@ class CallOptions(Struct, frozen=True, kw_only=True):
 
 
 def call_tool(options: CallOptions) -> bool:
-    """Call the tool, print its result, and return whether it is not an error.
+    """Call the tool, print its result, and return whether the call succeeded.
 
     Raises:
         MCPConfigError: The configuration, the tool's name or an argument cannot be used.
@@ -66,7 +66,7 @@ def _server_of(name: str) -> str:
     try:
         return split_name(name)[0]
     except ValueError as error:
-        raise MCPConfigError(f"{name!r} names no tool: a tool's full name is SERVER.TOOL.") from error
+        raise MCPConfigError(f"{name!r} is not a tool's full name. Write SERVER.TOOL.") from error
 
 
 def _show_notes(envelope: Envelope[Any], line: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`grue doctor`: check everything that an episode needs; say what is wrong and what to do about it."""
+"""`grue doctor`: check everything that an episode needs, and print what is wrong and how to fix it."""
 
 import importlib
 import importlib.metadata
@@ -46,20 +46,20 @@ _ASK_S = 5.0
 
 
 def examine(mcp_config: Path | None, *, network: bool) -> bool:
-    """Print each finding at once, and return whether nothing is wrong.
+    """Print each finding as soon as it is known, and return whether everything is in order.
 
     Args:
-        mcp_config: A file of servers; `None`: what the project names.
-        network: Also ask the LLM's endpoint, and the servers that are reached by URL.
+        mcp_config: A file of MCP servers; `None`: the project's.
+        network: Also contact the LLM's endpoint and the servers that have a URL.
     """
-    well = True
+    in_order = True
     for finding in _findings(mcp_config, network=network):
-        well = well and finding.verdict != "WRONG"
+        in_order = in_order and finding.verdict != "WRONG"
         first, *more = finding.text.splitlines()
         say(f"{finding.verdict:<6} {first}")
         for line in more:
             say(f"       {line}")
-    return well
+    return in_order
 
 
 def try_faults() -> bool:
@@ -111,7 +111,7 @@ def _packages() -> Finding:
 
 def _project(config: GameConfiguration) -> Finding:
     if not zorkgpt_tables():
-        return Finding("note", f"No [tool.zorkgpt] in {PROJECT_FILE} here: the defaults hold.")
+        return Finding("note", f"No [tool.zorkgpt] in {PROJECT_FILE} here; the defaults apply.")
     mcp = "on" if config.mcp_enabled else "off"
     return Finding("ok", f"{PROJECT_FILE}: MCP is {mcp}")
 
@@ -136,14 +136,14 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
     for name, server in known.servers.items():
         if isinstance(server, HttpServer) and not network:
             del asked[name]
-            yield Finding("note", f"{name} ({known.source}): reached by URL; not asked, as told")
+            yield Finding("note", f"{name} ({known.source}): not contacted, because of --no-network")
     if not asked:
         return
     try:
         with ToolClient(asked, limits=turn_limits(config)) as client:
             outcomes = client.connect()
     except MissingDependencyError:
-        return  # said already
+        return  # `_packages` has reported it
     for name, outcome in outcomes.items():
         if isinstance(outcome, ServerFailure):
             yield Finding("WRONG", failure_text(outcome))
@@ -160,10 +160,10 @@ def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) ->
     text += f", down in {closed.elapsed_s:.2f} s"
     match closed.ending:
         case "terminated" | "killed":
-            why = f"It does not leave when its input ends; it had to be {closed.ending}."
+            why = f"It did not exit when its input ended; it was {closed.ending}."
             return Finding("note", f"{text}\n{why}")
         case "died":
-            return Finding("note", f"{text}\nIt ended by itself, before it was asked to.")
+            return Finding("note", f"{text}\nIt exited on its own before it was closed.")
         case "none" | "polite" | "handed_over":
             return Finding("ok", text)
     assert_never(closed.ending)
@@ -178,12 +178,12 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
         given = visible_keys(server.env, os.environ)
         inherited = [key for key in visible_keys(seen, os.environ) if key not in server.env]
         text = f"{name} ({known.source}), inherit_env {server.inherit_env}: "
-        told = [f"configured for it: {', '.join(given)}"] if given else []
-        told += [f"inherited: {', '.join(inherited)}"] if inherited else []
-        text += f"it can see keys {'; '.join(told)}" if told else "it can see no keys"
+        keys = [f"configured for it: {', '.join(given)}"] if given else []
+        keys += [f"inherited: {', '.join(inherited)}"] if inherited else []
+        text += f"it can see keys {'; '.join(keys)}" if keys else "it can see no keys"
         ours = [key for key in inherited if is_own_key(key, seen, os.environ)]
         if ours:
-            text += f'\n"inherit_env": "no_keys" keeps grue\'s own from it: {", ".join(ours)}'
+            text += f'\n"inherit_env": "no_keys" hides grue\'s own keys from it: {", ".join(ours)}'
         yield Finding("note" if ours else "ok", text)
 
 
@@ -216,4 +216,4 @@ def _dfrotz() -> Finding:
     try:
         return Finding("ok", f"dfrotz for story files: {find_dfrotz()}")
     except MissingDependencyError as error:
-        return Finding("note", f"{error}\nThe game 'house' needs none.")
+        return Finding("note", f"{error}\nThe game 'house' does not need it.")

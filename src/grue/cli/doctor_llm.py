@@ -29,7 +29,7 @@ from grue.runtime.trace import Envelope, Recorder
 from grue.tool_sessions.function_tools import FunctionTools
 
 _SHORT, _ROOM = 16, 400
-"""Tokens of a short reply, the least that every endpoint takes; and enough for a call or a small object."""
+"""Token limits: for a short reply, the smallest that every endpoint accepts; and for a call or an object."""
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
@@ -52,12 +52,12 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
         yield Finding("WRONG", str(error))
         return
     if not settings.api_key and not (zorkgpt_tables().get("llm") or _names_an_endpoint(config)):
-        yield Finding("note", "No LLM is configured: grue play --offline needs none.")
+        yield Finding("note", "No LLM is configured. grue play --offline works without one.")
     elif not settings.api_key and needs_key(config.client_base_url):
         names = " or ".join(key_names(config.client_base_url))
         yield Finding("WRONG", f"There is no key for {url}.\nSet {names} in the environment.")
     elif not network:
-        yield Finding("ok", f"{settings.model} at {url}; not asked, as told")
+        yield Finding("ok", f"{settings.model} at {url}; not contacted, because of --no-network")
     else:
         yield from _asked(endpoint)
 
@@ -68,7 +68,7 @@ def _names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    """Return settings with which a check ends soon: no retries, no second request for a cut reply."""
+    """Return settings with which a check ends soon: no retries, and no second request for a cut reply."""
     limit = min(settings.retry.timeout_s, _PATIENCE_S)
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)
     return structs.replace(settings, retry=retry, max_tokens=_ROOM)
@@ -101,11 +101,11 @@ def _model_list(endpoint: LlmEndpoint, answer: Answered | Fault) -> Finding:
     if isinstance(answer, Fault) and answer.kind in ("unreachable", "refused"):
         failure = endpoint.describe(answer)
         what = "refuses the key" if answer.kind == "refused" else "cannot be reached"
-        advice = f"{failure.remedy}\n--no-network leaves this out."
+        advice = f"{failure.remedy}\nUse --no-network to skip this check."
         return Finding("WRONG", f"{failure.endpoint} {what}: {failure.message}\n{advice}")
     models = read_models(answer.body) if isinstance(answer, Answered) else None
     if not models:
-        return Finding("note", "It has no list of models.")
+        return Finding("note", "It does not list its models.")
     if find_model(models, model):
         return Finding("ok", f"{model} is one of its {len(models)} models")
     near = ", ".join(difflib.get_close_matches(model, models, n=3, cutoff=0.4))
@@ -130,9 +130,13 @@ def _tools(endpoint: LlmEndpoint) -> Finding:
         return Finding("note", f"Tools: no, {tried.support.reason}.\nTurns of this model go without tools.")
     if tried.failure is not None:
         return Finding("note", f"Tools: refused.\n{tried.failure}")
-    called = "it called one" if tried.replies[0].tool_calls else "they were accepted, and it called none"
+    called = "it called one" if tried.replies[0].tool_calls else "they were accepted, but it did not call one"
     rule = rule_for(endpoint.settings.model)
-    doubt = f"\nIts name says otherwise: {rule.reason}." if rule is not None and not rule.supported else ""
+    doubt = (
+        f"\nBy its name it would not support them: {rule.reason}."
+        if rule is not None and not rule.supported
+        else ""
+    )
     return Finding("note" if doubt else "ok", f"Tools: {called}{doubt}")
 
 
@@ -142,7 +146,7 @@ def _shape(endpoint: LlmEndpoint) -> Finding:
     if tried.failure is not None and not tried.replies:
         return Finding("note", f"Structured output: refused.\n{tried.failure}")
     if taken is not None:
-        return Finding("note", f"Structured output: {taken}; the model is told of the schema in words.")
+        return Finding("note", f"Structured output: {taken}; the schema is put into the prompt instead.")
     return Finding("ok", "Structured output: held to a JSON schema")
 
 

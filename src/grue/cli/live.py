@@ -109,7 +109,7 @@ class LiveView:
         while self._arrived:
             at, envelope = self._arrived.popleft()
             self._progress.note(envelope, at)
-            for line in self._story.tell(envelope.body):
+            for line in self._story.lines(envelope.body):
                 rows += line.rows(width, colour=self._output.colour)
         return rows
 

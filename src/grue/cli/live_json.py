@@ -30,11 +30,13 @@ class JsonLines:
         del line
         match envelope.body:
             case EpisodeStarted() as started:
-                told = {key: value for key, value in structs.asdict(started).items() if key not in _LEFT_OUT}
-                self._print({"type": "episode", **told})
+                fields = {
+                    key: value for key, value in structs.asdict(started).items() if key not in _LEFT_OUT
+                }
+                self._print({"type": "episode", **fields})
             case EpisodeResumed() as resumed:
-                told = {k: v for k, v in msgspec.to_builtins(resumed).items() if k not in _LEFT_OUT}
-                self._print({**told, "type": "resumed"})
+                fields = {k: v for k, v in msgspec.to_builtins(resumed).items() if k not in _LEFT_OUT}
+                self._print({**fields, "type": "resumed"})
             case Observed() as seen:
                 self._finish_turn(seen)
                 self._turn = {

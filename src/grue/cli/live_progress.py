@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.cli.live_story import said, tool_name
+from grue.cli.live_story import call_text, tool_name
 from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import (
     CallTools,
@@ -108,7 +108,7 @@ class Progress:
                     name=tool_name(call),
                     since=now,
                     limit_s=self._call_timeout_s,
-                    text=said(call),
+                    text=call_text(call),
                 )
             case RequestCompletion():
                 activity: Activity = "thinking" if step.attempt == 1 else "retrying"

@@ -15,7 +15,8 @@ from typing import TypeAlias
 from grue.cli.live_progress import Doing, Progress
 from grue.cli.live_story import CYAN
 from grue.messages import Usage
-from grue.protocol.safe_text import ELLIPSIS, cells, cut
+from grue.protocol.safe_text import ELLIPSIS
+from grue.tracing.columns import cells, cut
 from grue.tracing.presentation import DIM, YELLOW
 
 Row: TypeAlias = tuple[tuple[str, str], ...]
@@ -23,9 +24,9 @@ Row: TypeAlias = tuple[tuple[str, str], ...]
 
 _TICKS_PER_S = 10
 _FEWEST_LINES = 6
-"""A terminal with fewer has no room for more than the status line."""
+"""With fewer lines, only the status line is shown."""
 _FEWEST_COLUMNS = 16
-"""A terminal with fewer has no room for that either."""
+"""With fewer columns, nothing is shown."""
 _URGENT_S = 10
 _INDENT = "  "
 _BETWEEN = " · "
@@ -35,8 +36,8 @@ def status_rows(progress: Progress, now: float, size: os.terminal_size, spinner:
     """Return at most two rows; none if there is nothing to show or no room.
 
     Args:
-        progress: What the episode is doing.
-        now: Seconds, of the clock that `progress` was told.
+        progress: The state of the episode.
+        now: Seconds, by the same clock as the times in `progress`.
         size: Of the terminal; its last column stays free, because a terminal may wrap there.
         spinner: Its frames.
     """

@@ -22,16 +22,17 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
 )
-from grue.protocol.safe_text import cells, printable
+from grue.protocol.safe_text import printable
+from grue.tracing.columns import cells
 from grue.tracing.presentation import COLOURS, DIM, GREEN, RED, YELLOW, Severity, problem_in, severity_of
 from grue.tracing.stats_table import duration
 
 BOLD, CYAN = "1", "36"
 
-_SAID_CHARS = 300
+_TEXT_CHARS = 300
 _NAME_CHARS = 60
 _SECOND_COLUMN = "\0"
-"""Not printable, so that no text has it."""
+"""A character that is not printable, so no text contains it."""
 
 
 class Line(Struct, frozen=True):
@@ -39,9 +40,9 @@ class Line(Struct, frozen=True):
 
     Attributes:
         text: Printable.
-        style: ANSI attributes of all of it.
-        hanging: Begins its second and further rows.
-        lead: Stands before the text.
+        style: ANSI attributes of the text.
+        hanging: Indentation of the second and further rows.
+        lead: Text before `text`, with a style of its own.
         lead_style: ANSI attributes of `lead`.
     """
 
@@ -52,7 +53,7 @@ class Line(Struct, frozen=True):
     lead_style: str = ""
 
     def rows(self, width: int, *, colour: bool) -> Iterator[str]:
-        """Return the paragraph in rows of at most `width` columns, with colours or without."""
+        """Yield the paragraph in rows of at most `width` columns."""
         for number, row in enumerate(_wrapped(self.lead + self.text, width, self.hanging)):
             if not colour:
                 yield row
@@ -65,23 +66,23 @@ class Line(Struct, frozen=True):
 def _wrapped(text: str, width: int, hanging: str) -> list[str]:
     if cells(text) <= len(text):
         return textwrap.wrap(text, width, subsequent_indent=hanging) or [""]
-    # A stand-in follows each wide character, so that what counts characters counts columns; a break between
-    # the two costs a column.
+    # `textwrap` counts characters, not columns. So a placeholder follows each wide character. If a row is
+    # broken between the two, it is one column too long; hence `width - 1`.
     spaced = "".join(char + _SECOND_COLUMN * (cells(char) - 1) for char in text)
     rows = textwrap.wrap(spaced, width - 1, subsequent_indent=hanging)
     return [row.replace(_SECOND_COLUMN, "") for row in rows]
 
 
 def painted(text: str, style: str) -> str:
-    """Return `text` with ANSI attributes around it, unless there is nothing to paint."""
+    """Return `text` with ANSI attributes, if there are any."""
     return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
 
 
-def said(call: ToolCalled) -> str:
-    """Return a call's content in one printable line: its thought, or its arguments as JSON."""
+def call_text(call: ToolCalled) -> str:
+    """Return a call's `thought` argument, or else its arguments as JSON, in one printable line."""
     thought = call.arguments.get("thought")
     text = thought if isinstance(thought, str) else json.dumps(call.arguments, ensure_ascii=False)
-    return printable(text, _SAID_CHARS)
+    return printable(text, _TEXT_CHARS)
 
 
 def tool_name(call: ToolCalled) -> str:
@@ -90,11 +91,11 @@ def tool_name(call: ToolCalled) -> str:
 
 
 class Story:
-    """Describe the messages of an episode that matter to a person who watches.
+    """Turn the messages that a viewer wants to see into lines.
 
     Args:
-        beside_status: A status line shows what is running. A tool call is then printed when it is done, with
-            its time, and a server's progress is not printed; otherwise both are printed at once.
+        beside_status: A status line shows the running calls, so a tool call is printed when it is done, with
+            its duration, and a server's progress is not printed. Otherwise both are printed at once.
     """
 
     def __init__(self, *, beside_status: bool = False) -> None:
@@ -103,7 +104,7 @@ class Story:
         self._turn = 0
         self._score: int | None = None
         self._drifted: set[ToolDrifted] = set()
-        self._tellers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
+        self._printers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
             EpisodeStarted: self._started,
             EpisodeResumed: self._resumed,
             Observed: self._observed,
@@ -118,21 +119,21 @@ class Story:
             TurnFailed: self._turn_over,
         }
 
-    def tell(self, body: Struct) -> Iterator[Line]:
-        """Return the lines that this message adds; for most there are none."""
-        teller = self._tellers.get(type(body))
-        return teller(body) if teller else _problem(body)
+    def lines(self, body: Struct) -> Iterator[Line]:
+        """Return the lines for a message; most messages have none."""
+        printer = self._printers.get(type(body))
+        return printer(body) if printer else _problem(body)
 
     def _started(self, body: EpisodeStarted) -> Iterator[Line]:
         yield Line(printable(body.game), BOLD)
         tools = f"tools from {', '.join(body.servers)}" if body.servers else "no tools"
         yield Line(printable(f"model {body.model} · {tools} · seed {body.seed}"), DIM)
         if body.scripted:
-            yield Line("The model is a script that comes with grue; no LLM is asked.", DIM)
+            yield Line("The model is a script that comes with grue. No LLM is used.", DIM)
 
     def _resumed(self, body: EpisodeResumed) -> Iterator[Line]:
         turns = "1 turn" if body.turns == 1 else f"{body.turns} turns"
-        yield Line(printable(f"Going on with {body.episode_id} after {turns}."), DIM)
+        yield Line(printable(f"Resuming {body.episode_id} after {turns}."), DIM)
         for change in body.changes:
             yield Line(printable(f"{change.text}."), YELLOW)
 
@@ -180,7 +181,7 @@ class Story:
 
     def _noted(self, body: ServerNoted) -> Iterator[Line]:
         if body.kind == "progress" and not self._beside_status:
-            yield Line(f"    … {printable(body.text, _SAID_CHARS)}", DIM, "      ")
+            yield Line(f"    … {printable(body.text, _TEXT_CHARS)}", DIM, "      ")
 
     def _drift(self, body: ToolDrifted) -> Iterator[Line]:
         # Each turn's session records the drift again.
@@ -190,18 +191,18 @@ class Story:
 
     def _decided(self, body: Decided) -> Iterator[Line]:
         if body.reasoning:
-            yield Line(f"  {printable(body.reasoning, _SAID_CHARS)}", DIM, "  ")
+            yield Line(f"  {printable(body.reasoning, _TEXT_CHARS)}", DIM, "  ")
         if body.kind != "answered":
-            yield Line(f"  ({body.kind}: {printable(body.reason, _SAID_CHARS)})", YELLOW, "  ")
+            yield Line(f"  ({body.kind}: {printable(body.reason, _TEXT_CHARS)})", YELLOW, "  ")
         yield Line(f"> {printable(body.action)}", GREEN)
 
 
 def _tool_line(call: ToolCalled, lasted: str) -> Line:
-    return Line(f"{lasted}: {said(call)}", DIM, "    ", f"  {tool_name(call)}", CYAN)
+    return Line(f"{lasted}: {call_text(call)}", DIM, "    ", f"  {tool_name(call)}", CYAN)
 
 
 def _complaint(text: str, severity: Severity = "warn") -> Line:
-    return Line(f"  ! {printable(text, _SAID_CHARS)}", COLOURS[severity], "    ")
+    return Line(f"  ! {printable(text, _TEXT_CHARS)}", COLOURS[severity], "    ")
 
 
 def _problem(body: Struct) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""Where `grue play` prints: what the output can show, how wide it is, and how text gets there."""
+"""The output of `grue play`: what it can show, its size, and how text is written to it."""
 
 import os
 import select
@@ -12,12 +12,12 @@ ASCII_SPINNER = "|/-\\"
 
 
 class Output(Protocol):
-    """What a view needs of the place that it prints to.
+    """An output that a live view can print to.
 
     Attributes:
-        colour: ANSI colours are shown.
-        redraws: What was printed last can be printed over.
-        spinner: Frames that the output's encoding can show.
+        colour: It shows ANSI colours.
+        redraws: The cursor can be moved, so the status rows can be overwritten.
+        spinner: The spinner's frames, in characters of the output's encoding.
     """
 
     colour: bool
@@ -25,21 +25,21 @@ class Output(Protocol):
     spinner: str
 
     def size(self) -> os.terminal_size:
-        """Return columns and rows as they are now."""
+        """Return the current number of columns and rows."""
 
     def write(self, text: str) -> None:
-        """Print at once; waits where the reader is slow. Raises OSError where there is none any more."""
+        """Print at once. Blocks if the reader is slow; raises OSError if the reader is gone."""
 
 
 class Terminal:
     """Standard output or a stand-in: a terminal, a dumb one, or no terminal at all.
 
-    Only a terminal that is not `TERM=dumb` is drawn upon, and it gets colours unless `NO_COLOR` is set.
+    A terminal gets status rows unless `TERM` is `dumb`, and colours unless `NO_COLOR` is set.
 
     Args:
         stream: Where to print; its descriptor is written to directly if it has one, so that a thread that
             waits for a stopped terminal holds no lock that the interpreter needs when it exits.
-        environ: Variables that a user sets, `os.environ` by default.
+        environ: The environment, `os.environ` by default.
     """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str] = os.environ) -> None:
@@ -51,7 +51,7 @@ class Terminal:
         self.spinner = SPINNER if self._can_show(SPINNER) else ASCII_SPINNER
 
     def size(self) -> os.terminal_size:
-        """Return columns and rows as they are now: the terminal's own, or what `COLUMNS` says of a pipe."""
+        """Return the current size of the terminal; for a pipe, `COLUMNS` or 80 columns."""
         if self.redraws and self._fd is not None:
             try:
                 size = os.get_terminal_size(self._fd)
@@ -62,7 +62,7 @@ class Terminal:
         return shutil.get_terminal_size((80, 24))
 
     def write(self, text: str) -> None:
-        """Print `text`; what the encoding lacks becomes a question mark."""
+        """Print `text`, with a question mark for each character that the encoding lacks."""
         if self._fd is None:
             self._stream.write(text)
             self._stream.flush()
@@ -72,7 +72,7 @@ class Terminal:
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # A program that shares the terminal has made it non-blocking.
+                # Another program that shares the terminal has made it non-blocking.
                 select.select([], [self._fd], [])
 
     def _can_show(self, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""`grue play`: put an episode together from the options, play it, say how it ended."""
+"""`grue play`: play an episode with the given options and print its result."""
 
 import os
 import sys
@@ -36,14 +36,14 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
 
     Raises:
         MCPConfigError, GameError: An option or a file cannot be used; nothing was started.
-        MCPError: The episode could not go on.
-        KeyboardInterrupt: Ctrl-C; the run folder tells how far it got.
+        MCPError: The episode could not continue.
+        KeyboardInterrupt: Ctrl-C. The run folder holds the episode up to that point.
     """
     if options.resume is None:
         return _play(options, None)
     past = read_past(options.resume)
     options = as_started(options, past)
-    # Its files and its project's settings are found as they were then, wherever it is resumed from.
+    # Relative paths and the project's settings are those of the folder in which the episode was started.
     with chdir(options.started_in or Path()):
         return _play(options, past)
 
@@ -65,7 +65,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
         for observer in backends.observers:
             recorder.add(observer)
         if past is not None:
-            # Until now, when nobody else can write the trace any more, it may have gone on.
+            # Read it again: another process may have written to it before `RunFolder` locked it.
             past = read_past(folder_path)
         setup = EpisodeSetup(
             game=game,
@@ -88,7 +88,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
         try:
             orchestrator.play_episode()
         except BaseException:
-            # Report why it ended. Its folder is gone, so there is nowhere to write a result.
+            # The result says why the episode ended. If the folder is gone, raise the first error.
             with suppress(TraceError):
                 _finish(orchestrator, folder, view, options)
             raise
@@ -110,23 +110,23 @@ def _finish(
 
 
 class _Backends(ExitStack):
-    """Observers that report elsewhere; what they hold is sent when the episode is over, within seconds."""
+    """Observers that use the network. Closing the stack sends what is left, within seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.observers: list[LangfuseObserver | OtelObserver] = []
 
     def add(self, observer: "LangfuseObserver | OtelObserver") -> None:
-        """Have it report, and close it in the end."""
+        """Use this observer, and close it with the stack."""
         self.observers.append(observer)
         self.callback(observer.close)
 
 
 def _backends(options: PlayOptions, episode_id: str) -> _Backends:
-    """Return the backends that are asked for.
+    """Return the observers that the options ask for.
 
     Raises:
-        MissingDependencyError: A package for one of them is not installed.
+        MissingDependencyError: A package that one of them needs is not installed.
     """
     backends = _Backends()
     if options.langfuse:
@@ -143,7 +143,7 @@ def _backends(options: PlayOptions, episode_id: str) -> _Backends:
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
-    """Return the settings, and the bundled server where no other one is asked for."""
+    """Return the settings, and the bundled server if no other one is configured."""
     config = project_configuration()
     if options.base_url is not None:
         config.client_base_url = options.base_url
@@ -179,11 +179,11 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
 
 OFFLINE_MODEL = "grue-offline-script"
 OFFLINE_URL = "http://offline.invalid/v1"
-"""Never resolved: the script answers in its place."""
+"""Never requested: the scripted model answers instead."""
 
 
 def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
-    """Show what is recorded; closing the stack prints what is left of it."""
+    """Show the episode while it is played. Closing the stack prints the rest."""
     view = ExitStack()
     if options.output == "json":
         recorder.add(JsonLines(sys.stdout))
@@ -203,5 +203,5 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
     where = shown_path(folder)
     return (
         f"\n{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}\n"
-        f"Everything that was said is in {where}; look at it with: grue trace show {where}"
+        f"The trace is in {where}; to read it: grue trace show {where}"
     )

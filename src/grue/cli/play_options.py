@@ -1,4 +1,4 @@
-"""The options of `grue play`, and what of them is recorded so that the episode can be resumed."""
+"""The options of `grue play`, and which of them an episode records so that it can be resumed."""
 
 from pathlib import Path
 from typing import Literal
@@ -16,11 +16,11 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         mcp: Play with tools.
-        turns: Most turns to play; 0: the default, or with `resume` what it was started with.
-        resume: The run folder of an episode to go on with, by the options that it was started with.
-        started_in: The folder that it is played in; `None`: the working directory.
-        spawn_ahead: Start each turn's server while the move before is played.
-        stream: Replies come as events.
+        turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
+        resume: The run folder of the episode to resume, with the options of its first run.
+        started_in: The folder in which the episode is played; `None`: the working directory.
+        spawn_ahead: Start each turn's server while the host plays the move before it.
+        stream: Stream the model's replies.
         langfuse: Report to Langfuse.
         otel: Report to OpenTelemetry.
         output: `live` lines for people, `json` objects for programs, `quiet` for the end only.
@@ -46,31 +46,35 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
 
 
 _RECORDED = ("game", "offline", "model", "base_url", "mcp_config", "mcp", "turns", "seed", "turn_timeout_s")
-"""Options that are restored when an episode is resumed; the others only affect the display."""
+"""Options that are recorded, and restored when the episode is resumed."""
 
 
 def recorded(options: PlayOptions) -> JsonObject:
-    """Return what an episode was asked for, as JSON, and where, which tells its project's settings."""
+    """Return the options to record, as JSON, with the working directory, where the project's settings are."""
     given = {name: getattr(options, name) for name in _RECORDED}
     chosen: JsonObject = msgspec.to_builtins(given, enc_hook=str)
     return {**chosen, "started_in": str(Path.cwd())}
 
 
 def as_started(options: PlayOptions, past: Past) -> PlayOptions:
-    """Return the options that an episode was started with; turns, time limit and output as asked for now.
+    """Return the options of an episode's first run, with the turns, time limit and output of this command.
 
-    Where the folder that it was started in is gone, it goes on in the working directory.
+    If the folder in which it was started no longer exists, the working directory is used.
 
     Raises:
         MCPConfigError: The episode was not started by `grue play`, or by another version of it.
     """
     settings = past.started.settings
     if not settings:
-        raise MCPConfigError(f"{options.resume} was not made by `grue play`: its host has to resume it.")
+        raise MCPConfigError(
+            f"{options.resume} was not made by `grue play`. Resume it with the program that made it."
+        )
     try:
         started = msgspec.convert(settings, PlayOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
-        raise MCPConfigError(f"{options.resume} does not say how it was started: {error}.") from error
+        raise MCPConfigError(
+            f"{options.resume} does not hold valid options of `grue play`: {error}."
+        ) from error
     return structs.replace(
         started,
         resume=None if options.resume is None else run_folder(options.resume),
@@ -86,7 +90,7 @@ def as_started(options: PlayOptions, past: Past) -> PlayOptions:
 
 
 def run_folder(run: Path) -> Path:
-    """Return the run folder that is meant by its own name or by that of the trace in it; absolute."""
+    """Return the absolute path of a run folder, given the folder or the trace in it."""
     return (run.parent if run.is_file() else run).absolute()
 
 

@@ -1,4 +1,4 @@
-"""Print text safely; only tables and views have their own escaping.
+"""Print text safely. Tables and views escape their text themselves.
 
 A path, an error or a server's text may contain escape sequences, characters that change the writing
 direction, and secrets from the environment. None of these reach the terminal.
@@ -15,10 +15,10 @@ from grue.runtime.redaction import Redaction
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print text, in its lines.
+    """Print text of one or more lines.
 
     Args:
-        text: Anything.
+        text: Any text; it is escaped, and secrets are removed.
         err: Print to standard error.
     """
     typer.echo(shown(text), err=err)
@@ -30,5 +30,5 @@ def shown(text: str) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path for a sentence: in one line, whatever is in its name."""
+    """Return a path as one printable line."""
     return printable(str(path))

@@ -26,17 +26,17 @@ _WIDEST = 96
 _VALUES_SHOWN = 8
 
 Outcome = SessionOpened | ServerFailure | str
-"""The result of starting a server; a text says why it could not be started at all."""
+"""The result of starting a server; a text is the reason why its configuration cannot be used."""
 
 
 def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:
     """Print every tool of every server, or of one; return whether all servers could be reached.
 
     Args:
-        server: Its name; `None`: all.
-        mcp_config: A file of servers; `None`: what the project names.
-        as_json: One object, and nothing else on stdout.
-        lock: Approve what is listed: write it into the tool lock, and say what changes by that.
+        server: Only this server; `None`: all.
+        mcp_config: A file of MCP servers; `None`: the project's.
+        as_json: Print one JSON object, and nothing else on stdout.
+        lock: Approve the listed tools: write them into the tool lock, and print what changes.
 
     Raises:
         MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
@@ -61,7 +61,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
 
 
 def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
-    """Return a server's outcome with secrets replaced, because a server may repeat them."""
+    """Return an outcome without secrets, because a server may repeat secrets that it was given."""
     return recorder.redacted_text(outcome) if isinstance(outcome, str) else recorder.redacted_body(outcome)
 
 

@@ -1,4 +1,4 @@
-"""`grue trace` and its sub-commands with their options; the `trace*.py` modules implement them."""
+"""The options of `grue trace` and its sub-commands; the `trace_*.py` modules implement them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,16 +21,17 @@ def trace_show(
         list[str] | None, typer.Option(metavar="N|N-M", help="Only these turns; 0: outside turns.")
     ] = None,
     actor: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only from or to this actor.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only messages from or to this actor.")
     ] = None,
     kind: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this kind of message, or a part of it.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this kind of message; part of its name is enough."),
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option(metavar="WORDS", help="Only messages with this text.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the episode ends, or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Wait for new messages until the episode ends or Ctrl-C.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     width: _Width = None,
@@ -63,7 +64,7 @@ def trace_stats(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
-    """Count turns, requests, tool calls and tokens, and say where the time went."""
+    """Count turns, requests, tool calls and tokens, and show where the time went."""
     with plain_errors():
         from grue.cli.trace import stats
 
@@ -94,7 +95,7 @@ def trace_diff(
     right: Annotated[Path, typer.Argument(help="Another one.")],
     every: Annotated[bool, typer.Option("--all", help="Describe each divergence fully.")] = False,
 ) -> None:
-    """Show the first difference of two episodes, without ids and times. The status is 1 if they differ."""
+    """Show the first difference of two episodes, ignoring ids and times. The status is 1 if they differ."""
     with plain_errors():
         from grue.cli.trace_diff import diff
 
@@ -111,7 +112,7 @@ def trace_html(
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write an episode as one HTML page that needs neither a network nor a server."""
+    """Write an episode as one HTML page that works offline, without a server."""
     with plain_errors():
         from grue.cli.trace_html import html
 
@@ -125,16 +126,18 @@ def trace_replay(
     turn: _Turn = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="What if? A policy or a limit; may be repeated."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a policy or a limit; repeatable."),
     ] = None,
-    max_iterations: Annotated[int | None, typer.Option(min=0, help="What if? Iterations allowed.")] = None,
-    after_timeout: Annotated[str | None, typer.Option(help="What if? skip, continue or force.")] = None,
-    system: Annotated[Path | None, typer.Option(help="What if? A file with other instructions.")] = None,
+    max_iterations: Annotated[
+        int | None, typer.Option(min=0, help="Change the limit of tool iterations.")
+    ] = None,
+    after_timeout: Annotated[str | None, typer.Option(help="Change it to skip, continue or force.")] = None,
+    system: Annotated[Path | None, typer.Option(help="Read other instructions from a file.")] = None,
 ) -> None:
-    """Run every decision again on the recorded events, without a model, a server or a tool.
+    """Compute every decision again from the recorded events, without a model, a server or a tool.
 
-    The status is 1 if something differs. With a change it shows where the episode would have gone
-    differently.
+    The exit status is 1 if a decision differs from the recorded one. With changed settings, the first
+    difference of each turn shows where the episode would have gone differently.
     """
     with plain_errors():
         from grue.cli.trace_replay import changes_from, replay
@@ -149,7 +152,7 @@ def trace_replay(
 
 @trace_app.command("schema")
 def trace_schema() -> None:
-    """Print the JSON Schema of a trace file: its first line, its other lines, every message."""
+    """Print the JSON Schema of a trace file: its header, its lines and every message."""
     with plain_errors():
         from grue.cli.trace_schema import schema
 

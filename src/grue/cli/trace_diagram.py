@@ -9,7 +9,7 @@ from grue.cli.saying import say
 from grue.errors import MCPConfigError
 from grue.tracing.diagram import WIDTH, mermaid, plain
 from grue.tracing.reading import EpisodeEnvelope, open_episode
-from grue.tracing.turn_slices import chapters
+from grue.tracing.turn_slices import split_turns
 
 
 def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> bool:
@@ -34,9 +34,9 @@ def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) ->
 
 
 def _chosen(file: Path, turn: int | None) -> Iterator[EpisodeEnvelope]:
-    for chapter in chapters(open_episode(file)):
-        if turn in (None, chapter.turn):
-            yield from chapter.envelopes
+    for turn_slice in split_turns(open_episode(file)):
+        if turn in (None, turn_slice.turn):
+            yield from turn_slice.envelopes
 
 
 def _width() -> int:

@@ -21,13 +21,13 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
     readers = open_episode(left), open_episode(right)
     identical = True
 
-    def told() -> Iterator[Divergence]:
+    def found() -> Iterator[Divergence]:
         nonlocal identical
         for divergence in diff_traces(*readers):
             identical = False
             yield divergence
 
-    for line in render(told(), every=every):
+    for line in render(found(), every=every):
         say(line)
     for name, reader in zip("AB", readers, strict=True):
         if reader.cut_short:

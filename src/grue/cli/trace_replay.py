@@ -1,4 +1,4 @@
-"""`grue trace replay`: run a trace's decisions again and print the differences."""
+"""`grue trace replay`: compute a trace's decisions again and print the differences."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +21,14 @@ def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
     Args:
         file: A trace file or a run folder.
         changes: The settings to change; see `changes_from`.
-        turn: Only this one.
+        turn: Replay only this turn.
 
     Raises:
         MCPConfigError: The trace has no such turn.
     """
     turns: list[TurnReplay] = list(replay_turns(open_episode(file), changes, turn=turn))
     if turn is not None and not turns:
-        raise MCPConfigError(f"{file} has no turn {turn} that an agent ran.")
+        raise MCPConfigError(f"{file} has no turn {turn}.")
     for line in render(turns, changes):
         say(line)
     return all(replayed.divergence is None for replayed in turns)
@@ -44,11 +44,11 @@ def changes_from(
     """Return the changes for a replay.
 
     Args:
-        settings: `KEY=VALUE` each, the value in JSON or a word: fields of the failure policy and of the
-            turn's limits; `budget.KEY=VALUE` for those of the budget.
+        settings: `KEY=VALUE` each, where the value is JSON or a word: a field of `FailurePolicy` or
+            `TurnLimits`, or `budget.KEY=VALUE` for the budget.
         max_iterations: Short for `max_tool_iterations=N`.
         after_timeout: Short for `after_timeout=WORD`.
-        system: A file with other instructions.
+        system: A file with another system text.
 
     Raises:
         MCPConfigError: A key is unknown, a value does not fit, or the file cannot be read.
@@ -71,7 +71,7 @@ def changes_from(
     try:
         return Changes(policy=policy, limits=limits, system=_text(system))
     except ValueError as error:
-        raise MCPConfigError(f"The replay cannot be changed so: {error}.") from error
+        raise MCPConfigError(f"The replay cannot use these changes: {error}.") from error
 
 
 def _value(text: str) -> object:

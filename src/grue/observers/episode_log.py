@@ -7,8 +7,9 @@
 ```
 
 Every line reads `[LEVEL] Turn N: ...` or `[LEVEL] Turn N Iteration I: ...`; events outside turns have turn 0.
-Lines that the requirements specify are written word for word. Any other event (a failed call, the end of the
-episode) is a line with its own level and text, except two events that only repeat a neighbouring line.
+Lines that the requirements specify are written word for word. Any other event, such as a failed call or the
+end of the episode, is a line with its own level and text. Two events that only repeat a neighbouring line are
+left out.
 """
 
 import json

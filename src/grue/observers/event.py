@@ -34,7 +34,7 @@ class Event(Struct, frozen=True, kw_only=True):
     fields: JsonObject
 
     def labels(self) -> JsonObject:
-        """Return everything but time, level and text, in one flat object."""
+        """Return all fields except time, level and text, in one flat object."""
         return {
             "event_type": self.event_type,
             "episode_id": self.episode_id,
@@ -51,15 +51,15 @@ class Moment(Struct, frozen=True):
     turn: int
 
     def info(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event at this level."""
+        """Return an event of this level."""
         return self._event("info", event_type, message, fields)
 
     def warning(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event at this level."""
+        """Return an event of this level."""
         return self._event("warning", event_type, message, fields)
 
     def error(self, event_type: str, message: str, **fields: object) -> Event:
-        """Return an event at this level."""
+        """Return an event of this level."""
         return self._event("error", event_type, message, fields)
 
     def _event(self, level: Level, event_type: str, message: str, fields: JsonObject) -> Event:

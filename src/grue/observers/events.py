@@ -454,16 +454,16 @@ def _hosting(moment: Moment, body: _Hosting) -> list[Event]:
             score = f", score {body.score}" if body.score is not None else ""
             of = f" of {body.max_score}" if score and body.max_score is not None else ""
             message = f"Episode ended ({reason}{score}{of}): {detail}"
-            tell = moment.error if reason in {"failed", "fallbacks"} else moment.info
-            return [tell("episode_ended", message, **_plain(body))]
+            event = moment.error if reason in {"failed", "fallbacks"} else moment.info
+            return [event("episode_ended", message, **_plain(body))]
         case never:
             assert_never(never)
 
 
-_NOT_TOLD = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
+_OMITTED = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
 
 
 def _plain(fact: Struct) -> dict[str, Any]:
     """Return the fields of a host's fact, without those that every event has."""
     fields: dict[str, Any] = msgspec.to_builtins(fact)
-    return {key: value for key, value in fields.items() if key not in _NOT_TOLD}
+    return {key: value for key, value in fields.items() if key not in _OMITTED}

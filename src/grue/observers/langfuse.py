@@ -88,9 +88,8 @@ class LangfuseObserver(Outbox):
 
     Args:
         client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
-            from
-            the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does not
-            touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
+            from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). It does
+            not touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
         session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
             sizes, usage and kinds of errors.
@@ -126,14 +125,14 @@ def _client_from_environment(warn: Warn) -> Any:
     """Return a client, or `None` after a warning that says why there is none."""
     missing = [name for name in _KEYS if not os.environ.get(name)]
     if find_spec("langfuse") is None:
-        warn(f"{INSTALL}. The episode goes on without it.")
+        warn(f"{INSTALL}. The episode continues without it.")
     elif missing:
-        warn(f"Langfuse is told nothing: {' and '.join(missing)} not set.")
+        warn(f"Nothing is sent to Langfuse: {' and '.join(missing)} not set.")
     else:
         try:
             return _new_client(warn)
         except (ImportError, ValueError) as error:
-            warn(f"Langfuse is told nothing: no client can be made: {error}")
+            warn(f"Nothing is sent to Langfuse: no client could be created: {error}")
     return None
 
 

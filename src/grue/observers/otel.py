@@ -129,7 +129,7 @@ class OtelObserver(Outbox):
 def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
     """Return a tracer provider, or `None` after a warning, and whether it is this observer's own."""
     if not _installed():
-        warn(f"{INSTALL}. The episode goes on without it.")
+        warn(f"{INSTALL}. The episode continues without it.")
         return None, False
     from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
 
@@ -138,7 +138,7 @@ def _provider_from_environment(warn: Warn) -> tuple[Any, bool]:
         return configured, False
     endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), None)
     if endpoint is None:
-        warn("OpenTelemetry is told nothing: OTEL_EXPORTER_OTLP_ENDPOINT is not set.")
+        warn("Nothing is sent to OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT is not set.")
         return None, False
     return _own_provider(endpoint, warn), True
 

@@ -26,7 +26,7 @@ BOUND = 10_000
 """How many envelopes the queue holds: some hundred turns, in case the thread gets no time to run."""
 
 CLOSE_S = 5.0
-"""How long `close` waits unless told otherwise, in seconds."""
+"""How long `close` waits by default, in seconds."""
 
 Warn: TypeAlias = Callable[[str], None]
 """A function that shows one sentence to the user."""

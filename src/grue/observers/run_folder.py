@@ -1,4 +1,4 @@
-"""The folder of an episode: the trace and its two logs as they are written, the result at the end."""
+"""The run folder of an episode: its trace, its two logs and, at the end, its result."""
 
 import os
 from contextlib import ExitStack
@@ -22,15 +22,17 @@ RESULT_FILE = "result.json"
 
 
 class RunFolder:
-    """`trace.jsonl`, `events.jsonl`, `episode.log` and `result.json` of one episode, for its owner only.
+    """The files of one episode, written while it runs.
 
-    Messages from and to `host` are flushed to the file before `record` returns, so that a host can record a
-    decision and then act on it. Secrets from the environment are in none of the files.
+    Messages from and to `host` are flushed before `record` returns, so that a host can record a decision and
+    then act on it. The files never contain secrets from the environment.
+
+    Files: `trace.jsonl`, `events.jsonl`, `episode.log`, `result.json`, each readable only by its owner.
 
     Args:
         path: The folder; created with its parents if it does not exist.
         recorder: Everything that it records from now on is written.
-        episode_id: The episode's id in the files.
+        episode_id: The episode's id, for the files.
         resume: Continue the files of an episode that was interrupted. The recorder must not have recorded
             anything yet; it continues with the numbers and the time of the trace.
         options: How the trace is written.
@@ -83,7 +85,7 @@ class RunFolder:
         self.close()
 
     def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Refuse to go on without the folder, whenever the host says or is told something; an observer."""
+        """Raise if the folder is gone; an observer that checks each message from or to the host."""
         del line
         if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
@@ -123,4 +125,4 @@ def _make(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise TraceError(f"Cannot make the run folder {path}: {error.strerror}.") from error
+        raise TraceError(f"Cannot create the run folder {path}: {error.strerror}.") from error

@@ -60,8 +60,8 @@ from grue.observers.spans import (
     ToolUse,
     Verdict,
     crash_verdict,
+    note_of,
     verdict_of,
-    words_of,
 )
 from grue.protocol.tool_calls import record_settlement
 from grue.runtime.supervisor import ActorFailed
@@ -124,7 +124,7 @@ class SpanFeed:
         body = envelope.body
         match body:
             case EpisodeStarted() | EpisodeResumed() | EpisodeEnded():
-                self._host_says(body)
+                self._take_host_fact(body)
             case RunTurn():
                 self._begin_turn(envelope, body)
             case _:
@@ -132,8 +132,8 @@ class SpanFeed:
                 if scope is None and isinstance(body, OpenSession):
                     self._begin_session(envelope, body)
                 elif scope is not None:
-                    self._belongs(envelope, scope)
-                    self._happen(scope, envelope)
+                    self._assign(envelope, scope)
+                    self._take(scope, envelope)
         return self._events
 
     def finish(self) -> list[SpanEvent]:
@@ -144,7 +144,7 @@ class SpanFeed:
 
     # --- Episodes, turns and sessions ---
 
-    def _host_says(self, fact: EpisodeStarted | EpisodeResumed | EpisodeEnded) -> None:
+    def _take_host_fact(self, fact: EpisodeStarted | EpisodeResumed | EpisodeEnded) -> None:
         if isinstance(fact, EpisodeEnded):
             self._end_episode(fact, verdict_of(fact))
             return
@@ -170,7 +170,7 @@ class SpanFeed:
         parent = self._begin_episode(None) if self._episode is None else self._episode.span
         scope = _Scope(envelope.turn, command)
         self._scopes.append(scope)
-        self._belongs(envelope, scope)
+        self._assign(envelope, scope)
         scope.root = self._open(scope, subject, parent)
         return scope
 
@@ -198,19 +198,19 @@ class SpanFeed:
         for number in scope.envelopes:
             del self._scope_of[number]
 
-    # --- What happens in them ---
+    # --- Messages within a turn or a session ---
 
     def _find(self, envelope: Envelope[Any]) -> _Scope | None:
         if envelope.cause in self._scope_of:
             return self._scope_of[envelope.cause]
         return next((scope for scope in reversed(self._scopes) if scope.turn == envelope.turn), None)
 
-    def _belongs(self, envelope: Envelope[Any], scope: _Scope) -> None:
+    def _assign(self, envelope: Envelope[Any], scope: _Scope) -> None:
         self._scope_of[envelope.seq] = scope
         scope.envelopes.append(envelope.seq)
         scope.last_at = self._now
 
-    def _happen(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+    def _take(self, scope: _Scope, envelope: Envelope[Any]) -> None:
         self._take_steps(scope, envelope)
         body = envelope.body
         match body:
@@ -254,14 +254,14 @@ class SpanFeed:
     def _note(self, scope: _Scope, envelope: Envelope[Any]) -> None:
         if isinstance(envelope.body, ActorFailed):
             scope.crash = scope.crash or envelope.body
-        words = words_of(envelope.body)
-        if words is None:
+        note = note_of(envelope.body)
+        if note is None:
             return
         span = scope.spans.get(("model", envelope.cause), scope.innermost)
         name = scope.names.get(getattr(envelope.body, "call_id", CallId("")))
-        facts = words.facts if name is None else {**words.facts, "tool_name": name}
+        facts = note.facts if name is None else {**note.facts, "tool_name": name}
         self._events.append(
-            SpanNoted(span=span, at=self._now, name=words.name, verdict=words.verdict, facts=facts)
+            SpanNoted(span=span, at=self._now, name=note.name, verdict=note.verdict, facts=facts)
         )
 
     def _take_steps(self, scope: _Scope, envelope: Envelope[Any]) -> None:

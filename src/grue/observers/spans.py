@@ -181,7 +181,7 @@ class SpanClosed(Struct, frozen=True, kw_only=True):
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed
 
-CUT_OFF = Verdict("warning", "cut_off", "what it was a part of ended first")
+CUT_OFF = Verdict("warning", "cut_off", "its turn or episode ended first")
 
 
 def crash_verdict(crash: ActorFailed) -> Verdict:
@@ -240,69 +240,69 @@ def _failed(failure: TurnFailure) -> Verdict:
             assert_never(never)
 
 
-class Words(NamedTuple):
-    """The texts of a note."""
+class Note(NamedTuple):
+    """The name, verdict and facts of a note."""
 
     name: str
     verdict: Verdict
     facts: JsonObject
 
 
-def words_of(body: object) -> Words | None:
+def note_of(body: object) -> Note | None:
     """Return the note that a message adds to its span; `None`: no note."""
     return _of_calls(body) or _of_model(body) or _of_turn(body)
 
 
-def _of_calls(body: object) -> Words | None:
+def _of_calls(body: object) -> Note | None:
     match body:
         case ToolSkipped(reason=reason, call_id=call_id):
-            return Words("tool_skipped", Verdict("warning", detail=reason), {"call_id": call_id})
+            return Note("tool_skipped", Verdict("warning", detail=reason), {"call_id": call_id})
         case ToolRejected(name=name, error=error, call_id=call_id):
             facts: JsonObject = {"call_id": call_id, "tool_name": name}
-            return Words("tool_rejected", Verdict("warning", "rejected", error), facts)
+            return Note("tool_rejected", Verdict("warning", "rejected", error), facts)
         case ToolDenied(name=name, reason=reason, call_id=call_id):
             facts = {"call_id": call_id, "tool_name": name}
-            return Words("tool_denied", Verdict("warning", "denied", reason), facts)
+            return Note("tool_denied", Verdict("warning", "denied", reason), facts)
         case ToolDrifted(server=server, tool=tool, change=change):
             facts = {"tool_name": f"{server}.{tool}", "change": change, "refused": body.refused}
-            return Words("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
+            return Note("tool_drifted", Verdict("warning", detail=drift_text(body)), facts)
         case ConnectFailed(server=server, attempt=attempt, failure=failure, then=then):
             facts = {"server_name": server, "attempt": attempt, "phase": failure.phase, "then": then}
-            return Words("connect_failed", Verdict("warning", "server_failed", failure.cause), facts)
+            return Note("connect_failed", Verdict("warning", "server_failed", failure.cause), facts)
         case McpDisabled(server=server, reason=reason, newly=newly):
             facts = {"server_name": server, "newly": newly}
-            return Words("mcp_disabled", Verdict("warning", detail=reason), facts)
+            return Note("mcp_disabled", Verdict("warning", detail=reason), facts)
         case _:
             return None
 
 
-def _of_model(body: object) -> Words | None:
+def _of_model(body: object) -> Note | None:
     match body:
         case CompletionRetried(attempt=attempt, delay_s=delay_s, failure=failure):
             facts: JsonObject = {"attempt": attempt, "delay_s": delay_s, "status": failure.status}
-            return Words("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
+            return Note("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
         case ReplyCut(limit_tokens=limit, retried_with=retried_with):
             facts = {"limit_tokens": limit, "retried_with": retried_with}
-            return Words("reply_cut", Verdict("warning"), facts)
+            return Note("reply_cut", Verdict("warning"), facts)
         case ReplyUnusable(finish_reason=finish_reason):
-            return Words("reply_unusable", Verdict("warning"), {"finish_reason": finish_reason})
+            return Note("reply_unusable", Verdict("warning"), {"finish_reason": finish_reason})
         case FinalForced(reason=reason, iterations=iterations):
-            return Words("final_forced", Verdict(), {"reason": reason, "iterations": iterations})
+            return Note("final_forced", Verdict(), {"reason": reason, "iterations": iterations})
         case RepairRequested(reason=reason):
-            return Words("repair_requested", Verdict("warning", detail=reason), {})
+            return Note("repair_requested", Verdict("warning", detail=reason), {})
         case FellBack(reason=reason):
-            return Words("fell_back", Verdict("warning", detail=reason), {})
+            return Note("fell_back", Verdict("warning", detail=reason), {})
         case _:
             return None
 
 
-def _of_turn(body: object) -> Words | None:
+def _of_turn(body: object) -> Note | None:
     match body:
         case DeadlinePassed(limit_s=limit_s):
-            return Words("deadline_passed", Verdict("warning", "timeout"), {"limit_s": limit_s})
+            return Note("deadline_passed", Verdict("warning", "timeout"), {"limit_s": limit_s})
         case TurnInterrupted(reason=reason):
-            return Words("turn_interrupted", Verdict("warning", "interrupted", reason), {})
+            return Note("turn_interrupted", Verdict("warning", "interrupted", reason), {})
         case ActorFailed(actor=actor):
-            return Words("actor_failed", crash_verdict(body), {"actor": actor})
+            return Note("actor_failed", crash_verdict(body), {"actor": actor})
         case _:
             return None

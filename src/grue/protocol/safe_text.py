@@ -83,30 +83,3 @@ def _visible(char: str) -> str:
         return " "
     code = ord(char)
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def cells(text: str) -> int:
-    """Return how many terminal columns printable `text` takes."""
-    return len(text) if text.isascii() else sum(map(_char_cells, text))
-
-
-def _char_cells(char: str) -> int:
-    if unicodedata.category(char) in {"Mn", "Me"}:
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
-
-
-def cut(text: str, width: int) -> str:
-    """Return the beginning of printable `text` that fits into `width` columns; an ellipsis marks a cut."""
-    if cells(text) <= width:
-        return text
-    end, room = 0, width - 1
-    # The text is too long, so the room runs out before its end.
-    while (room := room - _char_cells(text[end])) >= 0:
-        end += 1
-    return text[:end] + ELLIPSIS if width > 0 else ""
-
-
-def pad(text: str, width: int) -> str:
-    """Return printable `text`, padded with spaces at the end to `width` columns."""
-    return text + " " * (width - cells(text))

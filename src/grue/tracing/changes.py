@@ -30,7 +30,7 @@ from grue.protocol.turn_time import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
 
 NOT_REPLAYED = frozenset({"fallbacks_before_stop", "on_tool_drift", "max_samplings"})
-"""Keys of policy and limits that count outside what a replay drives: the host, the listing, sampling."""
+"""Fields of policy and limits that a replay cannot change: the host, the listing and sampling use them."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -38,13 +38,13 @@ class Changes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: Fields of `FailurePolicy`, with their values.
-        limits: Fields of `TurnLimits`; those of a budget stand in a mapping of their own.
-        system: Instructions, for every turn.
-        user: The user message, for every turn.
-        final_request: The words with which a final answer is forced.
+        limits: Fields of `TurnLimits`. Those of the budget are a mapping under `budget`.
+        system: The system text of every turn.
+        user: The user message of every turn.
+        final_request: The text that asks for the final answer.
 
     Raises:
-        ValueError: There is no such field, a replay does not drive what it is for, or the value does not fit.
+        ValueError: There is no such field, a replay cannot change it, or the value has the wrong type.
     """
 
     policy: Mapping[str, object] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         return any(getattr(self, name) not in (None, {}) for name in self.__struct_fields__)
 
     def run(self, recorded: RunTurn) -> RunTurn:
-        """Return the command that begins a turn, changed."""
+        """Return a turn's `RunTurn` with the changes."""
         return replace(
             recorded,
             policy=merged(recorded.policy, self.policy),
@@ -79,7 +79,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         return replace(command, new=tuple(changed if item == asked else item for item in command.new))
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return a command with the recorded values of limits and policies that it only passes on.
+        """Return a command with the recorded values of the limits and policies that it passes on.
 
         A limit that was not reached, or a policy for a failure that did not happen, does not change a turn.
         """
@@ -96,7 +96,7 @@ class Changes(Struct, frozen=True, kw_only=True):
                 return command
 
     def excludes(self, envelope: EpisodeEnvelope, begun: EpisodeEnvelope) -> str:
-        """Return why a recorded event could not have happened as recorded; empty: it could.
+        """Return why a recorded event is impossible with the changes; empty: it is possible.
 
         Args:
             envelope: The event.
@@ -113,17 +113,17 @@ def merged(fields: Any, changed: Mapping[str, object]) -> Any:
     """Return a Struct with some of its fields changed.
 
     Raises:
-        ValueError: There is no such field, or its value does not fit.
+        ValueError: There is no such field, or its value has the wrong type.
     """
     kind = type(fields)
     for name in changed:
         if name in NOT_REPLAYED:
-            raise ValueError(f"{name} cannot be changed: a replay does not drive what it is for")
+            raise ValueError(f"{name} cannot be changed: it has no effect in a replay")
         if name not in kind.__struct_fields__:
-            raise ValueError(f"{name} is none of {', '.join(kind.__struct_fields__)}")
+            raise ValueError(f"there is no field {name}; the fields are {', '.join(kind.__struct_fields__)}")
     values = {name: _value(getattr(fields, name), value) for name, value in changed.items()}
     try:
-        # What is written is what a trace holds, so it is checked as a trace is.
+        # `convert` checks the values as the trace reader does.
         return msgspec.convert({**msgspec.structs.asdict(fields), **values}, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
@@ -146,7 +146,7 @@ def _turn_time(envelope: EpisodeEnvelope, begun: EpisodeEnvelope, old: TurnLimit
 
 
 def _work_s(limits: TurnLimits) -> float:
-    """Return the part of a turn's time that is not kept for closing sessions."""
+    """Return the part of a turn's time that is not reserved for closing sessions."""
     if limits.turn_timeout_s is None:
         return float("inf")
     return limits.turn_timeout_s - kept_for_closing(limits)

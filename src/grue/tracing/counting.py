@@ -261,7 +261,7 @@ class _Calls:
             case ToolCalled(call_id=call_id):
                 self._tool(turn, call_id).calls += 1
             case ToolRejected(name=name, call_id=call_id) | ToolDenied(name=name, call_id=call_id):
-                # The name that the model used may not belong to any tool; it is untrusted text.
+                # The name is the model's text: untrusted, and perhaps not the name of any tool.
                 self._tools.setdefault(name, _Tool()).rejected += 1
                 self._names.pop((turn, call_id), None)
             case (ToolReturned() | ToolTimedOut() | ServerDied() | ToolSkipped()) as settlement:

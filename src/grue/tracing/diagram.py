@@ -20,10 +20,11 @@ from grue.messages import (
     TextDelta,
     TurnInterrupted,
 )
-from grue.protocol.safe_text import cells, cut, pad, printable
+from grue.protocol.safe_text import printable
+from grue.tracing.columns import cells, cut, pad
 from grue.tracing.presentation import Severity, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.turn_slices import TurnSlice, chapters
+from grue.tracing.turn_slices import TurnSlice, split_turns
 
 WIDTH = 80
 """Columns of a plain diagram."""
@@ -41,9 +42,9 @@ class Drawn(Struct, frozen=True):
     Attributes:
         sender: The actor where the line starts. Messages of the clock and the supervisor start at the agent.
         receiver: The actor where the line ends; `None`: it is a note.
-        asks: It is a request, with a solid line; results have a dashed line.
+        asks: It is a request, drawn with a solid line. Results have a dashed line.
         failed: A call, a server or a turn failed.
-        text: One printable line; it begins with a sign if something unusual happened.
+        text: One printable line. It begins with a sign if the message reports a problem.
     """
 
     sender: str
@@ -54,9 +55,9 @@ class Drawn(Struct, frozen=True):
 
 
 def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | None:
-    """Return how to draw an envelope, with at most `limit` characters of text; `None`: not at all.
+    """Return how to draw an envelope, with at most `limit` characters of text.
 
-    A piece of a streamed reply is not drawn: the reply is.
+    Return `None` for a piece of a streamed reply, because the whole reply is drawn.
     """
     body = envelope.body
     if isinstance(body, TextDelta):
@@ -81,13 +82,13 @@ def mermaid(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
     """Yield the lines of a Mermaid `sequenceDiagram`.
 
     Args:
-        envelopes: Of a turn, or of all.
+        envelopes: The envelopes of one turn, or of all.
     """
     lines = _MermaidLines()
-    for chapter in chapters(envelopes):
+    for turn_slice in split_turns(envelopes):
         if not lines.begun:
             yield from lines.opening()
-        yield from lines.turn(chapter)
+        yield from lines.turn(turn_slice)
 
 
 class _MermaidLines:
@@ -101,10 +102,10 @@ class _MermaidLines:
         for actor in _ACTORS:
             yield from self._declare(actor)
 
-    def turn(self, chapter: TurnSlice) -> Iterator[str]:
-        if chapter.turn:
-            yield f"    Note over {self._ids['host']},{self._ids['llm']}: Turn {chapter.turn}"
-        for envelope in chapter.envelopes:
+    def turn(self, turn_slice: TurnSlice) -> Iterator[str]:
+        if turn_slice.turn:
+            yield f"    Note over {self._ids['host']},{self._ids['llm']}: Turn {turn_slice.turn}"
+        for envelope in turn_slice.envelopes:
             arrow = drawn(envelope)
             if arrow is not None:
                 yield from self._declare(arrow.sender, arrow.receiver)
@@ -122,7 +123,7 @@ class _MermaidLines:
         for name in names:
             if name is not None and name not in self._ids:
                 self._ids[name] = f"p{len(self._ids)}"
-                # A name that begins with `wrap:` would lose that.
+                # Mermaid would remove `wrap:` from the beginning of a name.
                 yield f"    participant {self._ids[name]} as {escaped(name).replace(':', '#58;')}"
 
 
@@ -132,10 +133,11 @@ _MARKERS = frozenset("ﬂ°¶ß")
 
 
 def escaped(text: str) -> str:
-    """Return printable text as Mermaid shows it, whatever is in it: as entities, but for what is harmless.
+    """Return printable text with all characters as entities, except harmless ones.
 
-    A semicolon ends a statement, `#` begins an entity, `%%` a comment or a directive, and what is shown goes
-    through HTML. A colon is safe, but for a text that looks like a style: of it Mermaid drops a semicolon.
+    In Mermaid a semicolon ends a statement, `#` begins an entity, `%%` begins a comment or a directive, and
+    the text is inserted into HTML. A colon is safe, except in a text that looks like a style: there Mermaid
+    drops a semicolon.
     """
     harmless = _HARMLESS if "style" in text or "classDef" in text else _HARMLESS | {":"}
     return "".join(
@@ -151,18 +153,18 @@ def plain(envelopes: Iterable[EpisodeEnvelope], *, width: int = WIDTH) -> Iterat
     """Yield the lines of a diagram drawn with characters, each turn with a heading of its own.
 
     Args:
-        envelopes: Of a turn, or of all.
+        envelopes: The envelopes of one turn, or of all.
         width: Columns, at least 40.
     """
     first = True
-    for chapter in chapters(envelopes):
-        arrows = [arrow for envelope in chapter.envelopes if (arrow := drawn(envelope, limit=width))]
+    for turn_slice in split_turns(envelopes):
+        arrows = [arrow for envelope in turn_slice.envelopes if (arrow := drawn(envelope, limit=width))]
         if not arrows:
             continue
         if not first:
             yield ""
         first = False
-        yield f"── Turn {chapter.turn} ──" if chapter.turn else "── Outside turns ──"
+        yield f"── Turn {turn_slice.turn} ──" if turn_slice.turn else "── Outside turns ──"
         yield from _Lanes(arrows, max(width, 40)).lines()
 
 
@@ -180,7 +182,7 @@ class _Lanes:
         most = width // _LEAST_LANE
         self._names = list(present)
         self._shown = min(len(present), most)
-        # What does not fit beside the others shares the last line of life.
+        # Actors for which there is no room share the last lifeline.
         self._lane = {name: min(number, most - 1) for number, name in enumerate(present)}
         self._step = (width - _LEAST_LANE) // max(1, self._shown - 1) if self._shown > 1 else 0
         self._step = min(self._step, 24)
@@ -219,7 +221,7 @@ class _Lanes:
         return "".join(chars).rstrip()
 
     def _labelled(self, text: str, lane: int) -> str:
-        """Return a row with a text beside a lifeline, on the side with more room; it runs over the others."""
+        """Return a row with a text beside a lifeline, on the side with more room."""
         row = self._row({})
         right = self._width - self._column(lane) - 2
         left = self._column(lane) - self._column(0) - 4

@@ -18,7 +18,7 @@ from grue.messages import TextDelta
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.turn_slices import TurnSlice, causes, chapters
+from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
 IGNORED = frozenset({"pid", "elapsed_s", "duration_s", "delay_s", "episode_id"})
 """Fields of messages that differ from run to run."""
@@ -42,7 +42,7 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
     Raises:
         TraceError: While a file is read: it is damaged.
     """
-    for one, other in _aligned(chapters(left), chapters(right)):
+    for one, other in _aligned(split_turns(left), split_turns(right)):
         yield from _TurnDiff(one or TurnSlice(), other or TurnSlice()).divergences()
 
 
@@ -57,13 +57,13 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
     for divergence in divergences:
         count += 1
         if count == 1:
-            yield f"The traces part in turn {divergence.turn}."
+            yield f"The traces differ from turn {divergence.turn} on."
         elif every:
             yield f"And in turn {divergence.turn}:"
         if count == 1 or every:
             yield from divergence.lines("A", "B")
     if not count:
-        yield "The traces are identical, but for numbers, times and ids."
+        yield "The traces are identical, except for numbers, times and ids."
     elif count > 1 and not every:
         yield f"{count - 1} more {'difference' if count == 2 else 'differences'}."
 
@@ -71,7 +71,7 @@ def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterato
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order; one that only one side had to run again has no counterpart."""
+    """Pair the turns in order. A turn that only one side ran again has no counterpart."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):
@@ -93,10 +93,10 @@ _ROOT = 0
 class _Tree:
     """A turn's messages by what caused them."""
 
-    def __init__(self, chapter: TurnSlice) -> None:
-        self.by_seq = {envelope.seq: envelope for envelope in chapter.envelopes}
+    def __init__(self, turn_slice: TurnSlice) -> None:
+        self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
-        for envelope in chapter.envelopes:
+        for envelope in turn_slice.envelopes:
             if isinstance(envelope.body, TextDelta):
                 continue
             cause = envelope.cause if envelope.cause in self.by_seq else None
@@ -171,7 +171,7 @@ class _TurnDiff:
             yield from _in_order(left, right)
             return
         mine = [_gist(envelope.body, self._comparison.counterpart) for envelope in left]
-        yours = [_gist(envelope.body, self._comparison.met) for envelope in right]
+        yours = [_gist(envelope.body, self._comparison.paired) for envelope in right]
         for _, i, j, k, m in SequenceMatcher(None, mine, yours, autojunk=False).get_opcodes():
             yield from _in_order(left[i:j], right[k:m])
 

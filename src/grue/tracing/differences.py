@@ -1,8 +1,7 @@
-"""Where two messages differ, as JSON paths.
+"""Find the differences between two messages, as JSON paths.
 
-Messages are compared as the JSON that they are in a trace: `2` and `2.0` are one number, `true` is none. Only
-fields of messages can be left out of account or be ids; a key of the same name in a tool's arguments is just
-a key.
+Messages are compared as JSON values: `2` equals `2.0`, but `true` does not equal `1`. Only fields of messages
+can be ignored or be ids. A key with the same name in a tool's arguments is compared like any other key.
 """
 
 import functools
@@ -16,13 +15,13 @@ import msgspec
 from msgspec import Struct
 
 ABSENT = msgspec.UNSET
-"""Stands for a value that one of the two sides does not have."""
+"""The value of a field, key or item that only the other side has."""
 
 SameText: TypeAlias = Callable[[str, str], bool]
 
 
 class Difference(Struct, frozen=True):
-    """Two values that differ, and where: `$.calls[0].arguments`."""
+    """Two values that differ, and their path, such as `$.calls[0].arguments`."""
 
     path: str
     left: object
@@ -30,12 +29,14 @@ class Difference(Struct, frozen=True):
 
 
 class Comparison:
-    """Compares messages, pair after pair; ids may differ as long as they name the same on both sides.
+    """Compare messages, pair after pair.
+
+    Ids may differ if each id on the left always pairs with the same id on the right.
 
     Args:
-        ignored: Names of message fields that do not count.
+        ignored: Names of message fields that are not compared.
         ids: Names of message fields whose values are ids.
-        same_text: Says whether two texts that are not equal pass as the same.
+        same_text: Returns whether two different texts count as equal.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Comparison:
         self._back: dict[tuple[str, object], object] = {}
 
     def differences(self, left: object, right: object, path: str = "$") -> Iterator[Difference]:
-        """Yield where `right` is not as `left` is, in the order of the fields."""
+        """Yield the differences between two values, in the order of the fields."""
         if not self._holds_special(left) and _json(left) == _json(right):
             return
         if isinstance(left, Struct) and type(left) is type(right):
@@ -66,11 +67,11 @@ class Comparison:
             yield Difference(path, left, right)
 
     def counterpart(self, name: str, left: object) -> object:
-        """Return the id on the right that an id on the left was met with; `None`: with none so far."""
+        """Return the id on the right that is paired with an id on the left; `None`: none yet."""
         return self._there.get((name, left))
 
-    def met(self, name: str, right: object) -> object:
-        """Return an id on the right if it was met with one on the left; `None`: it was not so far."""
+    def paired(self, name: str, right: object) -> object:
+        """Return an id on the right if it is paired with one on the left; `None`: not yet."""
         return right if (name, right) in self._back else None
 
     def _of_fields(self, left: Struct, right: object, path: str) -> Iterator[Difference]:
@@ -109,7 +110,7 @@ class Comparison:
     def _holds_special(self, value: object) -> bool:
         if isinstance(value, Struct):
             return not self._special.isdisjoint(_fields_within(type(value)))
-        # The items of a tuple are messages' parts, those of a list or a dict are plain JSON.
+        # A tuple holds parts of messages; a list or a dict holds plain JSON.
         return isinstance(value, tuple) and any(map(self._holds_special, value))
 
 

@@ -1,6 +1,6 @@
-"""A difference between two accounts of a turn, and its description in text.
+"""A difference between two versions of a turn, and its description in text.
 
-The two accounts are two traces, or a trace and its replay. The text is printable, but quotes untrusted text.
+The two versions are two traces, or a trace and its replay. The text is printable, but quotes untrusted text.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ _BEFORE_CHARS = 30
 
 
 class Divergence(Struct, frozen=True, kw_only=True):
-    """A message that is not the same in both accounts.
+    """A message that is not the same in both versions.
 
     Attributes:
         turn: Number of its turn.
-        left: The message in the first account; `None`: it is missing there.
-        right: The one in its place in the second; numbered 0 where it was not recorded but derived.
-        differences: Where the two differ.
-        because: Its causes in the first account, the first cause first.
+        left: The message in the first version; `None`: it is missing there.
+        right: Its counterpart in the second version; numbered 0 if a replay derived it.
+        differences: The fields that differ.
+        because: Its causes in the first version, the first cause first.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
         descendants: How many messages that it caused are missing with it.
     """
@@ -41,14 +41,14 @@ class Divergence(Struct, frozen=True, kw_only=True):
     descendants: int = 0
 
     def lines(self, left: str, right: str) -> Iterator[str]:
-        """Yield the full description; `left` and `right` name the accounts."""
+        """Yield the full description; `left` and `right` name the two versions."""
         width = max(len(left), len(right))
         for name, envelope in ((left, self.left), (right, self.right)):
             yield f"  {name:<{width}}  {described(envelope) if envelope else 'nothing'}"
         if self.reason:
             yield f"  {printable(self.reason, _LINE_CHARS)}"
         if self.descendants:
-            yield f"  and {self.descendants} that came of it"
+            yield f"  and {self.descendants} messages that it caused"
         for difference in () if self._of_two_kinds else self.differences:
             one, other = _excerpts(difference.left, difference.right)
             yield f"  {printable(difference.path, _LINE_CHARS)}"
@@ -67,24 +67,24 @@ class Divergence(Struct, frozen=True, kw_only=True):
     def line(self, left: str, right: str) -> str:
         """Return a one-line summary."""
         envelope = self.left or self.right
-        told = described(envelope) if envelope else self.reason
+        text = described(envelope) if envelope else self.reason
         if self.left and self.right:
             paths = ", ".join(difference.path for difference in self.differences)
             instead = f"{right}: {described(self.right)}" if self._of_two_kinds else f"differs in {paths}"
-            return printable(f"turn {self.turn}: {told}; {instead}", _LINE_CHARS)
+            return printable(f"turn {self.turn}: {text}; {instead}", _LINE_CHARS)
         if self.reason:
-            return printable(f"turn {self.turn}: {told}; {self.reason}", _LINE_CHARS)
-        more = f", and {self.descendants} that came of it" if self.descendants else ""
+            return printable(f"turn {self.turn}: {text}; {self.reason}", _LINE_CHARS)
+        more = f", and {self.descendants} messages that it caused" if self.descendants else ""
         where = f"only in {left if self.left else right}{more}"
-        return printable(f"turn {self.turn}: {where}: {told}", _LINE_CHARS)
+        return printable(f"turn {self.turn}: {where}: {text}", _LINE_CHARS)
 
 
 def described(envelope: EpisodeEnvelope) -> str:
-    """Return an envelope as one line: number, way, kind, what it says."""
+    """Return an envelope as one line: number, sender and receiver, kind, summary."""
     number = f"#{envelope.seq} " if envelope.seq else ""
     way = f"{envelope.sender} → {envelope.receiver}"
-    said = f"{type(envelope.body).__name__} {summarize(envelope.body)}"
-    return printable(f"{number}{way}  {said}".rstrip(), _LINE_CHARS)
+    summary = f"{type(envelope.body).__name__} {summarize(envelope.body)}"
+    return printable(f"{number}{way}  {summary}".rstrip(), _LINE_CHARS)
 
 
 def derived(
@@ -105,7 +105,7 @@ def _chain(because: tuple[EpisodeEnvelope, ...]) -> Iterator[str]:
 
 
 def _excerpts(left: object, right: object) -> tuple[str, str]:
-    """Return two values as short lines of JSON, from a little before the place where they part."""
+    """Return two values as short lines of JSON, from a little before their first difference."""
     texts = [_written(left), _written(right)]
     if all(len(text) <= _VALUE_CHARS for text in texts):
         return texts[0], texts[1]

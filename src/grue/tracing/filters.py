@@ -85,10 +85,12 @@ def _any(wanted: Iterable[T], fits: Callable[[T], bool]) -> bool:
 def _turns(written: str) -> range:
     match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", written, re.ASCII)
     if match is None:
-        raise MCPConfigError(f"{written!r} is no turn: write a number, such as 3, or a range, such as 3-7.")
+        raise MCPConfigError(
+            f"{written!r} is not a turn. Write a number, such as 3, or a range, such as 3-7."
+        )
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
-        raise MCPConfigError(f"{written!r} is no range of turns: it ends before it begins.")
+        raise MCPConfigError(f"{written!r} is not a range of turns: it ends before it begins.")
     return range(first, last + 1)
 
 

@@ -43,18 +43,18 @@ class Phases(Struct, frozen=True, kw_only=True):
 
     @property
     def total_s(self) -> float:
-        """Their sum."""
+        """The sum of all phases."""
         return round(sum(self.by_phase.values()), 6)
 
     @property
     def longest(self) -> Phase:
-        """The phase that took the most."""
+        """The phase that took the most time."""
         by_phase = self.by_phase
         return max(PHASES, key=lambda phase: by_phase[phase])
 
     @property
     def by_phase(self) -> dict[Phase, float]:
-        """The same by phase."""
+        """The seconds by phase."""
         return dict(zip(PHASES, astuple(self), strict=True))
 
     def __sub__(self, earlier: "Phases") -> "Phases":

@@ -21,7 +21,7 @@ from grue.tracing.divergence import Divergence
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.replay_agent import AGENT, RecordedTurn, TurnEnd, recorded_turn, replay_agent
 from grue.tracing.replay_sessions import Connections, replay_sessions
-from grue.tracing.turn_slices import TurnSlice, causes, chapters
+from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
 __all__ = ["Changes", "TurnReplay", "render", "replay"]
 
@@ -57,13 +57,13 @@ def replay(
         TraceError: While a file is read: it is damaged.
     """
     connections = Connections()
-    for chapter, cut_off in _with_cut_off(chapters(envelopes)):
-        connections.begin(chapter)
-        if turn in (None, chapter.turn):
-            recorded = recorded_turn(chapter, cut_off=cut_off)
+    for turn_slice, cut_off in _with_cut_off(split_turns(envelopes)):
+        connections.begin(turn_slice)
+        if turn in (None, turn_slice.turn):
+            recorded = recorded_turn(turn_slice, cut_off=cut_off)
             if recorded is not None:
-                yield _replay_turn(recorded, chapter, connections, changes)
-        connections.learn(chapter)
+                yield _replay_turn(recorded, turn_slice, connections, changes)
+        connections.learn(turn_slice)
 
 
 def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
@@ -85,11 +85,11 @@ def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterat
             continue
         diverged += 1
         if diverged == 1:
-            yield f"Turn {turn.turn} goes another way after {_many(turn.compared, 'message')}."
+            yield f"Turn {turn.turn} differs after {_many(turn.compared, 'message')}."
             yield from turn.divergence.lines(*names)
         else:
             if diverged == 2:
-                yield "Later turns, each taken up again as it was recorded:"
+                yield "Later turns, each replayed from its recorded beginning:"
             yield f"  {turn.divergence.line(*names)}"
     counts = f"{_many(total, 'turn')}, {_many(compared, 'message')} compared"
     cut = f"; {_many(unfinished, 'turn')} did not finish, replayed as far as recorded" if unfinished else ""
@@ -106,24 +106,25 @@ _WithCutOff: TypeAlias = Iterator[tuple[TurnSlice, bool]]
 def _with_cut_off(turns: Iterator[TurnSlice]) -> _WithCutOff:
     """Yield each turn with whether the trace ends in it or the episode was resumed after it."""
     before: TurnSlice | None = None
-    for chapter in turns:
+    for turn_slice in turns:
         if before is not None:
-            yield before, chapter.resumed or before.cut_off
-        before = chapter
+            yield before, turn_slice.resumed or before.cut_off
+        before = turn_slice
     if before is not None:
         yield before, True
 
 
 def _replay_turn(
-    turn: RecordedTurn, chapter: TurnSlice, connections: Connections, changes: Changes
+    turn: RecordedTurn, turn_slice: TurnSlice, connections: Connections, changes: Changes
 ) -> TurnReplay:
     agent = replay_agent(turn, changes)
-    sessions = replay_sessions(turn, chapter, connections, agent.commands if changes else {})
+    sessions = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
     if sessions.divergences and not changes:
         # In a batch, turns do not share what they learn about the servers.
-        alone = replay_sessions(turn, chapter, Connections(), {})
+        alone = replay_sessions(turn, turn_slice, Connections(), {})
         sessions = sessions if alone.divergences else alone
-    found = [*sessions.divergences, *_llm_divergences(turn, chapter), *_excluded(turn, chapter, changes)]
+    found = [*sessions.divergences, *_llm_divergences(turn, turn_slice)]
+    found += _excluded(turn, turn_slice, changes)
     if agent.divergence is not None:
         found.append(agent.divergence)
     first = min(found, key=_place, default=None)
@@ -141,20 +142,20 @@ def _place(divergence: Divergence) -> float:
     return divergence.because[-1].seq + 0.5 if divergence.because else 0.0
 
 
-def _excluded(turn: RecordedTurn, chapter: TurnSlice, changes: Changes) -> Iterator[Divergence]:
+def _excluded(turn: RecordedTurn, turn_slice: TurnSlice, changes: Changes) -> Iterator[Divergence]:
     """Yield the first event that could not have happened as recorded under the changed limits."""
-    for envelope in chapter.envelopes:
+    for envelope in turn_slice.envelopes:
         if reason := changes.excludes(envelope, turn.begun):
             because = causes(envelope, turn.by_seq)
             yield Divergence(turn=turn.run.turn, left=envelope, right=None, because=because, reason=reason)
             return
 
 
-def _llm_divergences(turn: RecordedTurn, chapter: TurnSlice) -> Iterator[Divergence]:
+def _llm_divergences(turn: RecordedTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
     """Yield messages of the LLM actor that do not fit: a reply without a request, a retry out of order."""
     asked: RequestCompletion | None = None
     attempts: dict[int, int] = {}
-    for envelope in chapter.envelopes:
+    for envelope in turn_slice.envelopes:
         reason = ""
         match envelope.body:
             case RequestCompletion() as command if envelope.sender == AGENT:
@@ -163,7 +164,7 @@ def _llm_divergences(turn: RecordedTurn, chapter: TurnSlice) -> Iterator[Diverge
                 if envelope.receiver != AGENT:
                     continue  # a server's own request
                 if asked is None or asked.request != request:
-                    reason = f"it answers request {request}, which nobody waits for"
+                    reason = f"it answers request {request}, but no such request is open"
                 asked = None
             case CompletionRetried(attempt=attempt) if envelope.cause is not None:
                 if attempt <= attempts.get(envelope.cause, 0):

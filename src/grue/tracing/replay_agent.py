@@ -90,11 +90,11 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
 
-def recorded_turn(chapter: TurnSlice, *, cut_off: bool) -> RecordedTurn | None:
+def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> RecordedTurn | None:
     """Return the turn of a slice; `None`: no agent ran a turn in it."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
-    for envelope in chapter.envelopes:
+    for envelope in turn_slice.envelopes:
         body = envelope.body
         if envelope.receiver == AGENT:
             inbox.append(envelope)
@@ -113,7 +113,7 @@ def recorded_turn(chapter: TurnSlice, *, cut_off: bool) -> RecordedTurn | None:
         noted=tuple(noted),
         said=tuple(said),
         crash=crash,
-        by_seq={envelope.seq: envelope for envelope in chapter.envelopes},
+        by_seq={envelope.seq: envelope for envelope in turn_slice.envelopes},
         cut_off=cut_off,
     )
 

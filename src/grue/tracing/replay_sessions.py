@@ -1,4 +1,4 @@
-"""Replay the sessions of a recorded turn: the connection policy, and the effect of a settlement on its batch.
+"""Replay the sessions of a recorded turn: connection attempts and the calls of each batch.
 
 The servers' behaviour (connected or not, answered, died) is taken from the recording. The session's decisions
 are computed again and compared.
@@ -59,30 +59,30 @@ from grue.tracing.replay_agent import AGENT, RecordedTurn
 from grue.tracing.turn_slices import TurnSlice, causes
 
 _Outcome = SessionOpened | McpDisabled | StartupFailed
-_Said = ConnectFailed | _Outcome | ToolCalled | MadeCallSettled | ToolSkipped
+_SentMessage = ConnectFailed | _Outcome | ToolCalled | MadeCallSettled | ToolSkipped
 
 
 class Connections:
-    """An episode's state of each server between turns, as the trace shows it."""
+    """The connection state of each server between turns, computed from the trace."""
 
     def __init__(self) -> None:
         self._known: dict[ServerName, Settled] = {}
-        self._told: dict[ServerName, Settled] = {}
+        self._recorded: dict[ServerName, Settled] = {}
 
     def of(self, server: ServerName) -> Settled:
         """Return a server's state at the beginning of a turn."""
         return self._known.get(server, Untried())
 
-    def begin(self, chapter: TurnSlice) -> None:
-        """Apply what the host recorded before a turn; a resumed episode gets its state from the trace."""
-        if chapter.resumed:
-            self._known = dict(self._told)
+    def begin(self, turn_slice: TurnSlice) -> None:
+        """Begin a turn. A resumed episode gets the state that its trace records."""
+        if turn_slice.resumed:
+            self._known = dict(self._recorded)
 
-    def learn(self, chapter: TurnSlice) -> None:
+    def learn(self, turn_slice: TurnSlice) -> None:
         """Update each server's state with what happened in a turn."""
         connecting: set[str] = set()
         learned: dict[ServerName, Settled] = {}
-        for envelope in chapter.envelopes:
+        for envelope in turn_slice.envelopes:
             body = envelope.body
             if isinstance(body, OpenSession) and envelope.sender == AGENT:
                 connecting.add(body.server)
@@ -92,9 +92,9 @@ class Connections:
                 connecting.discard(envelope.sender)
                 learned[ServerName(envelope.sender)] = _after(body)
                 if not isinstance(body, StartupFailed):
-                    self._told[ServerName(envelope.sender)] = _after(body)
+                    self._recorded[ServerName(envelope.sender)] = _after(body)
             elif isinstance(body, SessionClosed) and envelope.cause is not None:
-                # The turn's own time was up, which says nothing about the server.
+                # The turn ran out of time; the server's state is as before.
                 connecting.discard(envelope.sender)
         # A session that is cancelled while it connects leaves the server's state unchanged.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
@@ -119,7 +119,7 @@ class SessionsReplay(Struct, frozen=True):
 
 def replay_sessions(
     turn: RecordedTurn,
-    chapter: TurnSlice,
+    turn_slice: TurnSlice,
     connections: Connections,
     commands: Mapping[int, TurnCommand | TurnNote],
 ) -> SessionsReplay:
@@ -127,14 +127,14 @@ def replay_sessions(
 
     Args:
         turn: The turn.
-        chapter: The turn's slice of the trace.
+        turn_slice: The turn's slice of the trace.
         connections: The state of the servers when the turn began.
         commands: Commands that replace recorded ones, by the number of the recorded message.
     """
     compared = 0
     found: list[Divergence] = []
     for server in turn.run.servers:
-        session = _Session(server, turn, chapter, connections.of(server))
+        session = _Session(server, turn, turn_slice, connections.of(server))
         try:
             session.drive(commands)
         except _Diverged as diverged:
@@ -152,23 +152,23 @@ class _Session:
     """One server's session, over a turn."""
 
     def __init__(
-        self, server: ServerName, turn: RecordedTurn, chapter: TurnSlice, connection: ConnectionState
+        self, server: ServerName, turn: RecordedTurn, turn_slice: TurnSlice, connection: ConnectionState
     ) -> None:
         self.compared = 0
         self._server = server
         self._turn = turn
         self._connection = connection
         self._connected = False
-        self._told = [envelope for envelope in chapter.envelopes if envelope.receiver == server]
-        self._said = deque(
+        self._received = [envelope for envelope in turn_slice.envelopes if envelope.receiver == server]
+        self._sent = deque(
             envelope
-            for envelope in chapter.envelopes
-            if envelope.sender == server and isinstance(envelope.body, _Said)
+            for envelope in turn_slice.envelopes
+            if envelope.sender == server and isinstance(envelope.body, _SentMessage)
         )
         self._comparison = Comparison(same_text=same_redacted if turn.redacted else None)
 
     def drive(self, commands: Mapping[int, TurnCommand | TurnNote]) -> None:
-        for envelope in self._told:
+        for envelope in self._received:
             match commands.get(envelope.seq, envelope.body):
                 case OpenSession() as command:
                     self._open(command, envelope)
@@ -178,13 +178,13 @@ class _Session:
                     self._connected = False
                 case _:
                     pass
-        if self._said:
-            raise self._diverged(self._said[0], None)
+        if self._sent:
+            raise self._diverged(self._sent[0], None)
 
     def _open(self, command: OpenSession, cause: EpisodeEnvelope) -> None:
-        first = self._said[0].body if self._said else None
+        first = self._sent[0].body if self._sent else None
         if isinstance(first, McpDisabled) and not first.newly:
-            # A host may give a server up between two turns, and says why in its own words.
+            # A host may disable a server between two turns, with a reason of its own.
             self._connection = Disabled(first.reason)
         order: ConnectionCommand | None = self._step(ConnectRequested(command.policy))
         while isinstance(order, Attempt):
@@ -199,8 +199,8 @@ class _Session:
                 pass
 
     def _attempt(self, attempt: Attempt, cause: EpisodeEnvelope) -> ConnectionCommand | None:
-        """Return what follows an attempt; `None`: nothing more was recorded of this session's start."""
-        recorded = self._said[0] if self._said else None
+        """Return the next command; `None`: the recording of this session's start ends here."""
+        recorded = self._sent[0] if self._sent else None
         match recorded.body if recorded is not None else None:
             case ConnectFailed() as failed:
                 order = self._step(AttemptFailed(failed.failure))
@@ -214,7 +214,7 @@ class _Session:
             case None:
                 return None
             case _:
-                reason = f"attempt {attempt.number} to connect is due, and nothing was recorded of it"
+                reason = f"connect attempt {attempt.number} should follow here, but it is not in the trace"
                 raise self._diverged(recorded, None, cause, reason)
 
     def _call(self, batch: CallTools, cause: EpisodeEnvelope) -> None:
@@ -235,20 +235,20 @@ class _Session:
             state, commands = batch_step(state, settled)
 
     def _settlement(self, called: ToolCalled, cause: EpisodeEnvelope) -> MadeCallSettled | None:
-        """Return a call's settlement as it was recorded; `None`: the session was cancelled."""
-        if not self._said:
+        """Return a call's settlement from the recording; `None`: the session was cancelled."""
+        if not self._sent:
             return None
-        recorded = self._said[0]
+        recorded = self._sent[0]
         settled = recorded.body
         if not isinstance(settled, MadeCallSettled) or settled.call_id != called.call_id:
-            raise self._diverged(recorded, None, cause, f"the call {called.call_id} is to be settled first")
+            raise self._diverged(recorded, None, cause, f"the call {called.call_id} must be settled first")
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: TurnEvent | SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare the next message with what it has to be; none: the session was cancelled."""
-        if not self._said:
+        """Compare the next recorded message with `body`. If there is none, the session was cancelled."""
+        if not self._sent:
             return
-        recorded = self._said[0]
+        recorded = self._sent[0]
         found = tuple(self._comparison.differences(recorded.body, body))
         if found:
             noted = isinstance(body, ConnectFailed | ToolCalled)
@@ -269,7 +269,7 @@ class _Session:
                     because=because,
                 )
             )
-        self._said.popleft()
+        self._sent.popleft()
         self.compared += 1
 
     def _diverged(

@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from grue.protocol.safe_text import cells, cut, pad, printable
+from grue.protocol.safe_text import printable
 from grue.runtime.trace_format import TraceHeader, TraceLine
+from grue.tracing.columns import cells, cut, pad
 from grue.tracing.filters import EVERYTHING, Filter, turn_of
 from grue.tracing.presentation import COLOURS, DIM, YELLOW, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader

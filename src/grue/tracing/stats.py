@@ -59,11 +59,11 @@ class ModelStats(Struct, frozen=True, kw_only=True):
     """The requests to the model.
 
     Attributes:
-        requests: Completions that were asked for, servers' samplings included.
+        requests: Completions that were requested, including servers' samplings.
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
         usage: Tokens and cost of all replies.
-        duration: Of requests that got a reply, from the first try to the reply.
+        duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
 
     requests: int
@@ -84,7 +84,7 @@ class ToolStats(Struct, frozen=True, kw_only=True):
         lost: Not answered because the server died.
         skipped: Never sent: something before it went wrong.
         rejected: Never sent: unknown tool or unreadable arguments.
-        duration: Of the calls sent that came to an end, as the session measured it.
+        duration: Durations of the calls that ended, as the session measured them.
     """
 
     tool: str
@@ -109,9 +109,9 @@ class ServerStats(Struct, frozen=True, kw_only=True):
         deaths: Deaths in the middle of a call.
         endings: How its processes ended, from `SessionClosed` or, if a process outlived its turn, from
             `ServerEnded`; a session without a process: `none`.
-        startup: Of the sessions that opened, as the session measured it: what the turn waited.
-        spares: Sessions that were opened ahead of their turns.
-        spares_lost: Sessions, opened ahead or kept, that could not be used when their turn came.
+        startup: How long turns waited for the sessions that opened, as the session measured it.
+        spares: Sessions that were prewarmed.
+        spares_lost: Prewarmed or kept sessions that could not be used when their turn began.
     """
 
     server: str
@@ -150,7 +150,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
         slowest_turns: The slowest first, at most five.
         trace_bytes: Size of the trace file.
         payload_bytes: Size of the payloads beside it.
-        hosted: A host recorded an episode; otherwise it is turns only.
+        hosted: A host recorded an episode. Otherwise the trace consists of turns only.
         cut_short: Its last line is incomplete: the host was killed while it wrote it.
     """
 

@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from grue.protocol.safe_text import cells, cut, pad, printable
+from grue.protocol.safe_text import printable
+from grue.tracing.columns import cells, cut, pad
 from grue.tracing.phases import Phase
 from grue.tracing.show import headline
 from grue.tracing.stats import Durations, EpisodeStats, ServerStats
@@ -149,12 +150,12 @@ def _server_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _endings(server: ServerStats) -> str:
-    told = [f"{count} {ending}" for ending, count in server.endings.items()]
+    parts = [f"{count} {ending}" for ending, count in server.endings.items()]
     if server.spares:
-        told.append(f"{server.spares} opened ahead")
+        parts.append(f"{server.spares} opened ahead")
     if server.spares_lost:
-        told.append(f"{server.spares_lost} lost before use")
-    return ", ".join([*told, "disabled"] if server.disabled else told)
+        parts.append(f"{server.spares_lost} lost before use")
+    return ", ".join([*parts, "disabled"] if server.disabled else parts)
 
 
 def _slow_rows(stats: EpisodeStats) -> list[Row]:
@@ -195,8 +196,8 @@ def _spread(durations: Durations) -> str:
 
 
 def _listed(counts: Mapping[str, int], opening: str = ": ") -> str:
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{opening}{told}" if told else ""
+    text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{opening}{text}" if text else ""
 
 
 def _ending(stats: EpisodeStats) -> str:
@@ -207,7 +208,7 @@ def _ending(stats: EpisodeStats) -> str:
         points = "" if end.score is None else f", score {end.score}{of}"
         return f"{end.reason}{points}, {after}: {printable(end.detail, _LONGEST_DETAIL)}"
     if stats.hosted:
-        return f"not by its host: killed, or still playing, {after}"
+        return f"{after}; its host recorded no end: it was killed, or is still running"
     return f"{after}; no host recorded an episode"
 
 

@@ -21,9 +21,9 @@ class TurnSlice(Struct):
         turn: The turn's number; 0 if there is no turn.
         resumed: An interrupted episode continues with this turn.
         again: The turn runs again: its number is not higher than that of the slice before.
-        begun: The turn was started.
+        begun: Its `RunTurn` has arrived.
         over: The turn has ended or crashed.
-        outrun: A later turn has started, and nothing has arrived for this one since.
+        overtaken: A later turn has started, and nothing has arrived for this one since.
     """
 
     turn: int = 0
@@ -31,7 +31,7 @@ class TurnSlice(Struct):
     again: bool = False
     begun: bool = False
     over: bool = False
-    outrun: bool = False
+    overtaken: bool = False
     envelopes: list[EpisodeEnvelope] = field(default_factory=list)
 
     @property
@@ -42,30 +42,30 @@ class TurnSlice(Struct):
     @property
     def cut_off(self) -> bool:
         """Whether the turn may have been killed in the middle of a step."""
-        return self.begun and not self.over and not self.outrun
+        return self.begun and not self.over and not self.overtaken
 
 
 _MOST_AT_ONCE = 1000
-"""How many slices wait for the end of their turn. A turn that was cancelled as it began never gets an end."""
+"""Most slices that wait for the end of their turn. A turn that is cancelled as it begins has no end."""
 
 
-def chapters(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
+def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
     """Split a trace into its turns, in the order in which they began."""
-    shelf = TurnSplitter()
+    splitter = TurnSplitter()
     for envelope in envelopes:
-        yield from shelf.make_way(envelope)
-        shelf.take(envelope)
-    yield from shelf.chapters
+        yield from splitter.completed_by(envelope)
+        splitter.take(envelope)
+    yield from splitter.slices
 
 
 class TurnSplitter:
     """The slices that are still open. Envelopes without a turn are added to the last one."""
 
     def __init__(self) -> None:
-        self.chapters: deque[TurnSlice] = deque()
+        self.slices: deque[TurnSlice] = deque()
         self._last = 0
 
-    def make_way(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
+    def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
         """Yield the slices that are complete now that this envelope has arrived."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, RunTurn)
@@ -73,42 +73,42 @@ class TurnSplitter:
         # run.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
-            unfinished = [chapter for chapter in self.chapters if not chapter.complete]
+            unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and len(unfinished) == 1:
-                unfinished[0].outrun = True  # only a batch resumes without recording it
-            while self.chapters:
-                yield self.chapters.popleft()
+                unfinished[0].overtaken = True  # only a batch resumes without recording it
+            while self.slices:
+                yield self.slices.popleft()
         elif turn and own is None:
-            for chapter in self.chapters:
-                chapter.outrun = runs
-            while self.chapters and (self.chapters[0].complete or len(self.chapters) > _MOST_AT_ONCE):
-                yield self.chapters.popleft()
+            for turn_slice in self.slices:
+                turn_slice.overtaken = runs
+            while self.slices and (self.slices[0].complete or len(self.slices) > _MOST_AT_ONCE):
+                yield self.slices.popleft()
         else:
             return
-        self.chapters.append(TurnSlice())
+        self.slices.append(TurnSlice())
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Add an envelope to its slice."""
         turn, body = turn_of(envelope), envelope.body
         resumes = isinstance(body, EpisodeResumed)
-        if not self.chapters:
-            self.chapters.append(TurnSlice())
-        chapter = self._of(turn) or self.chapters[-1]
-        if turn and not resumes and not chapter.turn:
-            chapter.turn, chapter.again = turn, turn <= self._last
+        if not self.slices:
+            self.slices.append(TurnSlice())
+        turn_slice = self._of(turn) or self.slices[-1]
+        if turn and not resumes and not turn_slice.turn:
+            turn_slice.turn, turn_slice.again = turn, turn <= self._last
             self._last = turn
-        chapter.envelopes.append(envelope)
-        chapter.resumed = chapter.resumed or resumes
-        chapter.begun = chapter.begun or isinstance(body, RunTurn)
-        chapter.over = chapter.over or isinstance(body, TurnCompleted | TurnFailed | ActorFailed)
-        chapter.outrun = False
+        turn_slice.envelopes.append(envelope)
+        turn_slice.resumed = turn_slice.resumed or resumes
+        turn_slice.begun = turn_slice.begun or isinstance(body, RunTurn)
+        turn_slice.over = turn_slice.over or isinstance(body, TurnCompleted | TurnFailed | ActorFailed)
+        turn_slice.overtaken = False
 
     def _of(self, turn: int) -> TurnSlice | None:
         """Return the slice of a turn: its own, or the last slice if that has no turn yet."""
-        last = self.chapters[-1] if self.chapters else None
+        last = self.slices[-1] if self.slices else None
         if turn == 0 or last is None or last.turn in (0, turn):
             return last
-        return next((chapter for chapter in self.chapters if chapter.turn == turn), None)
+        return next((turn_slice for turn_slice in self.slices if turn_slice.turn == turn), None)
 
 
 def turn_of(envelope: EpisodeEnvelope) -> int:

@@ -52,8 +52,8 @@ from grue.messages import (
     TurnLimits,
     Usage,
 )
-from grue.protocol.safe_text import cells
 from grue.runtime.trace import Envelope
+from grue.tracing.columns import cells
 
 MIND, FS = ServerName("mind"), ServerName("fs")
 BATCH, CALL = BatchId(1), CallId("c1")

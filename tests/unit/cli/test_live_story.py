@@ -31,7 +31,7 @@ from grue.messages import (
     ToolTimedOut,
     TurnFailed,
 )
-from grue.protocol.safe_text import cells
+from grue.tracing.columns import cells
 
 SERVER, BATCH, CALL = ServerName("mind"), BatchId(1), CallId("c1")
 BROKEN = ServerFailure(server=SERVER, phase="call", command="mind", cause="it ended")
@@ -59,7 +59,7 @@ def called(**arguments: object) -> ToolCalled:
 
 def shown(*bodies: Struct, colour: bool = False, width: int = 80, beside_status: bool = False) -> str:
     story = Story(beside_status=beside_status)
-    lines = [line for body in bodies for line in story.tell(body)]
+    lines = [line for body in bodies for line in story.lines(body)]
     return "".join(f"{row}\n" for line in lines for row in line.rows(width, colour=colour))
 
 
@@ -74,7 +74,7 @@ def test_a_turn_reads_from_the_place_to_the_answer() -> None:
     assert text.splitlines() == [
         "The House",
         "model m · tools from mind · seed 7",
-        "The model is a script that comes with grue; no LLM is asked.",
+        "The model is a script that comes with grue. No LLM is used.",
         "A hall.",
         "",
         "Turn 1 · Hall · 0/100 points",
@@ -185,8 +185,8 @@ def test_a_tool_that_drifted_is_told_of_once() -> None:
 
 
 def test_an_episode_that_goes_on_says_so() -> None:
-    assert shown(EpisodeResumed(episode_id="e", turns=12)) == "Going on with e after 12 turns.\n"
-    assert shown(EpisodeResumed(episode_id="e", turns=1)) == "Going on with e after 1 turn.\n"
+    assert shown(EpisodeResumed(episode_id="e", turns=12)) == "Resuming e after 12 turns.\n"
+    assert shown(EpisodeResumed(episode_id="e", turns=1)) == "Resuming e after 1 turn.\n"
 
 
 def test_in_colours_only_the_name_of_a_tool_stands_out() -> None:

@@ -68,7 +68,7 @@ def test_a_filtered_table_has_no_summary_of_the_episode(folder: Path) -> None:
     [
         ("--kind", "Observd", "the nearest is Observed"),
         ("--kind", "tool", "can be more than one"),
-        ("--turn", "three", "is no turn"),
+        ("--turn", "three", "is not a turn"),
         ("--width", "5", "20"),
     ],
 )

@@ -9,8 +9,8 @@ from grue.cli.trace_diagram import diagram
 from grue.cli.trace_diff import diff
 from grue.cli.trace_replay import changes_from, replay
 from grue.errors import MCPConfigError
-from grue.protocol.safe_text import cells
 from grue.tracing.changes import Changes
+from grue.tracing.columns import cells
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def test_an_identical_replay_says_so(trace: Path, capsys: pytest.CaptureFixture[
 def test_a_replay_that_differs_says_where(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not replay(trace, changes_from(after_timeout="continue"))
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("Turn 1 goes another way")
+    assert told[0].startswith("Turn 1 differs")
     assert told[-1].startswith("different in 1 of 2 turns")
 
 
 def test_a_turn_that_is_not_there_is_an_error(trace: Path) -> None:
-    with pytest.raises(MCPConfigError, match="has no turn 9 that an agent ran"):
+    with pytest.raises(MCPConfigError, match="has no turn 9"):
         replay(trace, Changes(), turn=9)
     with pytest.raises(MCPConfigError, match="has no turn 9"):
         diagram(trace, turn=9)
@@ -57,7 +57,7 @@ def test_changes_are_read_from_words(tmp_path: Path) -> None:
     ("setting", "says"),
     [
         ("after_timeout=sulk", "Invalid enum value 'sulk'"),
-        ("nonsense=1", "nonsense is none of"),
+        ("nonsense=1", "no field nonsense"),
         ("max_tool_iterations", "Expected `int`"),
         ("max_tool_iterations.x=1", "Expected `int`"),
     ],
@@ -81,7 +81,7 @@ def test_two_traces_are_held_against_each_other(
     same, other, cut = (tmp_path / f"{name}.jsonl" for name in ("same", "other", "cut"))
     SCENES["timeout"](same)
     assert diff(trace, same)
-    assert capsys.readouterr().out == "The traces are identical, but for numbers, times and ids.\n"
+    assert capsys.readouterr().out == "The traces are identical, except for numbers, times and ids.\n"
     SCENES["timeout-force"](other)
     assert not diff(trace, other)
     assert "more difference" in capsys.readouterr().out

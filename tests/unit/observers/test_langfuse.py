@@ -126,7 +126,7 @@ def test_without_the_package_there_is_one_warning_and_a_normal_turn(monkeypatch:
     assert end.answer == {"action": "take lamp"}
     assert (observer.client, observer.statistics().taken) == (None, 0)
     assert warnings == [
-        "Langfuse is not installed: pip install 'grue[langfuse]'. The episode goes on without it."
+        "Langfuse is not installed: pip install 'grue[langfuse]'. The episode continues without it."
     ]
     with pytest.raises(MissingDependencyError, match=r"pip install 'grue\[langfuse\]'"):
         require_langfuse()
@@ -138,7 +138,7 @@ def test_without_keys_there_is_one_warning_and_no_client(monkeypatch: pytest.Mon
         monkeypatch.delenv(name, raising=False)
     warnings: list[str] = []
     assert LangfuseObserver(warn=warnings.append).client is None
-    assert warnings == ["Langfuse is told nothing: LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY not set."]
+    assert warnings == ["Nothing is sent to Langfuse: LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY not set."]
 
 
 @pytest.mark.parametrize("capture_content", [True, False])
@@ -184,4 +184,4 @@ def test_an_environment_that_makes_no_client_is_one_warning(monkeypatch: pytest.
     warnings: list[str] = []
     assert LangfuseObserver(warn=warnings.append).client is None
     (warning,) = warnings
-    assert warning.startswith("Langfuse is told nothing: no client can be made: Sample rate")
+    assert warning.startswith("Nothing is sent to Langfuse: no client could be created: Sample rate")

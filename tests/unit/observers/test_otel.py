@@ -155,7 +155,7 @@ def test_without_the_package_there_is_one_warning_and_a_normal_turn(monkeypatch:
     observer = OtelObserver(warn=warnings.append)
     assert Play(Tape(observer), RUN, ["take lamp"]).end.answer == {"action": "take lamp"}
     assert warnings == [
-        "OpenTelemetry is not installed: pip install 'grue[otel]'. The episode goes on without it."
+        "OpenTelemetry is not installed: pip install 'grue[otel]'. The episode continues without it."
     ]
     with pytest.raises(MissingDependencyError, match=r"pip install 'grue\[otel\]'"):
         require_otel()
@@ -232,7 +232,7 @@ def test_nothing_configured_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv(name, raising=False)
     warnings: list[str] = []
     assert OtelObserver(warn=warnings.append).tracer_provider is None
-    assert warnings == ["OpenTelemetry is told nothing: OTEL_EXPORTER_OTLP_ENDPOINT is not set."]
+    assert warnings == ["Nothing is sent to OpenTelemetry: OTEL_EXPORTER_OTLP_ENDPOINT is not set."]
 
 
 @pytest.mark.parametrize("endpoint", ["http://[half/v1", "http://x:port/v1"])

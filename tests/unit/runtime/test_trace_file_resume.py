@@ -1,4 +1,4 @@
-"""Going on with a trace file that was cut off, and who may."""
+"""Resuming a trace file that was cut off, and who may."""
 
 import subprocess
 from pathlib import Path

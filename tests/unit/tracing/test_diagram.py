@@ -24,7 +24,7 @@ from grue.messages import (
     ToolSkipped,
     ToolTimedOut,
 )
-from grue.protocol.safe_text import cells
+from grue.tracing.columns import cells
 from grue.tracing.diagram import escaped, mermaid, plain
 
 STATEMENT = re.compile(

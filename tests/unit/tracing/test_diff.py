@@ -40,7 +40,7 @@ def test_a_changed_field_is_told_with_its_path_both_sides_and_causes(tmp_path: P
     assert divergence.differences == (Difference('$.calls[0].arguments["a key"]', ABSENT, 1),)
     assert [type(cause.body) for cause in divergence.because[-2:]][-1] is CompletionReceived
     lines = list(render([divergence]))
-    assert lines[0] == "The traces part in turn 1."
+    assert lines[0] == "The traces differ from turn 1 on."
     assert lines[3:6] == ['  $.calls[0].arguments["a key"]', "    A  absent", "    B  1"]
     assert lines[6] == "  because of"
     assert "RunTurn" in lines[7]
@@ -52,7 +52,7 @@ def test_what_came_of_a_missing_message_is_counted_not_told(tmp_path: Path) -> N
     (divergence,) = diff(left, [e for e in left if not _comes_of(e, left[place], left)])
     assert divergence.left is left[place]
     assert divergence.descendants > 5
-    assert f"  and {divergence.descendants} that came of it" in list(render([divergence]))
+    assert f"  and {divergence.descendants} messages that it caused" in list(render([divergence]))
 
 
 def _comes_of(envelope: EpisodeEnvelope, root: EpisodeEnvelope, trace: list[EpisodeEnvelope]) -> bool:
@@ -145,7 +145,7 @@ def test_facts_of_the_host_are_compared_and_its_name_for_the_episode_is_not() ->
 
 def test_identical_traces_are_said_to_be_so(tmp_path: Path) -> None:
     left = scene("tools", tmp_path)
-    assert list(render(diff(left, left))) == ["The traces are identical, but for numbers, times and ids."]
+    assert list(render(diff(left, left))) == ["The traces are identical, except for numbers, times and ids."]
 
 
 def test_what_is_told_is_printable_and_short(tmp_path: Path) -> None:

@@ -226,15 +226,15 @@ def test_what_an_episode_knows_of_a_server_after_a_turn(reconnect: Any, known: o
         (OpenSession(server="cave", turn=1, timeout_s=1.0), None),
         (SessionOpened(server="cave", tools=()), 1),
     ]
-    chapter = TurnSlice(turn=1)
+    turn_slice = TurnSlice(turn=1)
     for body, cause in (*opening, *reconnect):
         way = ("agent", "cave") if isinstance(body, OpenSession) else ("cave", "agent")
         envelope = EpisodeEnvelope(
             seq=1, t=0.0, at=0.0, turn=1, sender=way[0], receiver=way[1], cause=cause, body=body
         )
-        chapter.envelopes.append(envelope)
+        turn_slice.envelopes.append(envelope)
     connections = Connections()
-    connections.learn(chapter)
+    connections.learn(turn_slice)
     assert connections.of(ServerName("cave")) == known
     connections.begin(TurnSlice(resumed=True))
     assert connections.of(ServerName("cave")) == (known if isinstance(known, Disabled) else Proven())
@@ -321,7 +321,7 @@ def test_what_the_model_says_unasked_is_told(tmp_path: Path) -> None:
     envelopes = scene("tools", tmp_path)
     place = place_of(envelopes, CompletionReceived, 1)
     divergence = first(replay(with_fields(envelopes, place_of(envelopes, CompletionReceived), request=9)))
-    assert divergence.reason == "it answers request 9, which nobody waits for"
+    assert divergence.reason == "it answers request 9, but no such request is open"
     failure = LlmFailure(kind="unavailable", endpoint="e", model="m", message="busy")
     tries = [
         msgspec.structs.replace(
@@ -343,7 +343,7 @@ def test_a_trace_is_a_regression_test_in_two_lines(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     SCENES["tools"](path)
     assert assert_replays(path) == 2
-    with pytest.raises(AssertionError, match="does not replay:\nTurn 1 goes another way") as raised:
+    with pytest.raises(AssertionError, match="does not replay:\nTurn 1 differs") as raised:
         assert_replays(path, Changes(limits={"max_tool_iterations": 1}))
     assert "because of\n" in str(raised.value)
     assert str(raised.value).isprintable() or "\n" in str(raised.value)

@@ -66,7 +66,7 @@ def test_a_change_says_where_the_episode_would_have_gone_another_way(name: str, 
     notes = {"IterationStarted", "FinalForced"}
     assert told & kinds or told <= notes, told
     text = "\n".join(render(turns, changes))
-    assert text.startswith(f"Turn {divergence.turn} goes another way")
+    assert text.startswith(f"Turn {divergence.turn} differs")
     assert len(turns) == 2, "the next turn is taken up as it was recorded"
 
 
@@ -146,9 +146,9 @@ def test_another_limit_for_starts_says_whether_a_failure_hangs_on_it(
     ("wrong", "says"),
     [
         ({"policy": {"after_timeout": "sulk"}}, "Invalid enum value 'sulk'"),
-        ({"policy": {"no_such": 1}}, "no_such is none of first_connect"),
+        ({"policy": {"no_such": 1}}, "no field no_such; the fields are first_connect"),
         ({"limits": {"max_tool_iterations": "many"}}, "Expected `int`"),
-        ({"limits": {"budget": {"gold": 1}}}, "gold is none of requests"),
+        ({"limits": {"budget": {"gold": 1}}}, "no field gold; the fields are requests"),
         ({"policy": {"on_tool_drift": "refuse"}}, "cannot be changed"),
     ],
 )

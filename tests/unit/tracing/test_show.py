@@ -15,8 +15,8 @@ from grue import facts, messages
 from grue.errors import TraceError
 from grue.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.messages import RunTurn, ToolCallResult, TurnFailed
-from grue.protocol.safe_text import cells
 from grue.runtime.supervisor import ActorFailed
+from grue.tracing.columns import cells
 from grue.tracing.filters import Filter
 from grue.tracing.presentation import summarize
 from grue.tracing.reading import EpisodeBody, EpisodeReader, open_episode

@@ -11,7 +11,7 @@ from trace_files import Chain, TraceFile
 from grue import messages
 from grue.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import CompletionReceived, LlmFailure, RunTurn, TurnFailed, Usage
-from grue.protocol.safe_text import cells
+from grue.tracing.columns import cells
 from grue.tracing.counting import count_episode
 from grue.tracing.stats import EpisodeStats
 from grue.tracing.stats_table import duration, render, summary
@@ -71,7 +71,7 @@ def test_a_summary_goes_on_below_where_the_terminal_is_narrow(file: TraceFile) -
 
 def test_an_episode_without_an_end_was_killed_or_still_plays(file: TraceFile) -> None:
     told = summary(played(file, end=False))[-1]
-    assert told == "ended       not by its host: killed, or still playing, after 0.8 s"
+    assert told == "ended       after 0.8 s; its host recorded no end: it was killed, or is still running"
 
 
 def test_an_empty_trace_has_a_summary_and_no_tables(file: TraceFile) -> None:

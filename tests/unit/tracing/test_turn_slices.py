@@ -1,4 +1,4 @@
-"""Turns that overlap, as those of a batch do, are told apart; each is a chapter in the order of beginning."""
+"""Turns that overlap, as in a batch, are split; the slices are in the order in which the turns began."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from turns import run
 
 from grue.messages import RunTurn, TurnCompleted
 from grue.runtime.trace import Envelope
-from grue.tracing.turn_slices import TurnSlice, chapters
+from grue.tracing.turn_slices import TurnSlice, split_turns
 
 
 def told(*words: str) -> list[Envelope[Any]]:
@@ -29,23 +29,25 @@ def told(*words: str) -> list[Envelope[Any]]:
 
 
 def split(*words: str) -> list[TurnSlice]:
-    return list(chapters(told(*words)))
+    return list(split_turns(told(*words)))
 
 
 def test_each_message_is_in_its_own_turns_chapter() -> None:
     found = split("run 1", "run 2", "say 2", "say 1", "end 2", "run 3", "say 3", "say 1", "end 1", "end 3")
-    assert [chapter.turn for chapter in found] == [1, 2, 3]
-    assert all({envelope.turn for envelope in chapter.envelopes} == {chapter.turn} for chapter in found)
-    assert [len(chapter.envelopes) for chapter in found] == [4, 3, 3]
-    assert all(chapter.over and not chapter.again for chapter in found)
+    assert [turn_slice.turn for turn_slice in found] == [1, 2, 3]
+    assert all(
+        {envelope.turn for envelope in turn_slice.envelopes} == {turn_slice.turn} for turn_slice in found
+    )
+    assert [len(turn_slice.envelopes) for turn_slice in found] == [4, 3, 3]
+    assert all(turn_slice.over and not turn_slice.again for turn_slice in found)
 
 
 def test_a_second_run_of_a_batch_begins_chapters_anew() -> None:
     found = split("run 1", "run 2", "end 1", "run 3", "run 2", "end 2", "run 3", "end 3")
-    assert [chapter.turn for chapter in found] == [1, 2, 3, 2, 3]
-    assert [chapter.again for chapter in found] == [False, False, False, True, False]
-    assert [chapter.cut_off for chapter in found] == [False, False, True, False, False]
-    assert all(sum(isinstance(e.body, RunTurn) for e in chapter.envelopes) == 1 for chapter in found)
+    assert [turn_slice.turn for turn_slice in found] == [1, 2, 3, 2, 3]
+    assert [turn_slice.again for turn_slice in found] == [False, False, False, True, False]
+    assert [turn_slice.cut_off for turn_slice in found] == [False, False, True, False, False]
+    assert all(sum(isinstance(e.body, RunTurn) for e in turn_slice.envelopes) == 1 for turn_slice in found)
 
 
 @pytest.mark.parametrize("turns", [3000])
@@ -59,6 +61,6 @@ def test_a_turn_that_never_ends_does_not_hold_a_whole_trace_in_memory(turns: int
             read += 1
             yield envelope
 
-    first = next(chapters(counted()))
+    first = next(split_turns(counted()))
     assert first.turn == 1
     assert read < len(words) / 2
