@@ -9,8 +9,8 @@ SEED ?= 7
 SECONDS ?= 600
 
 # Of the tests, those that count for coverage, which slows them down; most others start commands.
-COVERED := tests/unit tests/properties tests/integration/episodes \
-  $(patsubst %,tests/integration/test_%.py,http_servers tool_client turn_handle)
+COVERED := tests/unit tests/properties tests/integration/episodes tests/integration/mcp_transport/test_http_wire.py \
+  tests/integration/test_tool_client.py tests/integration/test_turn_handle.py
 
 # Many tests wait for a process: more workers than cores keep the cores busy. Modules that share something slow to
 # make stay in one worker (tests/conftest.py).
