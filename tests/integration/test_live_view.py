@@ -141,7 +141,8 @@ def test_the_wait_before_a_retry_is_counted_down(at_terminal: Callable[..., Grue
     with ScriptedLlmServer([busy, silence()]) as llm, at_terminal(llm) as at:
         rows = at.until_shown("asking again in")
         assert any(row.startswith("  ! the model did not answer (unavailable 503: Overl") for row in rows)
-        at.until(lambda later, first=seconds_left(rows): 0 < seconds_left(later) < first)
+        first = seconds_left(rows)
+        at.until(lambda later: 0 < seconds_left(later) < first)
         at.until_shown("thinking, attempt 2")
         at.program.kill()
 
