@@ -196,10 +196,16 @@ class SystemText(Struct, frozen=True, tag="system", omit_defaults=True):
 
 
 class UserText(Struct, frozen=True, tag="user", omit_defaults=True):
-    """The host's text for the model."""
+    """The host's text for the model.
+
+    Attributes:
+        attachments: The images that belong to it. An endpoint that does not support one of them gets a
+            description.
+    """
 
     text: str
     cache_points: tuple[CachePoint, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
 
 class AssistantText(Struct, frozen=True, tag="assistant"):
@@ -208,7 +214,35 @@ class AssistantText(Struct, frozen=True, tag="assistant"):
     text: str
 
 
+class Echo(Struct, frozen=True, kw_only=True):
+    """What a provider requires back with a reply: thoughts, signatures and their order among the texts.
+
+    Attributes:
+        wire: The wire format that it is written in.
+        model: The model, as the settings name it. Another model cannot read it.
+        data: A JSON object; each wire format has its own.
+    """
+
+    wire: str
+    model: str
+    data: JsonObject
+
+
+class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaults=True):
+    """A reply of the model, as a conversation keeps it.
+
+    Attributes:
+        echo: What the provider requires back with it; `None`: nothing.
+    """
+
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    echo: Echo | None = None
+
+
 ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
+HistoryItem: TypeAlias = UserText | AssistantReply | ToolMessage
+"""What was said in earlier turns of a conversation; `TurnRequest.history` consists of them."""
 
 
 class AnswerSchema(Struct, frozen=True):
@@ -216,6 +250,42 @@ class AnswerSchema(Struct, frozen=True):
 
     name: str
     schema: JsonObject
+
+
+class Said(Struct, frozen=True, tag="said", omit_defaults=True):
+    """What the model was told before one request, as a conversation keeps it.
+
+    Attributes:
+        answer: The schema that the request asked for, if it asked for one.
+    """
+
+    items: tuple[ConversationItem, ...]
+    answer: AnswerSchema | None = None
+
+
+class Rewritten(Struct, frozen=True, tag="rewritten"):
+    """A change of a conversation's history: `entries` take the place of the entries `start` to `stop`."""
+
+    start: int
+    stop: int
+    entries: tuple[Said | AssistantReply, ...] = ()
+
+
+HistoryEntry: TypeAlias = Said | AssistantReply | Rewritten
+"""One step of a conversation. A conversation is the sequence of its entries, and nothing else."""
+
+
+class HistoryReference(Struct, frozen=True, kw_only=True):
+    """What was said in a conversation before a turn, by reference.
+
+    Attributes:
+        length: How many entries the conversation had.
+        digest: SHA-256 of their JSON, in hexadecimal.
+    """
+
+    conversation: ConversationId
+    length: int
+    digest: str
 
 
 class OfferTools(Struct, frozen=True, tag="offer"):
@@ -480,6 +550,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         attach_media: Attach images, audio and files in tool results to the conversation. Old traces lack this
             field and are replayed without attachments.
         tool_policy: Which tool calls are made, asked about or denied.
+        history: The conversation that the turn continues; `None`: it begins one that ends with it.
+        images: The images that belong to the user's text.
     """
 
     turn: int
@@ -494,6 +566,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
     stream: bool = False
     attach_media: bool = False
     tool_policy: ToolPolicy = ToolPolicy()
+    history: HistoryReference | None = None
+    images: tuple[Attachment, ...] = ()
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -505,6 +579,7 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
         reason: Why the kind is not `answered`; empty otherwise.
         iterations: Replies with tool calls.
         requests: Requested completions.
+        untold: Answers to tool calls that no request has told the model. The turn's conversation keeps them.
     """
 
     turn: int
@@ -516,10 +591,17 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
     requests: int = 0
     tool_calls: tuple[ToolCallRecord, ...] = ()
     usage: Usage = Usage()
+    untold: tuple[ToolMessage, ...] = ()
 
 
 class TurnFailed(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn has no answer; every session is closed."""
+    """agent -> host: the turn has no answer; every session is closed.
+
+    Attributes:
+        untold: As in `TurnCompleted`.
+        unread: The turn ended while it waited for the model. Its conversation does not keep a reply that
+            came after that.
+    """
 
     turn: int
     failure: TurnFailure
@@ -527,6 +609,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
     requests: int = 0
     tool_calls: tuple[ToolCallRecord, ...] = ()
     usage: Usage = Usage()
+    untold: tuple[ToolMessage, ...] = ()
+    unread: bool = False
 
 
 # --- agent -> session -> agent ---
@@ -729,6 +813,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         finish_reason: As in chat completions (`stop`, `length`, `tool_calls`, `content_filter`). For people
             only; no decision depends on it.
         usage: Sum over all replies to this request, including one that was cut short.
+        echo: What the provider requires back with the reply. Old traces lack it.
     """
 
     request: int
@@ -740,6 +825,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
     model: str = ""
     usage: Usage = Usage()
     elapsed_s: float = 0.0
+    echo: Echo | None = None
 
 
 class CompletionFailed(Message, frozen=True, kw_only=True):
@@ -964,6 +1050,35 @@ class ReplyCut(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
 
 
+class HistoryRewritten(Message, frozen=True, kw_only=True):
+    """llm: a conversation's history was changed, so the next request does not begin as the one before it.
+
+    Attributes:
+        reason: Why, for people.
+    """
+
+    conversation: ConversationId
+    rewrite: Rewritten
+    reason: str
+
+
+class ThoughtsDropped(Message, frozen=True, kw_only=True):
+    """llm: the endpoint cannot read the thoughts in some replies of the conversation, so they are not sent.
+
+    The texts and the tool calls of these replies are sent.
+
+    Attributes:
+        replies: How many replies have such thoughts.
+        wire: The wire format that requests are written in.
+        model: The model that is asked.
+    """
+
+    conversation: ConversationId
+    replies: int
+    wire: str
+    model: str
+
+
 class TextDelta(Message, frozen=True, kw_only=True):
     """llm: a piece of a streamed reply.
 
@@ -1032,7 +1147,7 @@ TurnNote: TypeAlias = (
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | CheckToolSupport
-LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta
+LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta | HistoryRewritten | ThoughtsDropped
 SessionNote: TypeAlias = (
     ConnectFailed | ToolCalled | ServerNoted | ToolDrifted | SessionPrewarmed | PrewarmLost | ServerEnded
 )

@@ -75,8 +75,14 @@ def list_of(profile: WireProfile) -> str:
     return "input" if profile.wire == "responses" else "messages"
 
 
+def without_markers(raw: bytes) -> bytes:
+    """Return a request's bytes without cache markers, which move from request to request."""
+    return raw.replace(b',"cache_control":{"type":"ephemeral"}', b"")
+
+
 def up_to_last_message(raw: bytes, profile: WireProfile) -> bytes:
-    """Return a request's bytes up to the end of its last message."""
+    """Return a request's bytes up to the end of its last message, without cache markers."""
+    raw = without_markers(raw)
     text, decoder = raw.decode(), json.JSONDecoder()
     opening = f'"{list_of(profile)}":['
     at = text.index(opening) + len(opening)

@@ -6,27 +6,33 @@ say next. `llm_transport/` does the HTTP.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.to_thread
+from msgspec import Struct
 
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
 from grue.messages import (
+    CallId,
     CheckToolSupport,
     CompletionFailed,
     CompletionReceived,
     CompletionRetried,
     ConversationId,
+    HistoryRewritten,
     LlmCommand,
     LlmFailure,
     LlmNote,
     ReplyCut,
     RequestCompletion,
     TextDelta,
+    ThoughtsDropped,
+    ToolMessage,
     ToolSupportChecked,
     TurnEvent,
+    UserText,
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
@@ -50,11 +56,35 @@ from grue.protocol.completion_attempts import (
     Wait,
     attempt_step,
 )
+from grue.protocol.history import History
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
 
-__all__ = ["LlmActor", "LlmEndpoint", "LlmSettings"]
+__all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
+
+REFUSED_MEDIA = "the endpoint refused a request with images or files"
+
+
+class LentConversation(Struct):
+    """A conversation that outlives the turn, lent to the turn's LLM actor.
+
+    It brings what was said before, encoded already, so that a turn costs no more late in a conversation than
+    early in it.
+
+    Attributes:
+        id: The conversation that the turn's requests name.
+        encoded: The conversation. Only this actor uses it during the turn.
+        save: Puts what is new in it on file. Called before the agent can act on it.
+        told: The last request whose items are in the conversation.
+        reported: How many replies with thoughts that the endpoint cannot read have been reported.
+    """
+
+    id: ConversationId
+    encoded: Conversation
+    save: Callable[[], Awaitable[None]]
+    told: RequestCompletion | None = None
+    reported: int = 0
 
 
 class LlmActor(Actor[LlmCommand]):
@@ -66,6 +96,7 @@ class LlmActor(Actor[LlmCommand]):
         endpoint: The endpoint to ask. It is open while the actor runs, and stays open if another user has
             entered it too.
         note: Records retries, cut replies and streamed text in the trace.
+        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
     """
 
     def __init__(
@@ -74,13 +105,15 @@ class LlmActor(Actor[LlmCommand]):
         agent: Mailbox[TurnEvent],
         endpoint: LlmEndpoint,
         note: Note,
+        lent: LentConversation | None = None,
     ) -> None:
         super().__init__(mailbox)
         self._agent = agent
         self._endpoint = endpoint
         self._note = note
+        self._lent = lent
         self._conversations: dict[ConversationId, Conversation] = {}
-        self._call_ids: set[str] = set()
+        self._call_ids: set[CallId] = set() if lent is None else lent.encoded.history.call_ids
 
     async def run(self) -> None:
         """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
@@ -104,21 +137,26 @@ class LlmActor(Actor[LlmCommand]):
         self, command: RequestCompletion, cause: int
     ) -> CompletionReceived | CompletionFailed:
         begun = time.monotonic()
-        profile = self._endpoint.profile
-        conversation = self._conversations.setdefault(command.conversation, Conversation(profile))
-        if conversation.profile != profile:
-            conversation.adopt(profile)
-        conversation.ask(command.new, command.mode)
+        lent = self._lent if self._lent is not None and self._lent.id == command.conversation else None
+        conversation = self._conversation(command.conversation) if lent is None else lent.encoded
+        profile, model = self._endpoint.profile, self._endpoint.settings.model
+        if (conversation.profile, conversation.model) != (profile, model):
+            conversation.adopt(profile, model)
+        await _ask(conversation, command)
 
         def say(note: LlmNote) -> None:
             self._note(note, sender=self.name, cause=cause)
 
-        asking = _Asking(self._endpoint, conversation, command, self._call_ids, say)
-        reply = await asking.outcome()
+        if lent is not None:
+            lent.told = command
+            self._report_thoughts(lent, say)
+            await lent.save()
+        reply = await _Asking(self._endpoint, conversation, command, say).outcome()
         if isinstance(reply, LlmFailure):
             return CompletionFailed(request=command.request, failure=reply)
-        conversation.keep(reply)
-        self._call_ids.update(call.call_id for call in reply.tool_calls)
+        kept = conversation.keep(reply)
+        if lent is not None:
+            await lent.save()
         return CompletionReceived(
             request=command.request,
             content=reply.content,
@@ -126,10 +164,43 @@ class LlmActor(Actor[LlmCommand]):
             reasoning=reply.reasoning,
             tool_calls=reply.tool_calls,
             finish_reason=reply.finish_reason,
-            model=reply.model or self._endpoint.settings.model,
+            model=reply.model or model,
             usage=reply.usage,
             elapsed_s=time.monotonic() - begun,
+            echo=kept.echo,
         )
+
+    def _conversation(self, name: ConversationId) -> Conversation:
+        if name not in self._conversations:
+            endpoint, history = self._endpoint, History(call_ids=self._call_ids)
+            self._conversations[name] = Conversation(
+                endpoint.profile, model=endpoint.settings.model, history=history
+            )
+        return self._conversations[name]
+
+    def _report_thoughts(self, lent: LentConversation, say: Callable[[LlmNote], None]) -> None:
+        conversation, replies = lent.encoded, lent.encoded.unread_thoughts
+        if replies and replies != lent.reported:
+            say(
+                ThoughtsDropped(
+                    conversation=lent.id,
+                    replies=replies,
+                    wire=conversation.profile.wire,
+                    model=conversation.model,
+                )
+            )
+        lent.reported = replies
+
+
+async def _ask(conversation: Conversation, command: RequestCompletion) -> None:
+    """Add what is new to the conversation; images of megabytes are encoded in a thread."""
+    media = (
+        each for item in command.new if isinstance(item, ToolMessage | UserText) for each in item.attachments
+    )
+    if sum(each.bytes for each in media) > LONG_BYTES:
+        await anyio.to_thread.run_sync(conversation.ask, command.new, command.mode)
+    else:
+        conversation.ask(command.new, command.mode)
 
 
 class _Asking:
@@ -140,13 +211,11 @@ class _Asking:
         endpoint: LlmEndpoint,
         conversation: Conversation,
         command: RequestCompletion,
-        used_ids: set[str],
         say: Callable[[LlmNote], None],
     ) -> None:
         self._endpoint = endpoint
         self._conversation = conversation
         self._command = command
-        self._used_ids = used_ids
         self._say = say
         self._shown = False
 
@@ -177,7 +246,13 @@ class _Asking:
                 self._endpoint.adapt_to_error(fault, self._conversation.profile)
                 self._conversation.adopt(self._endpoint.profile)
             case DropAttachments():
-                self._conversation.drop_attachments()
+                rewritten = self._conversation.drop_attachments()
+                if rewritten is not None:
+                    self._say(
+                        HistoryRewritten(
+                            conversation=self._command.conversation, rewrite=rewritten, reason=REFUSED_MEDIA
+                        )
+                    )
             case ReportRetry(attempt, delay_s, failure):
                 note = CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
                 self._say(note)
@@ -222,8 +297,10 @@ class _Asking:
     def _understood(self, answer: Answered) -> Reply | Fault:
         if not 200 <= answer.status < 300:
             return fault_of_status(answer.status, answer.body, answer.location)
-        request = self._command.request
-        return self._conversation.read(answer.body, request=request, used_ids=self._used_ids)
+        history = self._conversation.history
+        # The number is part of the ids that are made up for calls without one, and counts on over the turns.
+        request = max(self._command.request, history.replies + 1)
+        return self._conversation.read(answer.body, request=request, used_ids=history.call_ids)
 
     def _show(self, delta: Delta) -> None:
         self._shown = True

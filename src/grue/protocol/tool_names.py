@@ -10,7 +10,7 @@ Source: R8.2
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 NameStyle = Literal["canonical", "encoded"]
@@ -79,6 +79,23 @@ class WireNames:
     def to_canonical(self, wire: str) -> str:
         """Return the canonical name; an unknown name, which the model invented, is returned unchanged."""
         return self._canonical.get(wire, wire)
+
+    @property
+    def known(self) -> dict[str, str]:
+        """The wire names so far, by canonical name; empty if names are left unchanged."""
+        return {**self._wire}
+
+    def copy(self) -> "WireNames":
+        """Return a table with the same entries."""
+        return WireNames.restored(self.style, self._wire)
+
+    @classmethod
+    def restored(cls, style: NameStyle, known: Mapping[str, str]) -> "WireNames":
+        """Return a table with these wire names, by canonical name."""
+        names = cls(style)
+        names._wire = {**known}
+        names._canonical = {wire: name for name, wire in known.items()}
+        return names
 
     def _free_name(self, name: str) -> str:
         readable = name if is_wire_name(name) else _readable(name)

@@ -61,6 +61,9 @@ _SMALL_CHARS = 100_000
 SKIPPED_AFTER_TIMEOUT = "Skipped: an earlier tool call of this reply timed out"
 SKIPPED_AFTER_DEATH = "Skipped: the tool server is no longer running"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
+INTERRUPTED = "interrupted; it may have taken effect"
+"""Answers a call that was sent, in a turn that ended before the result arrived."""
+NOT_CALLED = "not called: the turn ended before"
 
 
 class JsonText(str):

@@ -7,7 +7,6 @@ functions; they are pure.
 from msgspec.structs import replace
 
 from grue.messages import (
-    ConversationId,
     ConversationItem,
     FinalForced,
     IterationStarted,
@@ -28,7 +27,7 @@ def ask(
     turn: Turn, phase: Phase, new: tuple[ConversationItem, ...], notes: tuple[TurnNote, ...] = ()
 ) -> Transition:
     """Send the next request: `new` is added to the conversation, and `phase` says what it asks for."""
-    turn = replace(turn, requests=turn.requests + 1)
+    turn = replace(turn, requests=turn.requests + 1, told=())
     mode: OfferTools | RequireAnswer = RequireAnswer(turn.run.answer)
     if phase == "loop":
         tools, doubles = without_doubles(turn.tools)
@@ -37,7 +36,7 @@ def ask(
         most = turn.run.limits.max_tool_iterations
         notes = (*notes, *doubles, IterationStarted(iteration=turn.iterations + 1, max_iterations=most))
     request = RequestCompletion(
-        conversation=ConversationId(f"turn-{turn.run.turn}"),
+        conversation=turn.conversation,
         request=turn.requests,
         new=new,
         mode=mode,

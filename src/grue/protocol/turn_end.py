@@ -12,14 +12,18 @@ from grue.messages import (
     DeadlinePassed,
     Interrupted,
     ServerName,
+    ToolMessage,
     TurnCompleted,
     TurnFailed,
     TurnFailure,
     TurnInterrupted,
     TurnNote,
 )
+from grue.protocol import tool_results
+from grue.protocol.tool_calls import record
 from grue.protocol.turn_states import (
     AwaitingClose,
+    AwaitingCompletion,
     AwaitingReconnect,
     AwaitingSessions,
     AwaitingTools,
@@ -32,8 +36,10 @@ from grue.protocol.turn_states import (
 )
 
 
-def fail(turn: Turn, failure: TurnFailure, notes: tuple[TurnNote, ...] = ()) -> Transition:
-    """End the turn without an answer."""
+def fail(
+    turn: Turn, failure: TurnFailure, notes: tuple[TurnNote, ...] = (), *, unread: bool = False
+) -> Transition:
+    """End the turn without an answer; `unread`: it waits for a reply of the model, and will not read it."""
     end = TurnFailed(
         turn=turn.run.turn,
         failure=failure,
@@ -41,6 +47,8 @@ def fail(turn: Turn, failure: TurnFailure, notes: tuple[TurnNote, ...] = ()) -> 
         requests=turn.requests,
         tool_calls=turn.records,
         usage=turn.usage,
+        untold=turn.untold,
+        unread=unread and turn.run.history is not None,
     )
     return close(turn, end, notes)
 
@@ -69,7 +77,7 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
             # Sessions that are still opening are closed as soon as they have opened.
             turn = replace(turn, open=(*turn.open, *pending))
         case AwaitingTools(settled=settled):
-            turn = replace(turn, records=(*turn.records, *settled))
+            turn = replace(turn, records=(*turn.records, *settled), told=_answers(state))
         case _:
             pass
     failure: TurnFailure
@@ -77,8 +85,25 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
         failure = DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state), kept_s=event.kept_s)
     else:
         failure = Interrupted(reason=event.reason)
-    following, commands = fail(turn, failure)
+    following, commands = fail(turn, failure, unread=isinstance(state, AwaitingCompletion))
     if isinstance(state, AwaitingReconnect):
         # This session has already been told to close.
         commands = tuple(item for item in commands if item != CloseSession(server=state.server))
     return following, commands
+
+
+def _answers(state: AwaitingTools) -> tuple[ToolMessage, ...]:
+    """Return an answer to every call of the reply, for the conversation that goes on after this turn.
+
+    The machine knows which calls it has sent, but not which of them the session has begun: a settlement may
+    still be in the mailbox. So every call that was sent and is not settled may have taken effect.
+    """
+    if state.turn.run.history is None:
+        return ()
+    settled = {record.call_id: record for record in state.settled}
+    unsent = {call.call_id for run in state.unsent for call in run.calls}
+    for call_id, call in state.calls.items():
+        if call_id not in settled:
+            reason = tool_results.NOT_CALLED if call_id in unsent else tool_results.INTERRUPTED
+            settled[call_id] = record(call, state.turn.iterations, "skipped", tool_results.failure(reason))
+    return state.turn.tell(tuple(settled[call_id] for call_id in state.calls))[1]

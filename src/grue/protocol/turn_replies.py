@@ -114,4 +114,5 @@ def _completed(turn: Turn, kind: OutcomeKind, answer: object, raw: str | None, r
         requests=turn.requests,
         tool_calls=turn.records,
         usage=turn.usage,
+        untold=turn.untold,
     )

@@ -23,7 +23,7 @@ from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Transit
 
 def begin(run: RunTurn) -> Transition:
     """Start the turn: check the model, open the sessions, or ask at once if no tools are wanted."""
-    turn = Turn(run=run)
+    turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if not run.servers or run.limits.max_tool_iterations < 1:
         return ask(turn, "only", turn.opening)
     if run.support_check == "before":

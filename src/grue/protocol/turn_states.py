@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from grue.messages import (
     BatchId,
     CallId,
+    ConversationId,
     ConversationItem,
     RunTurn,
     ServerName,
@@ -57,6 +58,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         degraded: Why tools that were wanted are missing; empty if none are.
         reconnected: Whether the one reconnect of the turn has been used.
         used: How often each tool with a limit has been called.
+        told: The answers to the last reply's tool calls, until a request tells them to the model.
     """
 
     run: RunTurn
@@ -73,11 +75,26 @@ class Turn(Struct, frozen=True, kw_only=True):
     degraded: str = ""
     reconnected: bool = False
     used: Mapping[str, int] = {}
+    told: tuple[ToolMessage, ...] = ()
+
+    @property
+    def conversation(self) -> ConversationId:
+        """The conversation of the turn's requests."""
+        history = self.run.history
+        return ConversationId(f"turn-{self.run.turn}") if history is None else history.conversation
 
     @property
     def opening(self) -> tuple[ConversationItem, ...]:
-        """The first items of the conversation: the system text and the user text."""
-        return SystemText(self.run.system), UserText(self.run.user)
+        """The turn's first items: the user text, after the system text if it begins a conversation."""
+        history, user = self.run.history, UserText(self.run.user, attachments=self.run.images)
+        if history is not None and history.length:
+            return (user,)
+        return SystemText(self.run.system), user
+
+    @property
+    def untold(self) -> tuple[ToolMessage, ...]:
+        """What the turn's end has to report, so that its conversation has an answer to every tool call."""
+        return () if self.run.history is None else self.told
 
     def relist(self, server: ServerName, listed: tuple[ToolDefinition, ...]) -> "Turn":
         """Replace the tools that the server listed before with `listed`, and keep the order of the servers.
@@ -100,7 +117,9 @@ class Turn(Struct, frozen=True, kw_only=True):
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
         told = tool_messages(records, limits.max_result_chars, room)
         shown = sum(attachment.bytes for attachment in room.attachments) if room else 0
-        turn = replace(self, records=(*self.records, *records), media_bytes=self.media_bytes + shown)
+        turn = replace(
+            self, records=(*self.records, *records), media_bytes=self.media_bytes + shown, told=told
+        )
         return turn, told
 
     def count(self, usage: Usage) -> "Turn":

@@ -22,7 +22,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.anthropic_stream import AnthropicAssembler
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
-from grue.protocol.chat_wire.media import Shown, WireItem, label, result_text, sent
+from grue.protocol.chat_wire.media import Shown, WireItem, label, result_text, sent, user_text
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -41,6 +41,7 @@ from grue.protocol.chat_wire.reply import (
 )
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.chat_wire.wire_format import (
+    EPHEMERAL,
     Assembler,
     Choice,
     Said,
@@ -77,6 +78,7 @@ class AnthropicMessages:
 
     path = "/messages"
     results_carry_media = True
+    marks_results = True
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the headers with the API version and, if there is one, the key."""
@@ -207,16 +209,24 @@ def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[JsonObje
             text = shown(result_text(item, profile))
             attached = [_attached(each) for each in sent(item, profile)]
             content = [_text(text), *attached] if attached else text
-            return [{"type": "tool_result", "tool_use_id": call_id, "content": content}]
+            marker: JsonObject = {"cache_control": EPHEMERAL} if marked else {}
+            return [{"type": "tool_result", "tool_use_id": call_id, "content": content, **marker}]
         case Shown(results=results):
             return [block for each in results for block in _shown(each, profile)]
         case AssistantText(text=text):
             return [_text(shown(text))]
-        case SystemText() | UserText():
-            pieces = marked_pieces(item, marked)
-            return [_text(text) | ({"cache_control": control} if control else {}) for text, control in pieces]
+        case UserText():
+            images = [_attached(each) for each in sent(item, profile)]
+            return [*images, *_pieces(user_text(item, profile), marked)]
+        case SystemText():
+            return _pieces(item, marked)
         case _:
             assert_never(item)
+
+
+def _pieces(item: SystemText | UserText, marked: bool) -> list[JsonObject]:
+    pieces = marked_pieces(item, marked)
+    return [_text(text) | ({"cache_control": control} if control else {}) for text, control in pieces]
 
 
 def _shown(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:

@@ -26,6 +26,7 @@ from grue.protocol.chat_wire.media import (
     label,
     result_text,
     sent,
+    user_text,
 )
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
@@ -68,6 +69,7 @@ class ChatCompletions:
 
     path = "/chat/completions"
     results_carry_media = False
+    marks_results = False
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key as a bearer token; none for an empty key."""
@@ -166,7 +168,8 @@ def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
         case SystemText():
             return {"role": profile.system_role, "content": _content(item, marked)}
         case UserText():
-            return {"role": "user", "content": _content(item, marked)}
+            images = [_part(each) for each in sent(item, profile)]
+            return {"role": "user", "content": _content(user_text(item, profile), marked, images)}
         case AssistantText(text=text):
             return {"role": "assistant", "content": shown(text)}
         case ToolMessage(call_id=call_id):
@@ -178,14 +181,15 @@ def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
             assert_never(item)
 
 
-def _content(item: SystemText | UserText, marked: bool) -> object:
+def _content(item: SystemText | UserText, marked: bool, images: Sequence[JsonObject] = ()) -> object:
     pieces = marked_pieces(item, marked)
-    if not any(control for _, control in pieces):
+    if not images and not any(control for _, control in pieces):
         return shown(item.text)
-    return [
+    texts = [
         {"type": "text", "text": text, **({"cache_control": control} if control else {})}
         for text, control in pieces
     ]
+    return [*images, *texts]
 
 
 def _parts(result: ToolMessage, profile: WireProfile) -> list[JsonObject]:

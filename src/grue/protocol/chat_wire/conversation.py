@@ -2,32 +2,40 @@
 
 Come here to change the order or the presence of messages in a request. How one message is written is up to
 the wire formats. A `Conversation` has state but does no I/O: add messages with `ask`, send what `body`
-returns, and give replies to `read` and `keep`.
+returns, and give replies to `read` and `keep`. What was said is in its `history`, as plain data; the encoded
+messages are made from that and from the profile alone.
 
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call id without one.
-- Cache markers are put on the first system and user messages, as many as `cache_markers` allows. A marker
-  never moves, because that would change bytes that the endpoint has cached. A turn has the system text, the
-  user's text and at most two more user texts (forced final answer, repair), so each of them gets a marker.
+- Cache markers are put on the system text and on the newest messages, four at most. They move with the
+  conversation. Everything else in a message stays the same bytes, and endpoints ignore where older markers
+  were: what was cached up to a marker is found again by its text.
 - The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
 - Images and files from a tool are put into its result. If the format allows only text there, they are put
   into a user message after the results of that reply.
-- If an endpoint does not accept the schema of an answer, the schema is sent once as text.
+- If an endpoint does not accept the schema of an answer, the schema is sent as text, once for each schema.
+- Thoughts and signatures go back to the format and the model that they came from, and to no other.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from grue.messages import (
+    AnswerSchema,
+    AssistantReply,
     AssistantText,
     ConversationItem,
+    Echo,
     OfferTools,
     RequireAnswer,
+    Rewritten,
+    Said,
     SystemText,
     ToolDefinition,
     ToolMessage,
+    TurnCompleted,
+    TurnFailed,
     UserText,
 )
 from grue.protocol.chat_wire.failures import Fault
@@ -42,7 +50,8 @@ from grue.protocol.chat_wire.media import (
 )
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import UNREADABLE, Reply, no_completion
-from grue.protocol.chat_wire.wire_format import Choice, WireRequest
+from grue.protocol.chat_wire.wire_format import EPHEMERAL, Choice, WireRequest
+from grue.protocol.history import History
 from grue.protocol.tool_names import WireNames
 
 SCHEMA_IN_WORDS = (
@@ -52,7 +61,8 @@ SCHEMA_IN_WORDS = (
 UNDERSTOOD = "Understood."
 """Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""
 
-_Utterance: TypeAlias = tuple[ConversationItem, ...] | Reply
+_MARK = b',"cache_control":' + to_json(EPHEMERAL)
+_MOST_MARKERS = 4
 
 
 class Conversation:
@@ -60,33 +70,53 @@ class Conversation:
 
     Args:
         profile: What the endpoint accepts.
+        model: The model, as the settings name it. Thoughts of another model are not sent to it.
+        history: What was said before; default: nothing.
+        names: The wire names of an earlier part of the conversation; default: none yet.
         given_markers: How many cache markers the texts will bring with them (`cache_points`). They take
             precedence over the markers that are set here.
+
+    Attributes:
+        history: What was said, as plain data.
+        tools: The tools that were offered last.
+        unread_thoughts: How many replies have thoughts that this endpoint cannot read.
     """
 
-    def __init__(self, profile: WireProfile, *, given_markers: int = 0) -> None:
+    def __init__(
+        self,
+        profile: WireProfile,
+        *,
+        model: str = "",
+        history: History | None = None,
+        names: WireNames | None = None,
+        given_markers: int = 0,
+    ) -> None:
+        self.history = History() if history is None else history
+        self.tools: tuple[ToolDefinition, ...] = ()
+        self.model = model
         self._given_markers = given_markers
-        self._history: list[_Utterance] = []
-        self._tools: tuple[ToolDefinition, ...] = ()
-        self._unanswered: Reply | None = None
         self._mode: OfferTools | RequireAnswer = RequireAnswer()
-        self._schema_told = False
+        self.names = WireNames(profile.name_style) if names is None else names
         self.adopt(profile)
 
-    def adopt(self, profile: WireProfile) -> None:
-        """Use `profile` from now on, and encode all messages again."""
+    def adopt(self, profile: WireProfile, model: str | None = None) -> None:
+        """Use `profile`, and `model` if it is given, from now on, and encode all messages again."""
         self.profile = profile
+        self.model = self.model if model is None else model
         self.format = FORMATS[profile.wire]
-        self.names = WireNames(profile.name_style)
-        self._system: list[bytes] = []
-        self._messages: list[bytes] = []
-        self._markers = self._passed_on = 0
-        self._has_calls = False
-        self._after_results = False
+        if self.names.style != profile.name_style:
+            self.names = WireNames(profile.name_style)
         self._encode_tools()
-        for said in self._history:
-            self._encode(said)
-        self._add(self._schema_in_words())
+        self._encode_all()
+
+    def rewrite(self, rewritten: Rewritten) -> None:
+        """Replace entries of the history, and encode all messages again.
+
+        Raises:
+            ValueError: There are no such entries.
+        """
+        self.history.rewrite(rewritten)
+        self._encode_all()
 
     def ask(self, new: Sequence[ConversationItem], mode: OfferTools | RequireAnswer) -> None:
         """Add new items, and set whether the next request offers tools or asks for the answer.
@@ -94,14 +124,27 @@ class Conversation:
         Raises:
             ValueError: A tool message does not belong to a call of the last reply.
         """
-        self._add_answered(new)
+        self._encode(self.history.say(new, mode.answer if isinstance(mode, RequireAnswer) else None))
         self._mode = mode
-        # Some endpoints refuse an empty system text.
-        said = tuple(item for item in new if not isinstance(item, SystemText) or item.text)
-        self._add((*said, *self._schema_in_words()))
         if isinstance(mode, OfferTools) and mode.tools is not None:
-            self._tools = mode.tools
-            self._encode_tools()
+            self.offer(mode.tools)
+
+    def offer(self, tools: tuple[ToolDefinition, ...]) -> None:
+        """Offer these tools from the next request on."""
+        self.tools = tools
+        self._encode_tools()
+
+    def close(self, end: TurnCompleted | TurnFailed | None) -> None:
+        """End a turn: keep what was said in it, and answer the calls that have no answer yet."""
+        self._encode(self.history.close(end))
+
+    def branch(self) -> "Conversation":
+        """Return a copy; what is added to one of them does not change the other."""
+        other = Conversation(
+            self.profile, model=self.model, history=self.history.branch(), names=self.names.copy()
+        )
+        other.offer(self.tools)
+        return other
 
     def body(
         self,
@@ -126,7 +169,7 @@ class Conversation:
                 settings=settings,
                 profile=self.profile,
                 system=self._system,
-                messages=self._messages,
+                messages=self._with_markers(),
                 tools=self._encoded_tools if offered else b"",
                 choice=Choice("none") if answering else choice or Choice(),
                 answer=self._mode.answer if isinstance(self._mode, RequireAnswer) else None,
@@ -135,7 +178,7 @@ class Conversation:
             )
         )
 
-    def read(self, body: bytes, *, request: int, used_ids: set[str]) -> Reply | Fault:
+    def read(self, body: bytes, *, request: int, used_ids: Collection[str]) -> Reply | Fault:
         """Read the body of the reply, without adding it to the conversation."""
         try:
             return self.format.decode(body, self.names, request=request, used_ids=used_ids)
@@ -147,75 +190,135 @@ class Conversation:
         """Whether any message has images or files that the profile allows to be sent."""
         return self._newest_attachments() is not None
 
-    def drop_attachments(self) -> bool:
-        """Replace the newest attachments by a line of text, and return whether there were any.
+    def drop_attachments(self) -> Rewritten | None:
+        """Replace the newest attachments by a line of text, and return the change; `None`: there are none.
 
         Call this after the endpoint refused a request. Older attachments stay, because the endpoint accepted
         them before.
         """
         at = self._newest_attachments()
         if at is None:
-            return False
-        said = self._history[at]
-        self._history[at] = said if isinstance(said, Reply) else without_attachments(said)
-        self.adopt(self.profile)
-        return True
+            return None
+        entry = self.history.entries[at]
+        assert isinstance(entry, Said), "replies have no attachments"
+        plain = msgspec.structs.replace(entry, items=without_attachments(entry.items))
+        rewritten = Rewritten(at, at + 1, (plain,))
+        self.rewrite(rewritten)
+        return rewritten
 
     def _newest_attachments(self) -> int | None:
-        for at in range(len(self._history) - 1, -1, -1):
-            said = self._history[at]
-            if not isinstance(said, Reply) and has_attachments(said, self.profile):
+        entries = self.history.entries
+        for at in range(len(entries) - 1, -1, -1):
+            entry = entries[at]
+            if isinstance(entry, Said) and has_attachments(entry.items, self.profile):
                 return at
         return None
 
-    def keep(self, reply: Reply) -> None:
-        """Keep the reply; the next `ask` adds it to the history, with the results of its calls."""
-        self._unanswered = reply
+    def keep(self, reply: Reply) -> AssistantReply:
+        """Keep the reply, and return what is kept; the next `ask` adds it to the history."""
+        echo = Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
+        kept = AssistantReply(content=reply.content, tool_calls=reply.tool_calls, echo=echo)
+        self.history.keep(kept)
+        return kept
 
-    def _add_answered(self, new: Sequence[ConversationItem]) -> None:
-        answers = {item.call_id for item in new if isinstance(item, ToolMessage)}
-        reply, self._unanswered = self._unanswered, None
-        calls = reply.tool_calls if reply else ()
-        unknown = answers - {call.call_id for call in calls}
-        if unknown:
-            raise ValueError(f"no call of the last reply has the id {', '.join(sorted(unknown))}")
-        if reply:
-            answered = tuple(call for call in calls if call.call_id in answers)
-            self._add(msgspec.structs.replace(reply, tool_calls=answered))
+    def _encode_all(self) -> None:
+        self._system: list[bytes] = []
+        self._messages: list[bytes] = []
+        self._marked: dict[int, bytes] = {}
+        self._passed_on = 0
+        self._system_seen = False
+        self._room_for_markers = max(0, min(self.profile.cache_markers, _MOST_MARKERS) - self._given_markers)
+        self.unread_thoughts = 0
+        self._has_calls = False
+        self._after_results = False
+        self._encode(self.history.entries)
 
-    def _add(self, said: _Utterance) -> None:
-        if said:
-            self._history.append(said)
-            self._encode(said)
+    def _encode(self, entries: Iterable[Said | AssistantReply]) -> None:
+        for entry in entries:
+            if isinstance(entry, AssistantReply):
+                self._encode_reply(entry)
+            else:
+                self._encode_said((*entry.items, *self._schema_in_words(entry.answer)))
 
-    def _encode(self, said: _Utterance) -> None:
-        if isinstance(said, Reply):
-            encoded_reply = self.format.encode_reply(said, self.names)
-            self._messages += encoded_reply
-            self._after_results = self._after_results and not encoded_reply
-            self._has_calls = self._has_calls or bool(said.tool_calls)
-            return
+    def _encode_reply(self, kept: AssistantReply) -> None:
+        reply = Reply(content=kept.content, tool_calls=kept.tool_calls)
+        if kept.echo is not None and (kept.echo.wire, kept.echo.model) == (self.profile.wire, self.model):
+            reply = msgspec.structs.replace(reply, echo=kept.echo.data)
+        elif kept.echo is not None:
+            self.unread_thoughts += 1
+        encoded = self.format.encode_reply(reply, self.names)
+        self._messages += encoded
+        self._after_results = self._after_results and not encoded
+        self._has_calls = self._has_calls or bool(kept.tool_calls)
+
+    def _encode_said(self, said: tuple[ConversationItem, ...]) -> None:
         items = self._bridged(said if self.format.results_carry_media else with_shown(said, self.profile))
-        items, marked = self._marked(items)
-        encoded = self.format.encode_items(items, marked, self.profile)
+        items = self._with_given_markers(items)
+        system = self._system_to_mark(items)
+        newest = self._place_to_mark(items)
+        encoded = self.format.encode_items(items, (*system, *newest), self.profile)
         self._system += encoded.system
         self._messages += encoded.messages
+        if newest:
+            self._mark_newest(len(encoded.messages))
 
-    def _marked(self, items: tuple[WireItem, ...]) -> tuple[tuple[WireItem, ...], Sequence[int]]:
-        """Return the items with as many of their own markers as allowed, and the positions to mark."""
-        kept: list[WireItem] = []
-        marked: list[int] = []
+    def _mark_newest(self, count: int) -> None:
+        """Keep the last marked one of the newest `count` messages in two forms, with and without its marker.
+
+        The marker is cut out of the encoded message. If the message were encoded again without one, more than
+        the marker would differ: a text without one is a string, and a text with one is a list of parts.
+        """
+        for at in range(len(self._messages) - 1, len(self._messages) - count - 1, -1):
+            message = self._messages[at]
+            if _MARK in message:
+                self._marked[at], self._messages[at] = message, message.replace(_MARK, b"")
+                break
+        if len(self._marked) > self._room_for_markers:
+            del self._marked[min(self._marked)]
+
+    def _with_markers(self) -> Sequence[bytes]:
+        """Return the messages, the newest of them with a cache marker."""
+        if not self._marked:
+            return self._messages
+        messages = [*self._messages]
+        for at, marked in self._marked.items():
+            messages[at] = marked
+        return messages
+
+    def _system_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
+        """Return the position of the first system text, unless it brings markers of its own."""
+        if self._system_seen or not self._room_for_markers:
+            return ()
         for at, item in enumerate(items):
-            if isinstance(item, SystemText | UserText):
-                if item.cache_points:
-                    room = self.profile.given_cache_markers - self._passed_on
-                    item = msgspec.structs.replace(item, cache_points=item.cache_points[: max(0, room)])
-                    self._passed_on += len(item.cache_points)
-                elif self._markers < self.profile.cache_markers - self._given_markers:
-                    marked.append(at)
-                    self._markers += 1
+            if isinstance(item, SystemText):
+                self._system_seen = True
+                if not item.cache_points:
+                    self._room_for_markers -= 1
+                    return (at,)
+        return ()
+
+    def _place_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
+        """Return the position of the last item that can have a marker, unless the items bring some."""
+        if not self._room_for_markers or any(
+            isinstance(item, UserText) and item.cache_points for item in items
+        ):
+            return ()
+        for at in range(len(items) - 1, -1, -1):
+            item = items[at]
+            if isinstance(item, UserText) or (isinstance(item, ToolMessage) and self.format.marks_results):
+                return (at,)
+        return ()
+
+    def _with_given_markers(self, items: tuple[WireItem, ...]) -> tuple[WireItem, ...]:
+        """Return the items with as many of their own markers as the endpoint takes."""
+        kept: list[WireItem] = []
+        for item in items:
+            if isinstance(item, SystemText | UserText) and item.cache_points:
+                room = self.profile.given_cache_markers - self._passed_on
+                item = msgspec.structs.replace(item, cache_points=item.cache_points[: max(0, room)])
+                self._passed_on += len(item.cache_points)
             kept.append(item)
-        return tuple(kept), marked
+        return tuple(kept)
 
     def _bridged(self, items: tuple[WireItem, ...]) -> tuple[WireItem, ...]:
         """Insert an assistant's text between tool results and user messages, if the endpoint requires it."""
@@ -232,12 +335,10 @@ class Conversation:
         return tuple(bridged)
 
     def _encode_tools(self) -> None:
-        self.names.add(tool.name for tool in self._tools)
-        self._encoded_tools = self.format.encode_tools(self._tools, self.profile, self.names)
+        self.names.add(tool.name for tool in self.tools)
+        self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
-    def _schema_in_words(self) -> tuple[UserText, ...]:
-        answer = self._mode.answer if isinstance(self._mode, RequireAnswer) else None
-        if answer is None or self._schema_told or self.profile.response_format == "json_schema":
+    def _schema_in_words(self, answer: AnswerSchema | None) -> tuple[UserText, ...]:
+        if answer is None or self.profile.response_format == "json_schema":
             return ()
-        self._schema_told = True
         return (UserText(SCHEMA_IN_WORDS.format(schema=to_json(answer.schema).decode())),)

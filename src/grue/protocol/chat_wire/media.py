@@ -1,7 +1,7 @@
-"""Select which images, audio and files of a tool's result are sent to an endpoint, and describe the others.
+"""Select which images, audio and files are sent to an endpoint, and describe the others.
 
-The attachments were checked when the result was read (`protocol/tool_media.py`). Here the profile decides
-which of them its endpoint accepts. The wire formats encode them.
+The attachments of tool results and of the user's texts were checked before (`protocol/tool_media.py`). Here
+the profile decides which of them its endpoint accepts. The wire formats encode them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.messages import Attachment, ConversationItem, ToolMessage
+from grue.messages import Attachment, ConversationItem, ToolMessage, UserText
 from grue.protocol.chat_wire.profile import WireProfile
 
 SHOWN_NEXT = "shown in the next message"
@@ -32,26 +32,33 @@ class Shown(Struct, frozen=True):
 WireItem: TypeAlias = ConversationItem | Shown
 
 
-def sent(message: ToolMessage, profile: WireProfile) -> tuple[Attachment, ...]:
-    """Return the attachments of a tool message that the endpoint accepts."""
+def sent(message: ToolMessage | UserText, profile: WireProfile) -> tuple[Attachment, ...]:
+    """Return the attachments of a message that the endpoint accepts."""
     return tuple(each for each in message.attachments if _takes(profile, each))
 
 
-def result_text(message: ToolMessage, profile: WireProfile, *, shown: str = "") -> str:
-    """Return the text of a tool message, with a line for each attachment that is not in that message.
+def result_text(message: ToolMessage | UserText, profile: WireProfile, *, shown: str = "") -> str:
+    """Return the text of a message, with a line for each attachment that is not in that message.
 
     Args:
-        message: The tool message.
+        message: The message.
         profile: The endpoint's profile.
         shown: The text for attachments that are sent in another message; empty if they are in this one.
     """
-    lines = [message.content]
+    lines = [message.text if isinstance(message, UserText) else message.content]
     for each in message.attachments:
         if not _takes(profile, each):
             lines.append(_line(each, f"not shown: the model takes no {_PLURALS[each.kind]}"))
         elif shown:
             lines.append(_line(each, shown))
     return "\n".join(lines)
+
+
+def user_text(message: UserText, profile: WireProfile) -> UserText:
+    """Return a user's text with a line for each attachment that the endpoint does not accept."""
+    if len(sent(message, profile)) == len(message.attachments):
+        return message
+    return replace(message, text=result_text(message, profile))
 
 
 def label(message: ToolMessage) -> str:
@@ -79,12 +86,12 @@ def with_shown(items: Sequence[ConversationItem], profile: WireProfile) -> tuple
 
 def without_attachments(items: Iterable[ConversationItem]) -> tuple[ConversationItem, ...]:
     """Return the items with a line of text in place of each attachment."""
-    return tuple(_stripped(item) if isinstance(item, ToolMessage) else item for item in items)
+    return tuple(_stripped(item) if isinstance(item, ToolMessage | UserText) else item for item in items)
 
 
 def has_attachments(items: Iterable[ConversationItem], profile: WireProfile) -> bool:
     """Return whether any of the items has an attachment that the endpoint accepts."""
-    return any(isinstance(item, ToolMessage) and sent(item, profile) for item in items)
+    return any(isinstance(item, ToolMessage | UserText) and sent(item, profile) for item in items)
 
 
 def data_url(attachment: Attachment) -> str:
@@ -102,9 +109,11 @@ def _takes(profile: WireProfile, attachment: Attachment) -> bool:
             return profile.files
 
 
-def _stripped(message: ToolMessage) -> ToolMessage:
-    lines = [message.content, *(_line(each, REFUSED) for each in message.attachments)]
-    return replace(message, content="\n".join(lines), attachments=())
+def _stripped(message: ToolMessage | UserText) -> ToolMessage | UserText:
+    lines = [_line(each, REFUSED) for each in message.attachments]
+    if isinstance(message, UserText):
+        return replace(message, text="\n".join([message.text, *lines]), attachments=())
+    return replace(message, content="\n".join([message.content, *lines]), attachments=())
 
 
 def _line(attachment: Attachment, said: str) -> str:

@@ -22,7 +22,7 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.failures import Fault, fault_of_error
 from grue.protocol.chat_wire.json_text import json_object, to_json
-from grue.protocol.chat_wire.media import Shown, WireItem, data_url, label, result_text, sent
+from grue.protocol.chat_wire.media import Shown, WireItem, data_url, label, result_text, sent, user_text
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.reply import (
     MAX_CALLS,
@@ -63,6 +63,7 @@ class Responses:
 
     path = "/responses"
     results_carry_media = True
+    marks_results = False
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key as a bearer token; none for an empty key."""
@@ -154,8 +155,10 @@ def _input(item: WireItem, profile: WireProfile) -> JsonObject:
     match item:
         case SystemText(text=text):
             return {"role": profile.system_role, "content": shown(text)}
-        case UserText(text=text):
-            return {"role": "user", "content": shown(text)}
+        case UserText():
+            text = shown(user_text(item, profile).text)
+            images = [_part(each) for each in sent(item, profile)]
+            return {"role": "user", "content": [*images, _text(text)] if images else text}
         case AssistantText(text=text):
             return {"role": "assistant", "content": shown(text)}
         case ToolMessage(call_id=call_id):

@@ -102,6 +102,9 @@ class WireFormat(Protocol):
     results_carry_media: bool
     """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
 
+    marks_results: bool
+    """Whether tool messages can have a cache marker."""
+
     def headers(self, key: str) -> dict[str, str]:
         """Return the header with the key, and the other headers that the format needs."""
         ...

@@ -170,8 +170,7 @@ def test_r4_7_markers_that_a_caller_has_set_go_out_where_it_has_set_them(
     ]
     llm, bodies = mocked(base_url=url, wire=profile.wire)
     llm.chat_completions_create("m", messages)
-    ours = [("A house.", {"type": "ephemeral"})] if profile.cache_markers else []
-    expected = [("You play. ", LONGER), *ours, ("A mailbox.", {"type": "ephemeral"})]
+    expected = [("You play. ", LONGER), ("A mailbox.", {"type": "ephemeral"})]
     dropped = profile.name in KNOWN_TO_REFUSE_MARKERS or profile.wire == "responses"
     assert marked_texts(bodies[0]) == ([] if dropped else expected)
     said = json.dumps(bodies[0])

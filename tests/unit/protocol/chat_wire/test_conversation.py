@@ -9,7 +9,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_bodies import ANSWER, MODEL, OPENING, THINK, call, markers, refusal, up_to_last_message
+from wire_bodies import (
+    ANSWER,
+    MODEL,
+    OPENING,
+    THINK,
+    call,
+    markers,
+    refusal,
+    up_to_last_message,
+    without_markers,
+)
 
 from grue.messages import (
     CallId,
@@ -88,13 +98,14 @@ def test_each_request_begins_with_the_bytes_of_the_one_before(profile: WireProfi
     for before, after in itertools.pairwise(a_turn(profile)):
         said = up_to_last_message(before, profile)
         assert len(said) > 100
-        assert after.startswith(said)
+        assert without_markers(after).startswith(said)
 
 
 @by_name
 def test_no_request_has_more_cache_markers_than_the_profile_allows(profile: WireProfile) -> None:
     counts = [markers(json.loads(body)) for body in a_turn(profile)]
-    assert counts == ([2, 2, 3, 4] if profile.cache_markers else [0] * 4)
+    on_results = int(profile.wire == "messages")
+    assert counts == ([2, 2 + on_results, 3 + on_results, 4] if profile.cache_markers else [0] * 4)
 
 
 @by_name
@@ -105,15 +116,26 @@ def test_a_schema_that_cannot_be_sent_is_told_in_words_once(profile: WireProfile
     assert (forced, repair) == (told, told)
 
 
-def test_p15_markers_go_to_system_and_user_texts_and_never_move() -> None:
+def test_p15_markers_go_to_the_system_text_and_the_newest_messages() -> None:
     conversation = Conversation(OPENROUTER)
     conversation.ask(OPENING, OfferTools((THINK,)))
     for number in range(6):
         conversation.keep(Reply(content="and?"))
         conversation.ask((UserText(f"more {number}"),), OfferTools())
     messages = json.loads(conversation.body(MODEL))["messages"]
-    marked = [index for index, message in enumerate(messages) if isinstance(message["content"], list)]
-    assert marked == [0, 1, 3, 5]
+    marked = [index for index, message in enumerate(messages) if markers(message)]
+    assert marked == [0, 9, 11, 13]
+
+
+def test_a_marker_moves_onto_tool_results_where_the_format_takes_it_there() -> None:
+    conversation = Conversation(ANTHROPIC)
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    for number in range(5):
+        conversation.keep(Reply(tool_calls=(call(f"c{number}"),)))
+        conversation.ask((ToolMessage(CallId(f"c{number}"), "{}"),), OfferTools())
+    body = json.loads(conversation.body(MODEL))
+    assert markers(body["system"]) == 1
+    assert [index for index, message in enumerate(body["messages"]) if markers(message)] == [6, 8, 10]
 
 
 def test_p14_no_request_offers_tools_and_asks_for_a_format() -> None:
@@ -290,6 +312,6 @@ def test_p3_no_history_is_refused_whichever_calls_were_answered(
         conversation.ask((*new, UserText("go on")) if speak else new, mode)
         body = conversation.body(MODEL)
         assert refusal(body, profile) is None
-        assert body.startswith(up_to_last_message(before, profile))
+        assert without_markers(body).startswith(up_to_last_message(before, profile))
         assert markers(json.loads(body)) <= profile.cache_markers
         before = body

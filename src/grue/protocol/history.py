@@ -1,0 +1,250 @@
+"""What was said in a conversation: a sequence of entries, and the rules by which it grows.
+
+Come here to change what a conversation keeps of a turn. A `History` has state but does no I/O. The LLM
+actor's conversation (`chat_wire/conversation.py`) encodes it, the runner's conversation saves it, and the
+reader of a trace builds it again from the recorded messages. All three use the same four steps:
+
+- `say` adds what the model is told before a request.
+- `keep` takes the reply. It becomes an entry when the turn has read it, with the next `say` or `close`.
+- `close` ends a turn. Every tool call of the last reply has an answer then, because providers refuse a
+  conversation with an unanswered call.
+- `rewrite` replaces entries.
+
+A conversation that outlives its turn has a `Ledger`. It counts the entries and digests their JSON, so that a
+turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from grue.messages import (
+    AnswerSchema,
+    AssistantReply,
+    CallId,
+    ConversationId,
+    ConversationItem,
+    HistoryEntry,
+    HistoryItem,
+    HistoryReference,
+    Rewritten,
+    Said,
+    SystemText,
+    ToolMessage,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.protocol import tool_results
+
+_MAX_CHARS = 1000
+"""More than the answer to a call needs that was not made."""
+
+
+class Ledger:
+    """Counts and digests the entries of a conversation that outlives its turns.
+
+    Args:
+        save: Called with the JSON of each entry as soon as it is known, and with `b""` if the last of them
+            is a reply that turned out not to be part of the conversation.
+    """
+
+    def __init__(self, save: Callable[[bytes], None] | None = None) -> None:
+        self.length = 0
+        self.save = save
+        self._digest = hashlib.sha256()
+        self._early: tuple[AssistantReply, bytes] | None = None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the JSON of all entries, one a line, in hexadecimal."""
+        return self._digest.hexdigest()
+
+    def reference(self, conversation: ConversationId) -> HistoryReference:
+        """Return a reference to the entries so far."""
+        return HistoryReference(conversation=conversation, length=self.length, digest=self.digest)
+
+    def expect(self, reply: AssistantReply) -> None:
+        """Save a reply before the turn has read it, so that it is on file before its calls are made."""
+        line = msgspec.json.encode(reply)
+        self._early = reply, line
+        self._saved(line)
+
+    def forget(self) -> None:
+        """Take back the reply that was saved early."""
+        self._early = None
+        self._saved(b"")
+
+    def add(self, entry: HistoryEntry) -> None:
+        """Count an entry, and save it unless it was saved early."""
+        if self._early is not None and self._early[0] is entry:
+            line = self._early[1]
+        else:
+            line = msgspec.json.encode(entry)
+        if not isinstance(entry, AssistantReply):
+            self._saved(line)
+        self.length += 1
+        self._digest.update(line)
+        self._digest.update(b"\n")
+
+    def branch(self) -> "Ledger":
+        """Return a ledger of the same entries, which saves nothing."""
+        other = Ledger()
+        other.length, other._digest = self.length, self._digest.copy()
+        return other
+
+    def _saved(self, line: bytes) -> None:
+        if self.save is not None:
+            self.save(line)
+
+
+class History:
+    """The entries of a conversation, in order.
+
+    Args:
+        ledger: Counts and digests them; `None`: the conversation ends with its turn.
+        call_ids: Ids that are in use elsewhere; the conversation adds its own to them.
+
+    Attributes:
+        entries: The entries. Rewritten ones are not among them any more.
+        unread: A reply that the turn may not have read yet.
+        asked: The schema that the model was asked for last; `None`: none yet.
+        call_ids: The ids of all tool calls so far; a new call gets another one.
+        replies: How many replies there were, empty ones included.
+    """
+
+    def __init__(self, ledger: Ledger | None = None, call_ids: set[CallId] | None = None) -> None:
+        self.ledger = ledger
+        self.entries: list[Said | AssistantReply] = []
+        self.unread: AssistantReply | None = None
+        self.asked: AnswerSchema | None = None
+        self.call_ids: set[CallId] = set() if call_ids is None else call_ids
+        self.replies = 0
+
+    def say(
+        self, new: Sequence[ConversationItem], answer: AnswerSchema | None = None
+    ) -> tuple[Said | AssistantReply, ...]:
+        """Add what the model is told before a request, and return the entries that this adds.
+
+        The reply before it becomes an entry, without the calls that `new` does not answer.
+
+        Raises:
+            ValueError: A tool message does not belong to a call of the last reply.
+        """
+        answers = {item.call_id for item in new if isinstance(item, ToolMessage)}
+        reply = self.unread
+        calls = reply.tool_calls if reply else ()
+        unknown = answers - {call.call_id for call in calls}
+        if unknown:
+            raise ValueError(f"no call of the last reply has the id {', '.join(sorted(unknown))}")
+        self.unread = None
+        added: list[Said | AssistantReply] = []
+        if reply is not None:
+            answered = tuple(call for call in calls if call.call_id in answers)
+            added.append(reply if len(answered) == len(calls) else replace(reply, tool_calls=answered))
+        # Some endpoints refuse an empty system text.
+        items = tuple(item for item in new if not isinstance(item, SystemText) or item.text)
+        if answer == self.asked:
+            answer = None
+        if items or answer is not None:
+            added.append(Said(items, answer))
+            self.asked = answer or self.asked
+        for entry in added:
+            self._add(entry)
+        return tuple(added)
+
+    def keep(self, reply: AssistantReply) -> None:
+        """Take a reply; the next `say` makes it an entry, with the calls that are answered."""
+        self.unread = reply
+        self.replies += 1
+        self.call_ids.update(call.call_id for call in reply.tool_calls)
+        if self.ledger is not None:
+            self.ledger.expect(reply)
+
+    def close(self, end: TurnCompleted | TurnFailed | None) -> tuple[Said | AssistantReply, ...]:
+        """End a turn, and return the entries that this adds.
+
+        Args:
+            end: How it ended; `None`: that is not known, because the turn crashed or its process was killed.
+                Then every call without an answer may have taken effect.
+        """
+        if isinstance(end, TurnFailed) and end.unread:
+            self._forget()
+        if self.unread is None:
+            return ()
+        told = () if end is None else end.untold
+        answered = {item.call_id for item in told}
+        reason = tool_results.INTERRUPTED if end is None else tool_results.NOT_CALLED
+        text = tool_results.history_text(tool_results.failure(reason), _MAX_CHARS)
+        others = tuple(
+            ToolMessage(call.call_id, text) for call in self.unread.tool_calls if call.call_id not in answered
+        )
+        return self.say((*told, *others))
+
+    def rewrite(self, rewritten: Rewritten) -> None:
+        """Replace entries.
+
+        Raises:
+            ValueError: There are no such entries.
+        """
+        if not 0 <= rewritten.start <= rewritten.stop <= len(self.entries):
+            raise ValueError(
+                f"entries {rewritten.start} to {rewritten.stop} of {len(self.entries)} cannot be replaced"
+            )
+        self.entries[rewritten.start : rewritten.stop] = rewritten.entries
+        answers = (entry.answer for entry in reversed(self.entries) if isinstance(entry, Said))
+        self.asked = next((answer for answer in answers if answer is not None), None)
+        if self.ledger is not None:
+            self.ledger.add(rewritten)
+
+    def branch(self) -> "History":
+        """Return a copy that shares the entries; what is added to one of them does not change the other.
+
+        A ledger of the copy saves nothing.
+        """
+        other = History(None if self.ledger is None else self.ledger.branch())
+        other.entries = [*self.entries]
+        other.unread, other.asked, other.replies = self.unread, self.asked, self.replies
+        other.call_ids = {*self.call_ids}
+        return other
+
+    def _add(self, entry: Said | AssistantReply) -> None:
+        self.entries.append(entry)
+        if self.ledger is not None:
+            self.ledger.add(entry)
+
+    def _forget(self) -> None:
+        if self.unread is not None:
+            self.unread = None
+            if self.ledger is not None:
+                self.ledger.forget()
+
+
+def history_of(system: str, items: Iterable[HistoryItem], ledger: Ledger) -> History:
+    """Return the history of a conversation that is given as plain data.
+
+    Items between two replies were said together. Calls without an answer are left out.
+
+    Raises:
+        ValueError: A tool message does not belong to a call of the reply before it.
+    """
+    history = History(ledger)
+    said: list[ConversationItem] = [SystemText(system)]
+    for item in items:
+        if isinstance(item, AssistantReply):
+            history.say(said)
+            history.keep(item)
+            said = []
+        else:
+            said.append(item)
+    history.say(said)
+    return history
+
+
+def items_of(entries: Iterable[Said | AssistantReply]) -> tuple[ConversationItem | AssistantReply, ...]:
+    """Return what was said, in order, as plain data."""
+    items: list[ConversationItem | AssistantReply] = []
+    for entry in entries:
+        items += [entry] if isinstance(entry, AssistantReply) else entry.items
+    return tuple(items)
