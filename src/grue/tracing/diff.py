@@ -2,9 +2,9 @@
 
 The i-th turn is compared with the i-th turn. Within a turn, the messages that a message caused are compared
 with those that its counterpart caused: same sender, same receiver, same kind, in order. So two traces can be
-identical even if their actors took turns in a different order. Numbers, times, durations and processes are
-ignored. Ids of calls and batches may differ if they are used consistently. Pieces of streamed replies are
-left out, because the whole reply follows.
+identical even if their actors took turns in a different order. Numbers, times, durations, processes and what
+a provider wants echoed are ignored. Ids of calls and batches may differ if they are used consistently. Pieces
+of streamed replies are left out, because the whole reply follows.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from grue.tracing.divergence import Divergence
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
-IGNORED = frozenset({"pid", "elapsed_s", "duration_s", "delay_s", "episode_id"})
+IGNORED = frozenset({"pid", "elapsed_s", "duration_s", "delay_s", "episode_id", "echo"})
 """Fields of messages that differ from run to run."""
 
 IDS = frozenset({"call_id", "batch"})

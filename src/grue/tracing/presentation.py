@@ -106,7 +106,26 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
 
 
 def _run(body: m.RunTurn) -> str:
-    return f"{_tools_from(body.servers)}; {_quoted(body.user)}"
+    shown = f"{_tools_from(body.servers)}; {_quoted(body.user)}"
+    if body.images:
+        shown += f" with {_many(len(body.images), 'image')}"
+    if body.history is not None:
+        shown += f", in conversation {body.history.conversation} after {_entries(body.history.length)}"
+    return shown
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def _rewritten(body: m.HistoryRewritten) -> str:
+    replaced = _entries(body.rewrite.stop - body.rewrite.start)
+    return f"{body.conversation}, {replaced} replaced: {body.reason}"
+
+
+def _thoughts(body: m.ThoughtsDropped) -> str:
+    replies = "1 reply" if body.replies == 1 else f"{body.replies} replies"
+    return f"{body.model} ({body.wire}) is not sent the thoughts of {replies}: it cannot read them"
 
 
 def _completed(body: m.TurnCompleted) -> str:
@@ -319,6 +338,8 @@ _TABLE: dict[type, _Row] = {
     m.CompletionRetried: _warn("retry", _retried, live=_always),
     m.ReplyCut: _warn("cut", _cut, lambda body: f"request {body.request}", live=_always),
     m.TextDelta: _Row(_delta, "quiet"),
+    m.HistoryRewritten: _warn("rewritten", _rewritten),
+    m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always),
     # The host
     facts.EpisodeStarted: _Row(_started),
     facts.EpisodeResumed: _Row(_resumed, judge=_if(lambda body: bool(body.changes), "warn", "changed")),
