@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
+from grue import messages as m
 from grue.facts import EpisodeEnded, Observed
 from grue.messages import (
     ConnectFailed,
@@ -89,3 +90,20 @@ def test_show_and_the_live_view_use_the_same_words() -> None:
     body = ToolTimedOut(**OF, timeout_s=2.5)
     assert problem_in(body) == "no answer within 2.5 s"
     assert summarize(body) == f"c: {problem_in(body)}"
+
+
+def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
+    history = m.HistoryReference(conversation="c1", length=1, digest="")
+    images = (m.Attachment(kind="image", mime="image/png", data="", bytes=0),)
+    told = [
+        summarize(m.ThoughtsDropped(conversation="c1", replies=1, wire="responses", model="m")),
+        summarize(m.ThoughtsDropped(conversation="c1", replies=2, wire="messages", model="m")),
+        summarize(m.HistoryRewritten(conversation="c1", rewrite=m.Rewritten(3, 5), reason="too long")),
+        summarize(m.RunTurn(turn=2, system="", user="And this?", history=history, images=images)),
+    ]
+    assert told == [
+        "m (responses) is not sent the thoughts of 1 reply: it cannot read them",
+        "m (messages) is not sent the thoughts of 2 replies: it cannot read them",
+        "c1, 2 entries replaced: too long",
+        'no tools; "And this?" with 1 image, in conversation c1 after 1 entry',
+    ]

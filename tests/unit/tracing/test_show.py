@@ -285,20 +285,6 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         summarize(messages.TextDelta(request=1, text=" and")),
         summarize(messages.TextDelta(request=1, text="hm", part="reasoning")),
         summarize(facts.EpisodeResumed(episode_id="ep-1", turns=1)),
-        summarize(messages.ThoughtsDropped(conversation="c1", replies=1, wire="responses", model="m")),
-        summarize(messages.ThoughtsDropped(conversation="c1", replies=2, wire="messages", model="m")),
-        summarize(
-            messages.HistoryRewritten(conversation="c1", rewrite=messages.Rewritten(3, 5), reason="too long")
-        ),
-        summarize(
-            messages.RunTurn(
-                turn=2,
-                system="",
-                user="And this?",
-                history=messages.HistoryReference(conversation="c1", length=1, digest=""),
-                images=(messages.Attachment(kind="image", mime="image/png", data="", bytes=0),),
-            )
-        ),
     ]
     assert told == [
         "thoughtbox, attempt 2, pid 4711, 30.0 ms: 1 tool (think)",
@@ -319,8 +305,4 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         '" and"',
         'reasoning "hm"',
         "ep-1 goes on after 1 finished turn",
-        "m (responses) is not sent the thoughts of 1 reply: it cannot read them",
-        "m (messages) is not sent the thoughts of 2 replies: it cannot read them",
-        "c1, 2 entries replaced: too long",
-        'no tools; "And this?" with 1 image, in conversation c1 after 1 entry',
     ]
