@@ -94,13 +94,13 @@ class ToolClient:
         )
         hide_secrets(self.recorder, self._servers.values())
         self._registry = ProcessRegistry()
-        self._places: dict[ServerName, _Place] = {}
+        self._states: dict[ServerName, _ServerState] = {}
         self._loop: EpisodeLoop | None = None
 
     def __enter__(self) -> Self:
-        self._places = places = {name: _Place() for name in self._servers}
+        self._states = states = {name: _ServerState() for name in self._servers}
         self._loop = EpisodeLoop(
-            lambda _: _held(places),
+            lambda _: _closing_at_end(states),
             on_exit=self._registry.kill_leftovers,
             force_kill=self._registry.kill_now,
             error_texts=_ERROR_TEXTS,
@@ -124,7 +124,7 @@ class ToolClient:
     @property
     def closed(self) -> Mapping[str, SessionClosed]:
         """How each closed session ended."""
-        sessions = {name: place.session for name, place in self._places.items()}
+        sessions = {name: state.session for name, state in self._states.items()}
         return {name: each.closed for name, each in sessions.items() if each is not None and each.closed}
 
     def connect(self, *names: str) -> Mapping[str, SessionOpened | ServerFailure]:
@@ -226,21 +226,21 @@ class ToolClient:
             name: The server's name.
             anew: If the server of an earlier session has died, replace the session.
         """
-        place = self._places[name]
-        seen = place.attempts
-        async with place.lock:
-            if place.attempts > seen and place.outcome is not None:
+        state = self._states[name]
+        seen = state.attempts
+        async with state.lock:
+            if state.attempts > seen and state.outcome is not None:
                 return (
-                    place.outcome
+                    state.outcome
                 )  # another caller's attempt, which ended while this one waited for the lock
-            if place.session is not None and isinstance(place.outcome, SessionOpened):
-                if place.session.usable or not anew:
-                    return place.outcome
-                await place.session.close()
-            place.outcome, session = await self._open(name)
-            place.session = session or place.session
-            place.attempts += 1
-            return place.outcome
+            if state.session is not None and isinstance(state.outcome, SessionOpened):
+                if state.session.usable or not anew:
+                    return state.outcome
+                await state.session.close()
+            state.outcome, session = await self._open(name)
+            state.session = session or state.session
+            state.attempts += 1
+            return state.outcome
 
     async def _open(self, name: ServerName) -> tuple[SessionOpened | ServerFailure, OwnedSession | None]:
         command = OpenSession(server=name, turn=0, timeout_s=self.limits.server_startup_timeout_s)
@@ -260,16 +260,16 @@ class ToolClient:
                 ) from session.fault
 
     async def _tools(self) -> tuple[ToolDefinition, ...]:
-        untried = [name for name, place in self._places.items() if not place.attempts]
+        untried = [name for name, state in self._states.items() if not state.attempts]
         for outcome in (await self._connect_all(untried)).values():
             if isinstance(outcome, ServerFailure):
                 raise error_for(TurnFailed(turn=0, failure=outcome))
-        sessions = [place.session for place in self._places.values() if place.session is not None]
+        sessions = [state.session for state in self._states.values() if state.session is not None]
         return tuple(tool for session in sessions for tool in session.tools)
 
     async def _session(self, server: ServerName) -> OwnedSession:
         outcome = await self._connected(server)
-        session = self._places[server].session
+        session = self._states[server].session
         if isinstance(outcome, ServerFailure) or session is None:
             assert isinstance(outcome, ServerFailure), "what has opened is kept"
             raise error_for(TurnFailed(turn=0, failure=outcome))
@@ -309,18 +309,18 @@ class ToolClient:
         if loop is None:
             return
         self._lost.detach()
-        places = self._places
+        states = self._states
         with defer_interrupts():
             try:
                 if not loop.is_over and not loop.loop_thread.is_here:
-                    loop.submit(lambda: _close_all(places, hurried=hurried)).wait(
+                    loop.submit(lambda: _close_all(states, hurried=hurried)).wait(
                         force_kill=self._registry.kill_now
                     )
             finally:
                 loop.close()
 
 
-class _Place:
+class _ServerState:
     """The state of one server. Used in the sessions' loop only.
 
     Attributes:
@@ -338,17 +338,17 @@ class _Place:
 
 
 @contextlib.asynccontextmanager
-async def _held(places: Mapping[ServerName, _Place]) -> AsyncIterator[None]:
+async def _closing_at_end(states: Mapping[ServerName, _ServerState]) -> AsyncIterator[None]:
     """Close the sessions when the loop ends, for whatever reason."""
     try:
         yield
     finally:
         with anyio.CancelScope(shield=True):
-            await _close_all(places, hurried=True)
+            await _close_all(states, hurried=True)
 
 
-async def _close_all(places: Mapping[ServerName, _Place], *, hurried: bool) -> None:
-    sessions = [place.session for place in places.values() if place.session is not None]
+async def _close_all(states: Mapping[ServerName, _ServerState], *, hurried: bool) -> None:
+    sessions = [state.session for state in states.values() if state.session is not None]
     async with anyio.create_task_group() as group:
         for session in sessions:
             group.start_soon(functools.partial(session.close, hurried=hurried))

@@ -26,7 +26,7 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 def shown(text: str) -> str:
     """Return text that is safe to print: unprintable characters are escaped and secrets replaced."""
-    return written_out(Redaction(secrets_in(os.environ)).plain(text))
+    return written_out(Redaction(secrets_in(os.environ)).redact_text(text))
 
 
 def shown_path(path: Path) -> str:

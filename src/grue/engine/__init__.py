@@ -1,1 +1,1 @@
-"""How turns are run: the actors of a turn, what outlives it, handles and batches."""
+"""Run turns: wiring, one turn and its actors, the episode between turns, handles and batches."""

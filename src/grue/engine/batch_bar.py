@@ -1,4 +1,4 @@
-"""How far a batch is, shown at a terminal."""
+"""A progress bar for `Runner.map`."""
 
 import contextlib
 import sys
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def with_bar(items: Iterator[BatchItem[T]], requests: Iterable[Any]) -> Iterator[BatchItem[T]]:
-    """Return the same items, with a bar on standard error that follows them; in a pipe there is none.
+    """Yield the items unchanged and show a progress bar on standard error, if that is a terminal.
 
     Args:
-        items: Of `run_batch`.
-        requests: How many there will be, if they have a length.
+        items: The items of `run_batch`.
+        requests: The requests of the batch. If they have a length, the bar shows the total.
     """
     if not sys.stderr.isatty():
         return items
@@ -27,7 +27,7 @@ def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[Bat
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    # Above the bar, on the terminal, goes what is printed there; what is printed into a file stays in it.
+    # What the program prints to the terminal appears above the bar. Redirected output is left alone.
     bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty())
     with contextlib.ExitStack() as ending, bar as shown:
         if isinstance(items, Generator):

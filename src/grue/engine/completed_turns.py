@@ -1,4 +1,4 @@
-"""What earlier runs of a batch have completed, by their trace."""
+"""`CompletedTurns`: the turns that earlier runs of a batch have completed, read from their trace."""
 
 import hashlib
 from os import PathLike
@@ -12,26 +12,26 @@ from grue.tracing.reading import open_episode
 from grue.turn_request import TurnOutcome, outcome_of
 
 _Asked: TypeAlias = tuple[int, bytes]
-"""A turn's number, and a digest of what was asked."""
+"""A turn's number, and a digest of its request."""
 
 
 class CompletedTurns:
-    """Finds the outcome of a turn that was completed before, by its number and what was asked.
+    """Finds the outcome of a completed turn by its number and its request.
 
-    Of each turn it keeps what came of it, and a digest of what was asked. What a secret was taken out of is
-    run again: the trace does not know it.
+    It keeps the outcome of each turn and a digest of its request. A turn is run again if a secret in its
+    request or outcome was redacted, because the trace does not contain the original text.
 
     Args:
-        path: The trace of the earlier run, or of several, one after the other.
+        path: The trace of the earlier run, or of several runs, one after the other.
 
     Raises:
-        TraceError: It cannot be read.
+        TraceError: The trace cannot be read.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, tuple[TurnCompleted, float]] = {}
-        # Turns of other batches, or of the runner's own, may have the same numbers, and at the same time:
-        # what ends one says, as its cause, which word began it.
+        # Turns of other batches, or single turns of the runner, may have the same numbers at the same time.
+        # So the end of a turn is matched to its start by its cause, not by its number.
         begun: dict[int, tuple[_Asked, float]] = {}
         for envelope in open_episode(path):
             if isinstance(envelope.body, RunTurn):
@@ -44,11 +44,11 @@ class CompletedTurns:
                     self._known[asked] = envelope.body, envelope.t - began
 
     def outcome(self, command: RunTurn, answer: AnswerSpec[Any]) -> TurnOutcome[Any] | None:
-        """Return what came of a turn; `None` where it was not completed, or was another one.
+        """Return the outcome of a turn; `None` if it was not completed, or its request has changed.
 
         Args:
-            command: The turn, as it would be run now.
-            answer: What a valid answer is now; one that is none any more is not recalled.
+            command: The message that would start the turn now.
+            answer: The current check of answers. An outcome that it refuses is not returned.
         """
         end, took_s = self._known.get(_asked(command), (None, 0.0))
         if end is None:
@@ -62,7 +62,7 @@ class CompletedTurns:
 def _accepts(check: AnswerCheck[Any], end: TurnCompleted) -> bool:
     try:
         return isinstance(check(end.raw_response or ""), AnswerAccepted)
-    except Exception:  # noqa: BLE001 - the host's own code; run again, the turn tells of it as any turn does
+    except Exception:  # noqa: BLE001 - the host's code failed; the turn is run again and reports it
         return False
 
 

@@ -1,4 +1,4 @@
-"""What can stand behind a session, and how it is reached."""
+"""The kinds of tool servers, and how a session connects to each of them."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -20,20 +20,19 @@ from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
 ToolServer: TypeAlias = McpServer | FunctionTools | Connect
-"""A server process, a server by URL, a dictionary of functions, or a factory of connections to anything."""
+"""A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""
 
 
 def connect_to(
     name: str, server: ToolServer, registry: ProcessRegistry, options: ClientOptions | None = None
 ) -> Connect:
-    """Return what makes a connection to a tool server, whatever kind it is of.
+    """Return a factory of connections to a tool server of any kind.
 
     Args:
-        name: Its name in the configuration.
-        server: What there is to connect to.
-        registry: Knows its process, if it has one, for whoever has the last word.
-        options: How an MCP server is treated; its notices and drifts are recorded. Functions and
-            connections of the host's own are taken as they are.
+        name: The server's name in the configuration.
+        server: The server.
+        registry: Lists the server's process, if it has one, so that it can be killed from outside.
+        options: For MCP servers only. Their notices and changed definitions are recorded in any case.
     """
     match server:
         case StdioServer() | HttpServer():
@@ -45,7 +44,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the part of a tool lock that is about one server; `None` without a lock."""
+    """Return the entries of one server in a tool lock; `None` if there is no lock."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 
@@ -63,17 +62,17 @@ def _mcp_client(
 
 
 def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
-    """Keep the environment's secrets and the servers' own out of everything that is recorded."""
+    """Register the secrets of the environment and of the servers' settings with the recorder."""
     configured = [server.named_values() for server in servers if isinstance(server, McpServer)]
     for name, value in secrets_in(os.environ, *configured).items():
         recorder.hide(name, value)
 
 
 def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolServer]:
-    """Return the servers by names that are known to be possible.
+    """Return the servers by name, after checking the names.
 
     Raises:
-        MCPConfigError: A name is none.
+        MCPConfigError: A name is invalid.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
 
     Source: R14.4
@@ -85,7 +84,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server under the name that it is given here: its tools are called by that."""
+    """Return the server with this name, which is the first part of its tools' full names."""
     if isinstance(server, StdioServer | HttpServer) and server.name != name:
         return replace(server, name=name)
     return server

@@ -1,4 +1,4 @@
-"""The one exception that stands for a turn without an answer."""
+"""Translate the end of a failed turn into the exception that the host gets."""
 
 from grue.errors import AnswerError, LLMError, MCPError, MCPServerStartupError, TurnTimedOut
 from grue.messages import (
@@ -15,7 +15,7 @@ from grue.tool_sessions.failures import failure_text
 
 
 def error_for(end: TurnFailed) -> MCPError:
-    """Return the one exception that stands for a failed turn."""
+    """Return the exception for a failed turn."""
     failure: TurnFailure = end.failure
     match failure:
         case ServerFailure():
@@ -56,7 +56,7 @@ def _kept_text(missed: DeadlineMissed) -> str:
 
 
 def tool_support_error(model: str, reason: str = "") -> MCPError:
-    """Return the error for tools that are wanted of a model that cannot call any.
+    """Return the error for a turn with tools whose model cannot call tools.
 
     Source: R12.5
     """

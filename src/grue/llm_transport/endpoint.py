@@ -279,7 +279,7 @@ class LlmEndpoint:
             base_url=settings.base_url,
             model=settings.model,
             profile=self.profile,
-            redacted=self._redaction.plain,
+            redacted=self._redaction.redact_text,
         )
 
     def _support(self) -> ToolSupportChecked:

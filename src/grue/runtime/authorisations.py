@@ -1,7 +1,7 @@
-"""Find what authorises a request though nobody named it: values of authorisation headers, bearer tokens.
+"""Find credentials that nobody has registered as secrets: values of authorisation headers, bearer tokens.
 
-In text, in JSON and in JSON within a text, as UTF-8 bytes. Everything here takes linear time, and no memory
-that grows with the text: what is repeated is possessive or bounded.
+It finds them in plain text, in JSON, and in JSON within a string, as UTF-8 bytes. All searches take linear
+time and constant memory, because every repetition in the regular expressions is possessive or bounded.
 """
 
 import re
@@ -11,7 +11,7 @@ _NAME = b"(?:authorization|api-key)"
 _SCHEME = b"(?:bearer|basic|token|digest|negotiate|apikey)"
 _BLANK = rb"(?:[ \t]|\\{1,64}+t)"
 
-# What a credential is made of, and how JSON writers escape that: a slash as `\/`, a plus sign as `\u002B`.
+# The characters of a credential, and their JSON escapes: a slash as `\/`, a plus sign as `\u002B`.
 _SIGNS = rb"a-z._~+/=:;|!$%&*@#^-"
 _VALUE = rb"(?:[0-9%b]|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4})" % _SIGNS
 _QUOTES = rb"""["'\\]{0,64}+"""
@@ -25,38 +25,38 @@ _BEARER = re.compile(
     rb"(?i)bearer ++(?=%b{12})(?=sk-|(?:[%b]++|\\{1,64}+/)*+(?:[0-9]|\\{1,64}+u[0-9a-f]{4}))"
     % (_VALUE, _SIGNS)
 )
-"""Without the header's name, only what looks like a token: prose may say 'bearer of' something."""
+"""Without a header name the value must look like a token, because prose may contain "bearer of"."""
 
 _FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
-"""A header in an object of the message itself, its value a text; values of other kinds are no credentials."""
+"""A header as a member of a JSON object. Its value must be a string; other values are not credentials."""
 
-# Runs are taken in steps, for a single one over megabytes would hold the interpreter for as long.
+# Long values are matched in steps. A single match over megabytes would block all other threads meanwhile.
 _VALUE_STEP = re.compile(rb"(?i)(?:[0-9%b]{1,4096}+|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4}){1,64}+" % _SIGNS)
 _TEXT_STEP = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
 _NEXT_VALUE = re.compile(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))
-"""Some schemes have several values, such as `Signature=`."""
+"""Another value after the first one. Some schemes have several, such as `Signature=`."""
 
 _SHORTEST = 6
-REACH = 512
-"""Bytes from the beginning of a header's name to where it is certain that it is one."""
+MAX_HEADER_BYTES = 512
+"""Longest distance in bytes from the start of a header's name to the first byte of its value."""
 
 
-def may_authorise(written: bytes) -> bool:
-    """Say whether there may be such a value; cheap, and never too seldom."""
+def may_contain_credentials(written: bytes) -> bool:
+    """Return whether there may be a credential. Cheap; it has false positives but no false negatives."""
     lowered = written.lower()
     return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
 
 
 def authorisations(written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[tuple[int, int]]:
-    """Yield where values are whose header begins within `start` and `end`.
+    """Yield start and end of each value whose header begins at a position from `start` to before `end`.
 
     Args:
         written: UTF-8 text.
-        start: First byte that a header may begin with.
-        end: The one behind the last such byte.
-        in_json: `written` is JSON; a value in a text of it does not reach beyond that text.
+        start: First position of a header.
+        end: The position after the last one.
+        in_json: `written` is JSON. A value then ends at the end of its JSON string.
     """
-    limit = min(end + REACH, len(written))
+    limit = min(end + MAX_HEADER_BYTES, len(written))
     for kind in (_FIELD, _HEADER, _BEARER) if in_json else (_HEADER, _BEARER):
         at = start
         while (found := kind.search(written, at, limit)) and found.start() < end:
@@ -65,7 +65,7 @@ def authorisations(written: bytes, start: int, end: int, *, in_json: bool) -> It
                 at = _end_of_run(_TEXT_STEP, written, value)
                 if at - value >= _SHORTEST:
                     yield value, at
-            elif not (in_json and crosses_texts(written, found.start(), value)):
+            elif not (in_json and crosses_strings(written, found.start(), value)):
                 at = _end_of_values(written, value)
                 yield value, at
 
@@ -83,8 +83,8 @@ def _end_of_run(step: re.Pattern[bytes], written: bytes, at: int) -> int:
     return at
 
 
-def crosses_texts(written: bytes, start: int, end: int) -> bool:
-    """Say whether a text of the JSON ends between two places, the first of which is no part of an escape."""
+def crosses_strings(written: bytes, start: int, end: int) -> bool:
+    """Return whether a JSON string begins or ends between two positions. `start` must not be in an escape."""
     at = start
     while (at := written.find(b'"', at, end)) >= 0:
         before = written[start:at]

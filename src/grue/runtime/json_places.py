@@ -1,7 +1,7 @@
-r"""Where in a message's JSON something was found, and which of it can be replaced.
+r"""Positions of secrets in a message's JSON, adjusted so that replacing them leaves valid JSON.
 
-What is found is found in bytes. For the rest to stay JSON, a place must not end within an escape (`\"`,
-`\u0000`), and what stands outside of texts, a number, has to become a text as a whole.
+Secrets are found in bytes. A span must not begin or end inside an escape (`\"`, `\u0000`). A secret that is
+part of a number can only be replaced if the whole number becomes a string.
 """
 
 import re
@@ -10,14 +10,14 @@ from typing import NamedTuple, Self
 
 
 class Found(NamedTuple):
-    """Where something stands that is to be replaced.
+    """A span of bytes that is to be replaced.
 
     Attributes:
-        start: The first byte.
-        end: The one behind the last.
-        shown: What is shown instead.
-        rank: Of places that overlap, the one with the lower rank says what is shown.
-        is_number: It is a number, not a part of a text.
+        start: Position of the first byte.
+        end: Position after the last byte.
+        shown: The replacement.
+        rank: If spans overlap, the replacement of the one with the lower rank is used.
+        is_number: The span is a whole number, not a part of a string.
     """
 
     start: int
@@ -26,40 +26,40 @@ class Found(NamedTuple):
     rank: int
     is_number: bool = False
 
-    def united(self, other: Self) -> "Found":
-        """Return one place for two that overlap."""
-        named = min(self, other, key=lambda found: found.rank)
-        return named._replace(start=min(self.start, other.start), end=max(self.end, other.end))
+    def merged(self, other: Self) -> "Found":
+        """Return one span for two that overlap."""
+        first = min(self, other, key=lambda found: found.rank)
+        return first._replace(start=min(self.start, other.start), end=max(self.end, other.end))
 
 
-def whole_escapes(written: bytes, found: Found) -> Found | None:
-    r"""Return the place so that it splits no escape; `None` if it begins among the digits of a `\u`."""
+def extend_to_escapes(written: bytes, found: Found) -> Found | None:
+    r"""Return the span, extended to whole escapes; `None` if it begins in the digits of a `\u` escape."""
     start, end = found.start, found.end
     if b"\\" not in written[max(0, start - _BACK) : start] + written[end - _BACK : end]:
         return found
-    if _opens_escape(written, start):
+    if _is_escaped(written, start):
         start -= 1
-    elif _opened_before(written, start):
+    elif _unicode_escape_before(written, start):
         return None
-    if _opens_escape(written, end):
+    if _is_escaped(written, end):
         end -= 1
-    elif back := _opened_before(written, end):
+    elif back := _unicode_escape_before(written, end):
         end += _BACK - back
     return found._replace(start=start, end=end) if start < end else None
 
 
 _BACK = 5
-r"""How far behind the `u` of a `\u` escape the next character stands."""
+r"""Distance from the `u` of a `\u` escape to the character after the escape."""
 
 
-def _opened_before(written: bytes, at: int) -> int:
-    r"""Return how far before `at` stands the `u` of a `\u` escape that is not over; 0: there is none."""
+def _unicode_escape_before(written: bytes, at: int) -> int:
+    r"""Return the distance back to the `u` of the `\u` escape that `at` is in; 0: `at` is in none."""
     backs = (back for back in range(1, _BACK) if written[at - back] == ord("u"))
-    return next((back for back in backs if _opens_escape(written, at - back)), 0)
+    return next((back for back in backs if _is_escaped(written, at - back)), 0)
 
 
-def _opens_escape(written: bytes, at: int) -> bool:
-    """Say whether a backslash before `at` makes an escape of what stands there."""
+def _is_escaped(written: bytes, at: int) -> bool:
+    """Return whether the character at `at` is escaped by a backslash before it."""
     first = at
     while first > 0 and written[first - 1] == 0x5C:
         first -= 1
@@ -68,37 +68,37 @@ def _opens_escape(written: bytes, at: int) -> bool:
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
 _LONGEST_WORD = 400
-"""No number is longer than 309 digits before the point and a few behind it, unless somebody means harm."""
+"""Length of the longest span that can be part of a number. Regular floats have at most 309 digits."""
 
 _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
 
-def with_numbers(written: bytes, places: Iterable[Found]) -> Iterator[Found]:
-    """Yield the places in texts, and for one in a number all of it."""
+def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings, and for a span in a number the whole number."""
     last = -1
-    for found in _placed(written, places):
+    for found in _in_tokens(written, spans):
         if found.start > last:
             yield found
         last = found.start if found.is_number else last
 
 
-def in_texts(written: bytes, places: Iterable[Found]) -> Iterator[Found]:
-    """Yield the places in texts."""
-    return (found for found in _placed(written, places) if not found.is_number)
+def in_strings(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings."""
+    return (found for found in _in_tokens(written, spans) if not found.is_number)
 
 
-def in_values(written: bytes, places: Iterable[Found]) -> Iterator[Found]:
-    """Yield the places in texts that are neither keys nor the message's tag, its first value."""
+def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings that are neither keys nor the message's tag, which is its first value."""
     tag_end = written.find(b",")
-    for found in in_texts(written, places):
+    for found in in_strings(written, spans):
         end = _end_of_text(written, found.end)
         if found.start > tag_end and written[end + 1 : end + 2] != b":":
             yield found
 
 
-def in_sentences(written: bytes, places: Iterable[Found]) -> Iterator[Found]:
-    """Yield the places in texts that are more than one word, as what a message has to say in fixed words."""
-    for found in in_values(written, places):
+def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in values that are more than one word. A single word may be an enumeration's value."""
+    for found in in_string_values(written, spans):
         start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
         if not _WORD.fullmatch(written, start, end):
             yield found
@@ -109,16 +109,16 @@ _WORD = re.compile(rb"[A-Za-z_-]*")
 
 def _end_of_text(written: bytes, at: int) -> int:
     end = written.find(b'"', at)
-    while _opens_escape(written, end):
+    while _is_escaped(written, end):
         end = written.find(b'"', end + 1)
     return end
 
 
-def _placed(written: bytes, places: Iterable[Found]) -> Iterator[Found]:
-    """Yield the places in texts as they are, and those in numbers as the whole number."""
+def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield the spans in strings unchanged, and those in numbers as the whole number."""
     tokens = _TOKEN.finditer(written)
     token: re.Match[bytes] | None = None
-    for found in places:
+    for found in spans:
         if found.end - found.start > _LONGEST_WORD or not _MAY_BE_NO_TEXT.fullmatch(
             written, found.start, found.end
         ):
@@ -129,7 +129,7 @@ def _placed(written: bytes, places: Iterable[Found]) -> Iterator[Found]:
             if token is None:
                 break
         if token is None or token.start() > found.start:
-            continue  # it is `true`, `false` or `null`
+            continue  # the span is in `true`, `false` or `null`
         if written.startswith(b'"', token.start()):
             yield found
         else:

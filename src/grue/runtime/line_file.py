@@ -1,4 +1,4 @@
-"""A file that is written a line at a time and readable by its owner only."""
+"""A file that is written line by line, and that only its owner can read."""
 
 import fcntl
 import os
@@ -11,14 +11,14 @@ _LOOK_BACK = 65_536
 
 
 class LineFile:
-    """Append lines to `path`; each is handed to the operating system whole before `write` returns.
+    """Append lines to a file. A line is with the operating system when `write` returns.
 
     Args:
-        path: The file; made if it is absent, appended to otherwise.
-        what: What it is, for error texts: `event log`.
+        path: The file. It is created if it does not exist.
+        what: Name of this kind of file for error texts, such as `event log`.
 
     Raises:
-        TraceError: The file cannot be made; names the path and why.
+        TraceError: The file cannot be created. Names the path and the cause.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -34,14 +34,14 @@ class LineFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file in bytes."""
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Keep other processes from locking the file too; say whether none has. Closing it ends the lock.
+        """Lock the file for this process. Return `False` if another process has locked it.
 
-        The lock is advisory, and it goes with the process that holds it, however that ends. Where the file
-        system has no locks there is none.
+        The lock is advisory. It ends when the file is closed or the process ends, however it ends. On a file
+        system without locks this does nothing and returns `True`.
         """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,34 +52,34 @@ class LineFile:
         return True
 
     def write(self, *lines: bytes) -> None:
-        """Append `lines`, a newline after each.
+        """Append `lines`, with a newline after each.
 
         Raises:
-            TraceError: The disk is full, or the file is closed; names the path and why.
+            TraceError: The disk is full, or the file is closed. Names the path and the cause.
         """
         rest = memoryview(b"\n".join((*lines, b"")))
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
-            # A line after one that was cut short would make the file unreadable from there on.
+            # The last line may be incomplete now. Another line after it would make the file unreadable.
             self.close()
             raise self._refused(error) from error
 
-    def require_kept(self) -> None:
-        """Refuse a file that was deleted meanwhile: nobody would find what is written into it.
+    def require_not_deleted(self) -> None:
+        """Check that the file was not deleted meanwhile. Nobody could read further lines.
 
         Raises:
-            TraceError: It has no name any more; names the path that it had.
+            TraceError: It was deleted. Names its former path.
         """
         if os.fstat(self._fd).st_nlink == 0:
             raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
 
     def last_line(self) -> bytes:
-        """Return what stands after the last newline but one, its newline included if it has one.
+        """Return the last line, with its newline if it has one.
 
         Raises:
-            TraceError: It is longer than a trace's line can be; names the path.
+            TraceError: It is longer than a trace line can be. Names the path.
         """
         size = self.size
         start = self._line_start(size - 1)
@@ -90,10 +90,10 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Take away what stands after the last newline.
+        """Remove an incomplete last line: everything after the last newline.
 
         Raises:
-            TraceError: It cannot be, or is no regular file; names the path and why.
+            TraceError: The file cannot be changed, or is not a regular file. Names the path and the cause.
         """
         try:
             require_regular(self._fd)
@@ -105,7 +105,7 @@ class LineFile:
             self.cut(start)
 
     def _line_start(self, end: int) -> int:
-        """Return the place after the last newline before `end`; 0 if there is none."""
+        """Return the position after the last newline before `end`; 0 if there is none."""
         while end > 0:
             start = max(0, end - _LOOK_BACK)
             found = os.pread(self._fd, end - start, start).rfind(b"\n")
@@ -115,10 +115,10 @@ class LineFile:
         return 0
 
     def cut(self, size: int) -> None:
-        """Take away what stands after `size` bytes.
+        """Truncate the file to `size` bytes.
 
         Raises:
-            TraceError: It cannot be; names the path and why.
+            TraceError: The file cannot be changed. Names the path and the cause.
         """
         try:
             os.ftruncate(self._fd, size)
@@ -126,10 +126,10 @@ class LineFile:
             raise self._refused(error) from error
 
     def sync(self) -> None:
-        """Have the disk take what was written.
+        """Flush the file to the disk (`fsync`).
 
         Raises:
-            TraceError: It cannot; names the path and why.
+            TraceError: That failed. Names the path and the cause.
         """
         try:
             os.fsync(self._fd)
@@ -148,10 +148,10 @@ class LineFile:
 
 
 def cut_half_line(path: Path, what: str) -> None:
-    """Take away a last line without a newline, which a writer that was killed has left; if there is any.
+    """Remove an incomplete last line, which a killed writer may have left, from a file.
 
     Raises:
-        TraceError: The file cannot be written; names the path and why.
+        TraceError: The file cannot be written. Names the path and the cause.
     """
     file = LineFile(path, what)
     try:

@@ -1,11 +1,11 @@
-"""Replace secrets by stable placeholders: in a message's JSON as it is about to be written, and in text.
+"""Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
-Two kinds of secrets are replaced: values that somebody named (`hide`), in each of the forms of
-`secret_forms`, and, though nobody named them, what `authorisations` finds. What holds none of them costs a
-few searches for bytes, and is not copied.
+Two kinds of secrets are replaced: values that were registered with `hide`, in all the forms of
+`secret_forms`, and credentials that `authorisations` recognises. A message without secrets costs a few
+searches for bytes and is not copied.
 
-A long message is gone through in pieces of a few milliseconds each, so that another thread can run in
-between, and what is needed beside the message and its copy does not grow with it.
+A long message is searched in pieces of a few milliseconds each, so that other threads can run in between.
+Beside the message and its redacted copy, the memory needed is constant.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,24 +14,36 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
-from grue.runtime.authorisations import REACH, authorisations, crosses_texts, may_authorise
-from grue.runtime.json_places import Found, in_sentences, in_texts, in_values, whole_escapes, with_numbers
+from grue.runtime.authorisations import (
+    MAX_HEADER_BYTES,
+    authorisations,
+    crosses_strings,
+    may_contain_credentials,
+)
+from grue.runtime.json_places import (
+    Found,
+    extend_to_escapes,
+    in_prose,
+    in_string_values,
+    in_strings,
+    in_strings_and_numbers,
+)
 from grue.runtime.secret_forms import SecretForms, forms_of
 
 _PIECE = 2**19
 _CUT = "\N{HORIZONTAL ELLIPSIS}".encode()
-"""How a text goes on where it was cut, and what was cut can be the end of a secret."""
+"""Marks the place where a text was shortened. A secret may have been cut there."""
 
-TELLING = 6
-"""Beginnings shorter than this say nothing of a secret."""
+MIN_BEGINNING_BYTES = 6
+"""Length in bytes of the shortest beginning of a secret that is replaced."""
 
 _AUTHORISATION = "[redacted:authorization]"
-BEGINNING = "[redacted]"
-"""Stands for the beginning of a secret whose end is missing."""
+CUT_PLACEHOLDER = "[redacted]"
+"""Placeholder for the beginning of a secret whose end was cut off."""
 
 
-_Kept: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]
-"""Chooses of what was found what is replaced."""
+_Select: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]
+"""Selects which of the found spans are replaced."""
 
 
 class _Secret(NamedTuple):
@@ -44,131 +56,135 @@ _LETTERS = bytes(ord("a") if chr(byte).isalnum() and byte < 128 else ord(" ") fo
 
 
 _LONG_PROBE = 16
-"""Letters and digits in a row, as words seldom have."""
+"""Length of a run of letters and digits that ordinary text rarely has."""
 
 
-class _Known(NamedTuple):
-    """The secrets, and the probes of all of them.
+class _SecretIndex(NamedTuple):
+    """The registered secrets, with an index for a quick first search.
 
     Attributes:
-        secrets: The longest first.
-        probes: Bytes to be searched for one by one.
-        rows: The longer ones, which are but letters and digits.
-        row: As many of these in a row as the shortest of `rows` has: where no such row is, none of them is.
+        secrets: The secrets, the longest first.
+        probes: Short byte strings that are searched for one by one.
+        long_probes: Longer ones, which consist of letters and digits only.
+        shortest_run: `a` repeated to the length of the shortest long probe. A text without such a run, with
+            all letters and digits mapped to `a`, contains no long probe.
     """
 
     secrets: tuple[_Secret, ...] = ()
     probes: tuple[bytes, ...] = ()
-    rows: tuple[bytes, ...] = ()
-    row: bytes = b""
+    long_probes: tuple[bytes, ...] = ()
+    shortest_run: bytes = b""
 
     @classmethod
     def of(cls, secrets: Iterable[_Secret]) -> Self:
-        # A secret that contains another one has to go first: its name is the one that is shown.
+        # A secret that contains another one comes first, so that its name is shown.
         longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
         probes = dict.fromkeys(each.probe for secret in longest_first for each in secret.forms.patterns)
-        rows = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
+        long_probes = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
         short = tuple(probe for probe in probes if len(probe) < _LONG_PROBE)
-        return cls(longest_first, short, rows, b"a" * min(map(len, rows), default=0))
+        return cls(longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0))
 
-    def probed(self, written: bytes) -> bool:
-        """Say whether any probe is there."""
+    def may_match(self, written: bytes) -> bool:
+        """Return whether any probe is in a text."""
         for probe in self.probes:
             if probe in written:
                 return True
-        if self.rows and self.row in written.translate(_LETTERS):
-            for probe in self.rows:
+        if self.long_probes and self.shortest_run in written.translate(_LETTERS):
+            for probe in self.long_probes:
                 if probe in written:
                     return True
         return _CUT in written and bool(self.secrets)
 
 
 class Redaction:
-    """What must not leave the process, and what is shown instead. Safe to use from several threads.
+    """The registered secrets, and how to replace them. Thread-safe.
 
     Args:
-        secrets: Values to be replaced, by the name that stands for them in a placeholder.
+        secrets: Values to replace, by the name that their placeholder shows.
     """
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        # Replaced as a whole: another thread may be going through the old ones.
-        self._known = _Known()
+        # Replaced, never changed in place, because another thread may be using it.
+        self._index = _SecretIndex()
         for name, value in (secrets or {}).items():
             self.hide(name, value)
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The values that were named."""
-        return tuple(secret.value for secret in self._known.secrets)
+        """The registered values."""
+        return tuple(secret.value for secret in self._index.secrets)
 
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` from now on.
 
-        An empty value is no secret, and one that is not Unicode cannot be in a message.
+        An empty value is ignored, and so is one that is not Unicode, which cannot be in a message.
         """
-        secrets = self._known.secrets
+        secrets = self._index.secrets
         if not value or not _is_unicode(value) or any(value == secret.value for secret in secrets):
             return
-        self._known = _Known.of((*secrets, _Secret(value, f"[redacted:{name}]", forms_of(value))))
+        self._index = _SecretIndex.of((*secrets, _Secret(value, f"[redacted:{name}]", forms_of(value))))
 
-    def finds(self, written: bytes) -> bool:
-        """Say whether there may be something to replace in a message's JSON; cheap, and never too seldom."""
+    def may_contain_secrets(self, written: bytes) -> bool:
+        """Return whether there may be a secret. Cheap; it has false positives but no false negatives."""
         if len(written) <= _PIECE:
-            # The same as for a piece below; every small message comes by here.
-            if self._known.secrets and self._known.probed(written):
+            # As for each piece below, but written out, because every small message takes this path.
+            if self._index.secrets and self._index.may_match(written):
                 return True
             lowered = written.lower()
             return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
-        reach = max((len(probe) for probe in (*self._known.probes, *self._known.rows)), default=0) + REACH
+        reach = (
+            max((len(probe) for probe in (*self._index.probes, *self._index.long_probes)), default=0)
+            + MAX_HEADER_BYTES
+        )
         pieces = (written[start : start + _PIECE + reach] for start in range(0, len(written), _PIECE))
-        return any(self._known.probed(piece) or may_authorise(piece) for piece in pieces)
+        return any(self._index.may_match(piece) or may_contain_credentials(piece) for piece in pieces)
 
-    def text(self, written: bytes) -> bytes:
-        """Return any JSON without secrets."""
-        if not self.finds(written):
+    def redact_json(self, written: bytes) -> bytes:
+        """Return JSON without secrets."""
+        if not self.may_contain_secrets(written):
             return written
-        return _joined(written, in_texts(written, self._found(written, in_json=True)), _as_json)
+        return _replaced(written, in_strings(written, self._spans(written, in_json=True)), _as_json)
 
-    def plain(self, text: str) -> str:
-        """Return text without secrets; lone surrogates stay."""
+    def redact_text(self, text: str) -> str:
+        """Return plain text without secrets. Lone surrogates are select."""
         written = text.encode("utf-8", "surrogatepass")
-        if not self.finds(written):
+        if not self.may_contain_secrets(written):
             return text
-        shown = _joined(written, self._found(written, in_json=False), lambda found: found.shown.encode())
+        shown = _replaced(written, self._spans(written, in_json=False), lambda found: found.shown.encode())
         return shown.decode("utf-8", "surrogatepass")
 
-    def whole_up_to(self, text: str, end: int) -> int:
-        """Return the last place up to `end` that is within no secret."""
+    def safe_cut(self, text: str, end: int) -> int:
+        """Return the last position up to `end` that is not inside a secret."""
         written = text.encode("utf-8", "surrogatepass")
         at = len(text[:end].encode("utf-8", "surrogatepass"))
-        if self.finds(written):
-            around = (found for found in self._found(written, in_json=False) if found.start < at < found.end)
+        if self.may_contain_secrets(written):
+            around = (found for found in self._spans(written, in_json=False) if found.start < at < found.end)
             at = next((found.start for found in around), at)
         return len(written[:at].decode("utf-8", "surrogatepass"))
 
-    def apply(self, written: bytes, body: Any) -> tuple[bytes, Any]:
-        """Return a message's JSON without secrets, and the message read back from it.
+    def redact_message(self, written: bytes, body: Any) -> tuple[bytes, Any]:
+        """Return a message's JSON without secrets, and the message decoded from it.
 
         Args:
-            written: Its JSON.
-            body: The message; where nothing has to be replaced, it is what is returned.
+            written: The message's JSON.
+            body: The message; returned unchanged if it contains no secret.
 
         Raises:
-            msgspec.ValidationError: A secret is a word that the message cannot do without.
+            msgspec.ValidationError: A secret equals a word that the message's type requires.
         """
-        for kept in (with_numbers, in_texts, in_values):
+        for select in (in_strings_and_numbers, in_strings, in_string_values):
             try:
-                return self._applied(written, body, kept)
+                return self._redact_message(written, body, select)
             except msgspec.ValidationError:
-                continue  # a number or a word that the message needs happens to be a secret
-        return self._applied(written, body, in_sentences)
+                continue  # a secret equals a number or a word that the type requires: replace less
+        return self._redact_message(written, body, in_prose)
 
-    def _applied(self, written: bytes, body: Any, kept: _Kept) -> tuple[bytes, Any]:
-        shown = _joined(written, kept(written, self._found(written, in_json=True)), _as_json)
+    def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:
+        shown = _replaced(written, select(written, self._spans(written, in_json=True)), _as_json)
         return (written, body) if shown == written else (shown, msgspec.json.decode(shown, type=type(body)))
 
-    def _found(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
-        """Yield what is to be replaced, in order; where secrets overlap, all of them as one."""
+    def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
+        """Yield the spans to replace, in order. Spans that overlap are merged."""
         last: Found | None = None
         for start in range(0, len(written), _PIECE):
             here = self._in_piece(written, start, min(start + _PIECE, len(written)), in_json=in_json)
@@ -177,21 +193,21 @@ class Redaction:
                     yield last
                     last = found
                 else:
-                    last = found if last is None else last.united(found)
+                    last = found if last is None else last.merged(found)
         if last is not None:
             yield last
 
     def _in_piece(self, written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[Found]:
-        """Yield what begins within `start` and `end`, in any order."""
-        secrets = self._known.secrets
+        """Yield the spans that begin from `start` to before `end`, in any order."""
+        secrets = self._index.secrets
         for found in self._secrets_in(secrets, written, start, end):
-            whole = whole_escapes(written, found) if in_json else found
-            if whole is not None and not (in_json and crosses_texts(written, whole.start, whole.end)):
+            whole = extend_to_escapes(written, found) if in_json else found
+            if whole is not None and not (in_json and crosses_strings(written, whole.start, whole.end)):
                 yield whole
-        if may_authorise(written[start : end + REACH]):
+        if may_contain_credentials(written[start : end + MAX_HEADER_BYTES]):
             for first, last in authorisations(written, start, end, in_json=in_json):
                 found = Found(first, last, _AUTHORISATION, len(secrets))
-                whole = whole_escapes(written, found) if in_json else found
+                whole = extend_to_escapes(written, found) if in_json else found
                 if whole is not None:
                     yield whole
 
@@ -201,10 +217,10 @@ class Redaction:
         for rank, secret in enumerate(secrets):
             for span in _matches(secret.forms, written, start, end):
                 yield Found(*span, secret.placeholder, rank)
-        if _CUT in written[start : end + REACH]:
+        if _CUT in written[start : end + MAX_HEADER_BYTES]:
             for secret in secrets:
                 for span in _beginnings(secret.forms, written, start, end):
-                    yield Found(*span, BEGINNING, len(secrets) + 1)
+                    yield Found(*span, CUT_PLACEHOLDER, len(secrets) + 1)
 
 
 def _matches(forms: SecretForms, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -219,19 +235,19 @@ def _matches(forms: SecretForms, written: bytes, start: int, end: int) -> Iterat
 
 
 def _beginnings(forms: SecretForms, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield where a secret begins that was cut before its end."""
+    """Yield the spans of beginnings of secrets that are followed by the mark of a shortened text."""
     for form in forms.literals:
-        if len(form) <= TELLING:
+        if len(form) <= MIN_BEGINNING_BYTES:
             continue
-        head, at = form[:TELLING], start - 1
-        while (at := written.find(head, at + 1, end + TELLING - 1)) >= 0:
-            cut = written.find(_CUT, at + TELLING, at + len(form) + len(_CUT) - 1)
+        head, at = form[:MIN_BEGINNING_BYTES], start - 1
+        while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
+            cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + len(form) + len(_CUT) - 1)
             if cut >= 0 and form.startswith(written[at:cut]):
                 yield at, cut
 
 
-def _joined(written: bytes, found: Iterable[Found], shown: Callable[[Found], bytes]) -> bytes:
-    """Return `written` with placeholders."""
+def _replaced(written: bytes, found: Iterable[Found], shown: Callable[[Found], bytes]) -> bytes:
+    """Return `written` with the spans replaced."""
     view, out, at = memoryview(written), BytesIO(), 0
     for each in found:
         out.write(view[at : each.start])

@@ -1,7 +1,7 @@
-"""Open and read files that may be anything: a pipe that never ends, a device, a line of a gigabyte.
+"""Open and read untrusted files: they may be endless pipes, devices, or have lines of a gigabyte.
 
-Come here to read a file that somebody else may have written or damaged. Every function raises `OSError` and
-nothing else; whoever calls it translates that into an error of their own, with the file's name.
+Use it for files that another program may have written or damaged. Every function raises `OSError` only. The
+caller translates it into its own error, with the file's name.
 """
 
 import errno
@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_LINE_BYTES = 512 * 2**20
-"""Longest line and largest payload of a trace that is read; the largest message that can be recorded, a reply
-of 64 MiB, is shorter even if every character of it is escaped."""
+"""Longest trace line and largest payload that is read. The largest message that can be recorded is a reply of
+64 MiB. It is shorter than this, even with every character escaped."""
 
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading if it is a regular one; never wait for a pipe's other end.
+    """Open a regular file for reading. On a pipe it raises and does not wait for the other end.
 
     Raises:
-        OSError: It is missing, may not be read, or is a folder, pipe, socket or device.
+        OSError: The file is missing or may not be read, or it is a folder, pipe, socket or device.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -37,7 +37,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def require_regular(descriptor: int) -> None:
-    """Refuse an open file that is no regular one.
+    """Check that an open file is a regular file.
 
     Raises:
         OSError: It is a folder, pipe, socket or device.
@@ -53,7 +53,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        OSError: As `open_regular`; or it is larger than `max_bytes`, of which no more are read.
+        OSError: As `open_regular`. Or the file is larger than `max_bytes`; no more than that is read.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
@@ -65,9 +65,9 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line with its newline; the rest of the file if there is none; `b""` at the end.
+    """Return the next line with its newline. The last line may have none; at the end the line is `b""`.
 
-    A longer line is not held in memory to find out that it is too long.
+    A line that is longer than `max_bytes` is not read into memory.
 
     Raises:
         OSError: The file cannot be read, or the line is longer than `max_bytes`.

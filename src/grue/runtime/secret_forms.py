@@ -1,12 +1,15 @@
-r"""The ways in which programs write down a secret, and how to find each of them in UTF-8 bytes.
+r"""The encodings in which a secret can occur in text, and how to find each of them in UTF-8 bytes.
 
-A secret comes back as it was sent, or as a program has written it: escaped for JSON (at any depth), for a
-shell, a URL, HTML or a Python literal; or encoded as base64, alone or amid other bytes, or as hexadecimal.
+A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or
+encoded as base64 (alone or among other bytes) or hexadecimal.
 
-Three things are derived from a secret. A `SecretPattern` finds one family of forms: a probe, bytes that stand
-in each form of the family, tells cheaply that there is none; the regular expression is compiled when a probe
-has been found for the first time. The literals are the forms that writers are known to produce, for texts
-that were cut. The spellings say for each place of a form what may stand there, for texts that are to go on.
+Three things are derived from a secret:
+
+- Patterns, for complete texts. A `SecretPattern` finds one family of forms. Its probe, bytes that each form
+  of the family contains, makes the common case cheap: without the probe there is no match. The regular
+  expression is compiled when the probe is found for the first time.
+- Literals, for shortened texts: the forms that known encoders produce.
+- Spellings, for texts that arrive in pieces: for each position of a form, what may occur there.
 """
 
 import html
@@ -20,16 +23,17 @@ from urllib.parse import quote, quote_plus
 import msgspec
 
 SHORTEST_ENCODED = 8
-"""Bytes of the shortest secret that is looked for in base64 and hexadecimal: a shorter one may be chance."""
+"""Length in bytes of the shortest secret that is searched for in base64 and hexadecimal. The encoding of a
+shorter one may occur by chance."""
 
 
 class SecretPattern(NamedTuple):
     """A family of forms of one secret.
 
     Attributes:
-        probe: Bytes that each of them holds.
-        source: A regular expression that matches each of them in linear time.
-        longest: Bytes of the longest form that a search has to expect.
+        probe: Bytes that each form contains.
+        source: A regular expression that matches each form, in linear time.
+        longest: Length in bytes of the longest form.
     """
 
     probe: bytes
@@ -38,24 +42,24 @@ class SecretPattern(NamedTuple):
 
     @property
     def regex(self) -> re.Pattern[bytes]:
-        """The compiled expression."""
+        """The compiled regular expression."""
         return _compiled(self.source)
 
 
 class SecretForms(NamedTuple):
-    """Everything that one secret is looked for by."""
+    """The patterns and literals of one secret."""
 
     patterns: tuple[SecretPattern, ...]
     literals: tuple[bytes, ...]
 
 
 Spelling = tuple[tuple[str, ...], ...]
-"""Forms that differ in how their characters are written: for each one, what may stand there."""
+"""For each character of a secret, the ways to write it. Any combination of them is a form."""
 
 
 @lru_cache(maxsize=256)
 def spellings_of(secret: str) -> tuple[Spelling, ...]:
-    """Return the forms of a secret, where one may begin as one writer has it and go on as another."""
+    """Return the forms of a secret character by character; the encoders of the characters may differ."""
     escaped = tuple(_spelled(char) for char in secret)
     data = secret.encode()
     if len(data) < SHORTEST_ENCODED:
@@ -76,7 +80,7 @@ def _spelled(char: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def forms_of(secret: str) -> SecretForms:
-    """Return what to look for; kept, since every session of a server asks for the same."""
+    """Return the patterns and literals of a secret. Cached, because each session needs them."""
     source = _escaped(secret)
     patterns = [SecretPattern(_longest_run(secret), source, 64 + 2 * len(source))]
     data = secret.encode()
@@ -97,7 +101,7 @@ def _compiled(source: bytes) -> re.Pattern[bytes]:
     return re.compile(source)
 
 
-# No writer escapes these, whatever for.
+# No encoder escapes these characters.
 _NEVER_ESCAPED = re.compile("[A-Za-z0-9]+")
 _CONTROLS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
@@ -107,10 +111,10 @@ def _longest_run(secret: str) -> bytes:
 
 
 def _escaped(secret: str) -> bytes:
-    r"""Return a regular expression for the secret, raw or escaped in any way, character by character.
+    r"""Return a regular expression for the secret, plain or escaped in any way, character by character.
 
-    Each level of JSON or of a shell doubles the backslashes, so any number of them may stand where one can.
-    What is repeated is bounded, or is a single character: matching takes linear time and no memory.
+    Each level of JSON or of a shell doubles the backslashes, so where one may occur, any number may. Every
+    repetition is bounded or repeats a single character, so matching takes linear time and constant memory.
     """
     parts: list[bytes] = []
     after_backslashes = False
@@ -122,8 +126,9 @@ def _escaped(secret: str) -> bytes:
         elif _NEVER_ESCAPED.fullmatch(part):
             parts.append(re.escape(part.encode()))
         else:
-            # What begins with any number of backslashes takes the square of the time on a text full of them.
-            # Those of the character before have taken in those of this one.
+            # A pattern that begins with any number of backslashes takes quadratic time on a text full of
+            # them, so the first part matches at most one. After a part that ends with backslashes, that part
+            # has already matched those of this one.
             escape = rb"\\" if first else b"" if after_backslashes else rb"\\+"
             may_escape = b"" if first or after_backslashes else rb"\\*"
             parts.append(_char(part, escape, may_escape))
@@ -132,42 +137,42 @@ def _escaped(secret: str) -> bytes:
 
 
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
-    """Return a regular expression for one character, with the backslashes that may stand before it."""
+    """Return a regular expression for one character, with the backslashes that may precede it."""
     raw = re.escape(char.encode())
     ways = [escape + _numbered(char), escape + _by_bytes(char)]
     if ord(char) < 256:
         ways.append(escape + b"x(?i:%02x)" % ord(char))
     if char in _CONTROLS:
         ways.append(escape + _CONTROLS[char].encode())
-    if char == "'":  # a shell ends the quotes, writes one, and begins them anew
+    if char == "'":  # a shell script ends the quotation, writes a quote, and starts a new quotation
         ways += [rb"'\\+'\\*'", rb"""'\\*"\\*'\\*"\\*'"""]
     return b"(?:%b)" % b"|".join([*ways, _replaced(char), may_escape + raw])
 
 
 def _replaced(char: str) -> bytes:
-    """Return a regular expression for a character in a URL, a mail or HTML: what stands in its place."""
+    """Return a regular expression for a character as a URL, a mail or HTML encodes it."""
     in_url = b"".join(b"(?:%%(?:25){0,8}|=)(?i:%02x)" % byte for byte in char.encode())
     name = html.escape(char)[1:-1].encode()
     named = b"|" + re.escape(name) + b";" if name and not name.startswith(b"#") else b""
-    # `&amp;` for an ampersand may itself have been escaped.
+    # The ampersand may itself have been escaped, as `&amp;`, any number of times.
     in_html = rb"&(?:amp;){0,8}(?:#0{0,6}%d;|#[xX]0{0,6}(?i:%x);%b)" % (ord(char), ord(char), named)
     return in_url + b"|" + in_html + (rb"|\+" if char == " " else b"")
 
 
 def _numbered(char: str) -> bytes:
-    r"""Return a regular expression for what comes after the first backslash of a `\u` escape."""
+    r"""Return a regular expression for a character's `\u` escapes, without the first backslash."""
     units = char.encode("utf-16-be").hex()
     numbers = [units[start : start + 4] for start in range(0, len(units), 4)]
     return rb"\\+".join(b"u(?i:%b)" % number.encode() for number in numbers)
 
 
 def _by_bytes(char: str) -> bytes:
-    r"""Return the same for a `\x` escape of each byte."""
+    r"""Return a regular expression for `\x` escapes of its bytes, without the first backslash."""
     return rb"\\+".join(b"x(?i:%02x)" % byte for byte in char.encode())
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return what stands in base64 for `data` behind 0, 1 and 2 other bytes, whatever those are."""
+    """Return the base64 characters that depend on `data` alone, if 0, 1 or 2 other bytes precede it."""
     cores = []
     for before in range(3):
         encoded = b64encode(b"\0" * before + data).decode()
@@ -178,7 +183,7 @@ def _base64_cores(data: bytes) -> list[str]:
 def _base64(core: str) -> bytes:
     """Return a regular expression for base64 in either alphabet, and escaped for JSON or a URL.
 
-    A last character that only part of the secret has gone into is taken along, and the padding.
+    It includes the padding, and a last character that encodes only a part of the secret.
     """
     signs = {
         "+": rb"(?:\\*\+|-|\\+u002[bB]|%(?:25){0,8}2[bB])",
@@ -189,7 +194,7 @@ def _base64(core: str) -> bytes:
 
 
 def _written_out(secret: str) -> list[str]:
-    """Return the forms that writers are known to produce, the secret itself first."""
+    """Return the forms that known encoders produce, the secret itself first."""
     forms = [secret]
     level = [_in_json(secret), _in_ascii_json(secret), *_in_json_of_others(secret)]
     for _ in range(2):
@@ -220,7 +225,7 @@ def _in_ascii_json(text: str) -> str:
 
 
 def _in_json_of_others(text: str) -> list[str]:
-    """Return the text as PHP, .NET and Go write it, which escape more than they have to."""
+    """Return the text as the JSON encoders of PHP, .NET and Go write it. They escape more than necessary."""
     plain, of_ascii = _in_json(text), _in_ascii_json(text)
     in_net = "".join(
         _surrogates(char).upper().replace("U", "u") if char in "&'+<>`" else char for char in of_ascii

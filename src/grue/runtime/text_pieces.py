@@ -1,14 +1,14 @@
-"""A text that comes in pieces: hold back the end of what has come while it may be the beginning of a secret.
+"""Redact a text that arrives in pieces: hold back its end while that may be the beginning of a secret.
 
-No piece may be shown that others complete to a secret, though none of them holds it. What is held back is
-shown with the next piece, or when the text has ended.
+A secret may be split over several pieces, none of which contains it. So the end of a piece that may be the
+beginning of a secret is held back. It is shown with the next piece, or when the text has ended.
 """
 
 import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from grue.runtime.redaction import BEGINNING, TELLING, Redaction
+from grue.runtime.redaction import CUT_PLACEHOLDER, MIN_BEGINNING_BYTES, Redaction
 from grue.runtime.secret_forms import Spelling, spellings_of
 
 _HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
@@ -16,31 +16,32 @@ _LINE = r"[^\n\\]*+(?:\\(?!n)[^\n\\]*+)*+"
 _OPEN = re.compile(
     rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
 )
-"""A header, or a bearer token, whose value may go on."""
+"""An authorisation header or a bearer token at the end of the text. Its value may continue."""
 
 _NAME = re.compile("(?ia)authorization|api-key|bearer ")
 _LONG = 4096
-"""Characters of a held-back text from which on it is only asked whether its line ends."""
+"""Length of a held-back text above which it is not searched again until its line ends. Without this, a long
+line in small pieces would take quadratic time."""
 
 
 class TextPieces:
-    """One text, as far as it has come.
+    """One text that arrives in pieces.
 
     Args:
-        redaction: Knows the secrets.
+        redaction: The secrets.
     """
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
         self._held = ""
         self._line: list[str] = []
-        self._names = _Beginnings(_HEADERS)
-        self._secrets = _Beginnings(
+        self._names = _BeginningMatcher(_HEADERS)
+        self._secrets = _BeginningMatcher(
             spelling for secret in redaction.secrets for spelling in spellings_of(secret)
         )
 
     def feed(self, piece: str) -> str:
-        """Return what can be shown now that `piece` has come; may be empty."""
+        """Add a piece. Return the text that can be shown now; it may be empty."""
         self._names.feed(piece.lower())
         self._secrets.feed(piece)
         if self._line:
@@ -50,21 +51,21 @@ class TextPieces:
             piece = "".join(self._line)
             self._line = []
         text = self._held + piece
-        shown = self._decided(text)
+        shown = self._safe_length(text)
         self._held = text[shown:]
         if len(self._held) > _LONG:
             self._line, self._held = [self._held], ""
         return text[:shown]
 
     def end(self) -> str:
-        """Return what was held back; the beginning of a secret is not shown though nothing follows it."""
+        """Return the text that was held back. The beginning of a secret at its end is replaced."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         begun = min(self._secrets.longest, len(text))
-        return f"{text[:-begun]}{BEGINNING}" if begun >= TELLING else text
+        return f"{text[:-begun]}{CUT_PLACEHOLDER}" if begun >= MIN_BEGINNING_BYTES else text
 
-    def _decided(self, text: str) -> int:
-        """Return how much of the text nothing that follows can make a secret of."""
+    def _safe_length(self, text: str) -> int:
+        """Return the length of the part that cannot become a secret, whatever follows."""
         end = len(text) - max(self._names.longest, self._secrets.longest)
         for name in _NAME.finditer(text):
             if name.start() >= end:
@@ -72,48 +73,49 @@ class TextPieces:
             if _OPEN.match(text, name.start()):
                 end = name.start()
                 break
-        return end if end == len(text) else self._redaction.whole_up_to(text, max(0, end))
+        return end if end == len(text) else self._redaction.safe_cut(text, max(0, end))
 
 
-class _Beginnings:
-    """Tells how much of the end of a text is the beginning of a form, and not the whole of it."""
+class _BeginningMatcher:
+    """Finds the longest end of a text that is the beginning of a form, but not all of it."""
 
     def __init__(self, spellings: Iterable[Spelling]) -> None:
         self._spellings = tuple(spellings)
-        longest = (sum(max(map(len, place)) for place in spelling) for spelling in self._spellings)
+        longest = (sum(max(map(len, forms)) for forms in spelling) for spelling in self._spellings)
         self._reach = max(longest, default=0)
-        self._firsts: dict[str, list[_Place]] = {}
+        self._firsts: dict[str, list[_State]] = {}
         for number, spelling in enumerate(self._spellings):
             for form in spelling[0]:
                 self._firsts.setdefault(form[0], []).append((form, number, 1))
-        self._begun: dict[_Place, int] = {}
+        self._states: dict[_State, int] = {}
 
     @property
     def longest(self) -> int:
-        return max(self._begun.values(), default=0)
+        return max(self._states.values(), default=0)
 
     def feed(self, piece: str) -> None:
         if len(piece) > self._reach:
-            self._begun, piece = {}, piece[len(piece) - self._reach :]
+            self._states, piece = {}, piece[len(piece) - self._reach :]
         for char in piece:
-            begun: dict[_Place, int] = {}
-            for place, length in self._begun.items():
-                if place[0][0] == char:
-                    self._go_on(begun, place, length + 1)
-            for place in self._firsts.get(char, ()):
-                self._go_on(begun, place, 1)
-            self._begun = begun
+            states: dict[_State, int] = {}
+            for state, length in self._states.items():
+                if state[0][0] == char:
+                    self._advance(states, state, length + 1)
+            for state in self._firsts.get(char, ()):
+                self._advance(states, state, 1)
+            self._states = states
 
-    def _go_on(self, begun: "dict[_Place, int]", place: "_Place", length: int) -> None:
-        """Add what follows the first character of a place; at the end of a form there is nothing."""
-        form, number, at = place
+    def _advance(self, states: "dict[_State, int]", state: "_State", length: int) -> None:
+        """Add the states that follow after one more character. At the end of a form there are none."""
+        form, number, at = state
         rest, spelling = form[1:], self._spellings[number]
         if rest:
-            begun[rest, number, at] = max(length, begun.get((rest, number, at), 0))
+            states[rest, number, at] = max(length, states.get((rest, number, at), 0))
         elif at < len(spelling):
             for each in spelling[at]:
-                begun[each, number, at + 1] = max(length, begun.get((each, number, at + 1), 0))
+                states[each, number, at + 1] = max(length, states.get((each, number, at + 1), 0))
 
 
-_Place: TypeAlias = tuple[str, int, int]
-"""Where in a form a text has come to: what is left of a character, in which spelling, and what follows it."""
+_State: TypeAlias = tuple[str, int, int]
+"""A state of the match: the rest of the current character's form, the number of the spelling, and the next
+position in that spelling."""

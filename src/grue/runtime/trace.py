@@ -103,16 +103,20 @@ class Recorder:
 
     def redacted(self, written: bytes) -> bytes:
         """Return JSON with all secrets replaced."""
-        return self._redaction.text(written)
+        return self._redaction.redact_json(written)
 
     def redacted_text(self, text: str) -> str:
         """Return a text with all secrets replaced."""
-        return self._redaction.plain(text)
+        return self._redaction.redact_text(text)
 
     def redacted_body(self, body: B) -> B:
         """Return a message with all secrets replaced."""
         written = self._encoder.encode(body)
-        shown: B = self._redaction.apply(written, body)[1] if self._redaction.finds(written) else body
+        shown: B = (
+            self._redaction.redact_message(written, body)[1]
+            if self._redaction.may_contain_secrets(written)
+            else body
+        )
         return shown
 
     def hold_back(self, piece: type[Struct]) -> None:
@@ -233,8 +237,8 @@ class Recorder:
             self._backlog.add(lambda: self._show(envelope, written, here=True))
             return
         shown = written
-        if self._redaction.finds(written):
-            shown, body = self._redaction.apply(written, envelope.body)
+        if self._redaction.may_contain_secrets(written):
+            shown, body = self._redaction.redact_message(written, envelope.body)
             envelope = replace(envelope, body=body, redacted=shown != written)
         line = self._encoder.encode(
             TraceLine(

@@ -1,6 +1,6 @@
-"""What a line of a trace is held to before anybody makes something of it, and the errors for one that fails.
+"""Checks of a trace line before it is used, and the errors for lines that fail them.
 
-Pure: no file is opened here.
+Pure functions; this module opens no files.
 """
 
 import re
@@ -12,14 +12,14 @@ from grue.errors import TraceError
 from grue.runtime.trace_format import TraceLine
 
 MAX_DEPTH = 250
-"""Levels of nesting in a body. What models and servers say is held to 100 where it enters, so that no reader
-has to recurse deeper than Python can."""
+"""Largest nesting of a body. Input from models and servers is limited to 100 levels where it enters, so a
+valid trace is never nested more deeply than a recursive reader can handle."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding JSON from an untrusted file can raise."""
+"""The exceptions that decoding JSON from an untrusted file can raise."""
 
 _LATEST_S = 1e11
-"""Times beyond are no times: a reader's arithmetic would overflow."""
+"""Largest valid time. With larger ones the arithmetic of readers would overflow."""
 
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"[]{}", b"()()")
@@ -27,36 +27,36 @@ _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 
 
 def damaged(path: Path, number: int, what: str) -> TraceError:
-    """Return the error for a line that is not as it was written; `what` says why, without a full stop."""
+    """Return the error for a damaged line. `what` is the damage, without a full stop."""
     kept = f", or keep what precedes the line: head -n {number - 1}" if number > 2 else ""
     return TraceError(f"{path}, line {number}: {what}. The file is damaged: copy it again{kept}.")
 
 
 def unknown(path: Path, number: int, error: Exception) -> TraceError:
-    """Return the error for a body that is no message of this version."""
-    what = f"not a message this version knows: {told(error)}"
+    """Return the error for a body that is not a message of this version."""
+    what = f"not a message this version knows: {error_text(error)}"
     if isinstance(error, msgspec.ValidationError):
         what += ". If a later grue has written it, upgrade; otherwise"
         return TraceError(f"{path}, line {number}: {what} the file is damaged.")
     return damaged(path, number, what)
 
 
-def told(error: Exception) -> str:
-    """Return what decoding complains of, for the middle of a sentence."""
+def error_text(error: Exception) -> str:
+    """Return the text of a decoding error, for the middle of a sentence."""
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).rstrip(".")
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
-    """Refuse a line whose number does not come after that of the line before, or with an impossible time.
+    """Check that a line's sequence number is above that of the previous line, and that its times are valid.
 
     Args:
-        path: The trace.
-        number: Of the line in the file, from 1.
+        path: The trace, for the error.
+        number: Number of the line in the file, from 1.
         line: The line.
-        after: Sequence number of the line before; 0: there is none.
+        after: Sequence number of the previous line; 0: this is the first.
 
     Raises:
-        TraceError: The line is damaged, stands in another place than it was written, or twice.
+        TraceError: The line is damaged, was moved, or is there twice.
     """
     if line.seq <= after:
         raise damaged(path, number, f"not in order: message {line.seq} comes after message {after}")
@@ -65,10 +65,10 @@ def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
 
 
 def check_depth(path: Path, number: int, body: bytes) -> None:
-    """Refuse a body that is nested deeper than `MAX_DEPTH`.
+    """Check that a body is nested at most `MAX_DEPTH` levels deep.
 
     Raises:
-        TraceError: It is.
+        TraceError: It is nested more deeply.
     """
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
@@ -76,6 +76,6 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
     for _ in range(MAX_DEPTH):
         if not rest:
             return
-        rest = rest.replace(b"()", b"")  # the innermost level
+        rest = rest.replace(b"()", b"")  # removes the innermost level
     if rest:
         raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")

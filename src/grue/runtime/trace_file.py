@@ -197,7 +197,7 @@ class TraceWriter:
                 self._file.write(self._shortened(line, strings))
                 start = position + 1
         self._file.write(*lines[start:])
-        self._file.require_kept()
+        self._file.require_not_deleted()
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
         """Move long strings into files, and the body too if it is still too long. Return the short line."""

@@ -1,12 +1,14 @@
-"""The trace file's format: what a header, a line and a payload beside the file are.
+"""The format of a trace file: its header, its lines, and the payload files beside it.
 
-A trace is JSON Lines. The first line is a `TraceHeader`, every further one a `TraceLine`: an envelope whose
-body is the message, tagged with its type. A body that is larger than its writer keeps in a line stands in a
-file beside the trace, `payloads/SHA256.json`, and the line holds a `PayloadReference` in its place.
+Come here to change what a line of the file looks like. Writing is in `trace_file`, reading in `trace_reader`.
 
-An image that a tool returned is in several messages: the result, the request that shows it to the model, the
-end of the turn. Its base64 is taken out of each of them and stands once, as a JSON string, in a file of the
-same kind; the lines have `""` in its place, and an `Extract` each that says where it belongs.
+A trace is JSON Lines. The first line is a `TraceHeader`, each further line a `TraceLine`: an envelope whose
+body is the message, tagged with its type. A body that is too large for a line is written to a file of its
+own, `payloads/SHA256.json`, and the line holds a `PayloadReference` instead.
+
+An image that a tool returned occurs in several messages: the result, the request that shows it to the model,
+the end of the turn. Its base64 is cut out of each of them and written once, as a JSON string, to a file of
+the same kind. The body has `""` instead, and the line has an `Extract` with the position.
 """
 
 from pathlib import Path
@@ -18,10 +20,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from grue.errors import TraceError
 
 FORMAT = 2
-"""Version of the trace file's format; readers accept this and every older one (1 had no payloads)."""
+"""Version of the format. Readers accept this one and all older ones. Format 1 had no payloads."""
 
 PAYLOADS = "payloads"
-"""Name of the folder beside the trace file that holds what is too large for a line."""
+"""Name of the folder for payload files, beside the trace file."""
 
 
 class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="trace", tag="grue"):
@@ -29,9 +31,9 @@ class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
 
     Attributes:
         format: Version of the format.
-        episode: Names the episode.
+        episode: Name of the episode.
         started_at: Seconds since the epoch.
-        version: Of the program that began the file; empty where it did not say.
+        version: Version of the program that created the file; empty if unknown.
     """
 
     format: int
@@ -43,7 +45,7 @@ class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
 class TraceLine(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"sender": "from", "receiver": "to"}
 ):
-    """An envelope as it stands in the file; the body is still JSON."""
+    """An envelope as the file has it. The body is not decoded."""
 
     seq: int
     t: float
@@ -58,12 +60,12 @@ class TraceLine(
 
 
 class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
-    """What stands in a line for a body that is in a file of its own.
+    """Replaces a body that is in a payload file.
 
     Attributes:
-        sha256: Of the body's JSON, in hexadecimal; the file's name.
-        bytes: Its length.
-        type: The body's tag, so that a reader of the line alone can tell what it is.
+        sha256: SHA-256 of the body's JSON, in hexadecimal. It is also the file's name.
+        bytes: Length of the JSON.
+        type: The body's tag, so that a reader knows the kind of message without opening the file.
     """
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
@@ -72,12 +74,12 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
 
 
 class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
-    """A long string of a body that is in a file of its own.
+    """A long string that was cut out of a body and is in a payload file.
 
     Attributes:
-        at: Where `""` stands in the body that the line, or its payload, holds: the offset in bytes.
-        sha256: Of the string's JSON, quotes included, in hexadecimal; the file's name.
-        bytes: Its length.
+        at: Offset in bytes of the `""` that replaces the string, in the body's JSON.
+        sha256: SHA-256 of the string's JSON with its quotes, in hexadecimal. It is also the file's name.
+        bytes: Length of the JSON.
     """
 
     at: int
@@ -86,26 +88,26 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
 
 
 REFERENCE_START = b'{"$payload":'
-"""How a reference begins in a line, and a message never does: a message begins with its tag."""
+"""First bytes of a `PayloadReference`. A message never begins with them, because its tag comes first."""
 
 
 def payload_path(trace: Path, sha256: str) -> Path:
-    """Return the file that holds a payload of the trace file `trace`."""
+    """Return the path of a payload file of the trace file `trace`."""
     return trace.parent / PAYLOADS / f"{sha256}.json"
 
 
 MIN_EXTRACT_BYTES = 1024
-"""Shortest string that is taken out of a line."""
+"""Length of the shortest string that is cut out of a body."""
 
 _BASE64_MEMBERS = (b'"data":"', b'"blob":"')
-"""Where MCP's results and what is made of them hold base64. In JSON these bytes only ever begin a member: in
-a string, the second quote would have a backslash before it."""
+"""The members of MCP results that hold base64. In JSON these bytes always begin a member. Inside a string,
+the quotes would have backslashes before them."""
 
 
 def long_strings(written: bytes) -> list[tuple[int, int]]:
-    """Return where base64 stands in a line: the start of each string and its end, quotes included.
+    """Return start and end of each long base64 string in a body's JSON, quotes included.
 
-    Only the members that hold base64 are looked at, by searches that skip over it: a line may be megabytes.
+    It looks at members that can hold base64 only, and skips their content: a line may have megabytes.
     """
     found: list[tuple[int, int]] = []
     for member in _BASE64_MEMBERS:
@@ -115,7 +117,7 @@ def long_strings(written: bytes) -> list[tuple[int, int]]:
             end = written.find(b'"', start + 1)
             if end < 0:
                 break
-            # With a backslash in it, it is no base64, and the quote may not be its end.
+            # A string with a backslash is not base64, and the quote found may be an escaped one.
             if end - start >= MIN_EXTRACT_BYTES and written.find(b"\\", start, end) < 0:
                 found.append((start, end + 1))
             at = written.find(member, start + 1)
@@ -126,7 +128,7 @@ def read_header(path: Path, first: bytes) -> TraceHeader:
     """Read a trace file's first line.
 
     Raises:
-        TraceError: It is no header, or one of a later format.
+        TraceError: The line is not a header, or the format is newer than this version reads.
     """
     try:
         header = msgspec.json.decode(first, type=TraceHeader)
@@ -142,7 +144,7 @@ def read_header(path: Path, first: bytes) -> TraceHeader:
 
 
 def _wrong_start(first: bytes) -> str:
-    """Say what a file begins with in place of a header."""
+    """Return why the first line is not a header."""
     if not first:
         return "it is empty"
     for start, name, command in _PACKED:

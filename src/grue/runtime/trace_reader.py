@@ -1,7 +1,7 @@
 """Read a trace file: a line at a time, whole, or while it is being written.
 
-A trace can come from anywhere and may be damaged: whatever stands in the file, a reader returns envelopes or
-raises `TraceError`. What a line is held to is in `trace_checks`.
+A trace can come from anywhere and may be damaged. Whatever the file contains, a reader returns envelopes or
+raises `TraceError`. The checks of a line are in `trace_checks`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from msgspec import Struct
 from grue.errors import TraceError
 from grue.runtime.safe_open import MAX_LINE_BYTES, next_line, open_regular, read_regular
 from grue.runtime.trace import Envelope
-from grue.runtime.trace_checks import UNDECODABLE, check_depth, check_numbers, damaged, told, unknown
+from grue.runtime.trace_checks import UNDECODABLE, check_depth, check_numbers, damaged, error_text, unknown
 from grue.runtime.trace_format import (
     REFERENCE_START,
     PayloadReference,
@@ -30,11 +30,11 @@ B = TypeVar("B")
 
 
 class Trace(Struct, Generic[B], frozen=True):
-    """A trace file, read.
+    """A trace file that was read into memory.
 
     Attributes:
         header: Its first line.
-        envelopes: All whole envelopes, in order.
+        envelopes: All complete envelopes, in order.
         cut_short: The last line was incomplete: the host was killed while it was written.
     """
 
@@ -46,21 +46,21 @@ class Trace(Struct, Generic[B], frozen=True):
 class TraceReader(Generic[B]):
     """Yield the envelopes of a trace file in order, one line in memory at a time.
 
-    Each iteration opens the file anew and closes it at its end; between them nothing is open.
+    Each iteration opens the file and closes it at the end.
 
     Args:
         path: The file.
-        body_type: What the bodies are: a union of tagged Structs, or `dict` for plain JSON.
+        body_type: Type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
 
     Raises:
-        TraceError: The file is missing or no regular file, is no trace, or is of a later format. While
-            iterating: a line before the last one is damaged, out of order or longer than 512 MiB, or the file
-            of a payload is missing or altered. Names file and line.
+        TraceError: The file is missing, is not a regular file or not a trace, or its format is newer than
+            this version reads. While iterating: a line before the last one is damaged, out of order or longer
+            than 512 MiB, or a payload file is missing or altered. The error names file and line.
 
     Attributes:
         header: The file's first line.
-        cut_short: The last line was incomplete when an iteration or a `follow` came to its end: the host was
-            killed while it wrote it.
+        cut_short: The last line was incomplete when the last iteration or `follow` ended. The host was killed
+            while it wrote the line.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
@@ -71,7 +71,7 @@ class TraceReader(Generic[B]):
             self.header = read_header(path, _next_line(path, 1, file))
 
     def __iter__(self) -> Iterator[Envelope[B]]:
-        """Yield what is in the file now."""
+        """Yield the envelopes that are in the file now."""
         self.cut_short = False
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -91,12 +91,12 @@ class TraceReader(Generic[B]):
         *,
         over: Callable[[Envelope[B]], bool] = lambda _: False,
     ) -> Iterator[Envelope[B]]:
-        """Yield what is in the file, then what is appended to it.
+        """Yield the envelopes that are in the file, then those that are appended.
 
         Args:
-            stop: Asked whenever there is nothing more to read; true ends the iteration.
-            poll_s: Seconds between two looks at the file.
-            over: Says of the last envelope whether the file is finished with it, if nothing comes after.
+            stop: Called whenever there is nothing more to read; true ends the iteration.
+            poll_s: Seconds between two reads at the end of the file.
+            over: Returns whether the file ends with the given envelope, if none comes after it.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -114,11 +114,12 @@ class TraceReader(Generic[B]):
                 if stop() or (last is not None and over(last)):
                     return
                 time.sleep(poll_s)
-                # From the line's start: a resumed writer cuts a half line off and begins another there.
+                # Read the line from its start again. A resumed writer cuts an incomplete line off and writes
+                # another one in its place.
                 file.seek(start)
 
     def _line(self, number: int, text: bytes) -> TraceLine | None:
-        """Return the line, or `None` if it is the last one and was cut short."""
+        """Return the decoded line; `None` if it is the last one and incomplete."""
         if text.endswith(b"\n"):
             return _decoded(self.path, number, text)
         try:
@@ -154,12 +155,12 @@ class TraceReader(Generic[B]):
         try:
             reference = _REFERENCES.decode(line.body)
         except UNDECODABLE as error:
-            # Its hash becomes a file's name, and a trace may come from anywhere.
-            raise damaged(self.path, number, f"not a reference to a payload: {told(error)}") from error
+            # The hash is used as a file name, and the trace may be hostile, so its pattern is checked.
+            raise damaged(self.path, number, f"not a reference to a payload: {error_text(error)}") from error
         return self._content(number, reference.sha256)
 
     def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
-        """Return a body with the strings in it that were taken out of it."""
+        """Return a body's JSON with the strings put back that were cut out of it."""
         pieces: list[bytes] = []
         end, size = 0, len(body)
         for extract in line.extracts:
@@ -169,7 +170,7 @@ class TraceReader(Generic[B]):
             end = extract.at + 2
             size += len(pieces[-1])
             if size > MAX_LINE_BYTES:
-                # A line may name one large file many times.
+                # A line may refer to the same large file many times.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join((*pieces, body[end:]))
 
@@ -196,7 +197,7 @@ def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
 
     Args:
         path: The file.
-        body_type: What the bodies are: a union of tagged Structs, or `dict` for plain JSON.
+        body_type: Type of the bodies: a union of tagged Structs, or `dict` for plain JSON.
 
     Raises:
         TraceError: As `TraceReader`.
@@ -214,7 +215,7 @@ def _decoded(path: Path, number: int, text: bytes) -> TraceLine:
     try:
         return _LINES.decode(text)
     except UNDECODABLE as error:
-        raise damaged(path, number, f"not a trace line: {told(error)}") from error
+        raise damaged(path, number, f"not a trace line: {error_text(error)}") from error
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -20,7 +20,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return `text` with secrets replaced."""
-        return self._redaction.plain(text)
+        return self._redaction.redact_text(text)
 
     def command_line(self, command: str, args: tuple[str, ...]) -> str:
         """Return the command as a shell command line, with secrets replaced."""

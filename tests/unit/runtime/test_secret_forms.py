@@ -26,7 +26,7 @@ def test_there_are_at_least_23_forms() -> None:
 def test_a_secret_is_replaced_in_every_form(form: str, name: str) -> None:
     written = FORMS[form](SECRETS[name])
     for text in (written, f"before {written} after", f'"{written}"', f"{written}{written}"):
-        shown = redaction().plain(text)
+        shown = redaction().redact_text(text)
         assert f"[redacted:{name}]" in shown
         assert not tells(shown)
         assert len(shown) < len(text) + 2 * len("[redacted:PASSWORD]")
@@ -38,7 +38,7 @@ def test_a_message_is_still_json_when_it_was_taken_out(form: str, name: str) -> 
     text = f'before "\\{FORMS[form](SECRETS[name])}\\" after \\'
     body = Said(text, {"nested": [text, text.encode().hex()]})
     redacted = redaction()
-    shown, read = redacted.apply(
+    shown, read = redacted.redact_message(
         json.dumps({"type": "Said", "text": text, "extra": body.extra}).encode(), body
     )
     assert not tells(shown.decode())
@@ -50,17 +50,17 @@ def test_a_message_is_still_json_when_it_was_taken_out(form: str, name: str) -> 
 @given(st.text(max_size=9), st.sampled_from(sorted(FORMS)), st.text(max_size=9), st.booleans())
 def test_no_form_is_shown_whatever_stands_around_it(before: str, form: str, after: str, twice: bool) -> None:
     text = f"{before}{FORMS[form](PASSWORD)}{after}" * (1 + twice)
-    assert not tells(redaction().plain(text))
+    assert not tells(redaction().redact_text(text))
 
 
 def test_what_holds_no_secret_stays_as_it_is() -> None:
     text = "c2stbGl2 736b2d6c p%22w p&quot;w sk-live- Authorization: none \udcff"
-    assert redaction().plain(text) == text
+    assert redaction().redact_text(text) == text
 
 
 def test_a_short_secret_is_not_taken_for_a_piece_of_base64() -> None:
     redaction = Redaction({"PIN": "abc123"})
-    assert redaction.plain("YWJjMTIz 616263313233 abc123") == "YWJjMTIz 616263313233 [redacted:PIN]"
+    assert redaction.redact_text("YWJjMTIz 616263313233 abc123") == "YWJjMTIz 616263313233 [redacted:PIN]"
 
 
 @pytest.mark.parametrize("kept", range(6, len(KEY)))
@@ -70,7 +70,7 @@ def test_the_beginning_of_a_secret_in_front_of_a_cut_goes_in_every_form(kept: in
         written = write(KEY).removeprefix("b'").strip("'")
         if form.startswith(("base64", "Basic")):
             continue  # its beginning belongs to what stands before it
-        assert redaction().plain(f"x {written[:kept]}{mark}") == f"x [redacted]{mark}", form
+        assert redaction().redact_text(f"x {written[:kept]}{mark}") == f"x [redacted]{mark}", form
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_a_long_message_takes_memory_in_proportion_and_no_more(unit: str) -> Non
     body = Said(text)
     written = json.dumps({"type": "Said", "text": text, "extra": None}).encode()
     redacted = redaction()
-    redacted.plain(KEY)  # compiles the patterns
+    redacted.redact_text(KEY)  # compiles the patterns
     tracemalloc.start()
     try:
-        redacted.apply(written, body)
+        redacted.redact_message(written, body)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

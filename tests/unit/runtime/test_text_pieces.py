@@ -28,7 +28,7 @@ def shown_in(pieces: list[str]) -> tuple[str, list[str]]:
     redaction = Redaction(SECRETS)
     text = TextPieces(redaction)
     shown = [*(text.feed(piece) for piece in pieces), text.end()]
-    parts = [redaction.plain(part) for part in shown if part]
+    parts = [redaction.redact_text(part) for part in shown if part]
     return "".join(parts), parts
 
 
@@ -87,7 +87,7 @@ def test_words_are_shown_as_they_come() -> None:
 def test_a_secret_that_is_the_beginning_of_another_one_is_not_cut() -> None:
     redaction = Redaction({"SHORT": "abcabcab", "LONG": "abcabcabcabcxyz"})
     text = TextPieces(redaction)
-    shown = [redaction.plain(part) for part in (text.feed("x abcabc"), text.feed("ab"), text.feed("?"))]
+    shown = [redaction.redact_text(part) for part in (text.feed("x abcabc"), text.feed("ab"), text.feed("?"))]
     assert "".join(shown) == "x [redacted:SHORT]?"
 
 

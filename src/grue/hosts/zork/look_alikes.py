@@ -121,7 +121,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> LlmFailure:
     redaction, key = Redaction(secrets_in(os.environ)), getattr(client, "api_key", None)
     if isinstance(key, str):
         redaction.hide("api_key", key)
-    message = redaction.plain(beginning(fault.message, 4 * MAX_WORDS))
+    message = redaction.redact_text(beginning(fault.message, 4 * MAX_WORDS))
     return LlmFailure(
         kind=fault.kind,
         endpoint=type(client).__name__,
