@@ -32,8 +32,11 @@ class MCPConfigError(MCPError):
         self.column = column
 
 
-class MissingDependencyError(MCPConfigError):
-    """A package or program that the configuration needs is not installed; the text says how to install it."""
+class MissingDependencyError(MCPConfigError, ImportError):
+    """A package or program that the configuration needs is not installed; the text says how to install it.
+
+    It is an `ImportError` too, so that code that tries an optional feature can catch that.
+    """
 
 
 class GameError(MCPError):

@@ -537,6 +537,16 @@ SupportCheck = Literal["skip", "beside", "before"]
 # --- host -> agent -> host ---
 
 
+FINAL_REQUEST = "Please provide your final action now without calling any more tools."
+"""The text that asks for the final answer, unless the host has its own."""
+
+REPAIR_REQUEST = (
+    "That reply cannot be used: {reason}\n"
+    "Reply once more, with nothing but the answer in the form that was asked for, and call no tools."
+)
+"""The text that asks for another answer after one was refused; `{reason}` stands for the reason."""
+
+
 class RunTurn(Message, frozen=True, kw_only=True):
     """host -> agent: run the turn and reply with `TurnCompleted` or `TurnFailed`.
 
@@ -552,6 +562,9 @@ class RunTurn(Message, frozen=True, kw_only=True):
         tool_policy: Which tool calls are made, asked about or denied.
         history: The conversation that the turn continues; `None`: it begins one that ends with it.
         images: The images that belong to the user's text.
+        final_request: The text that asks for the final answer, without tools. Old traces lack this field and
+            the next one; their turns had the default texts.
+        repair_request: The text that asks for another answer; `{reason}` stands for why the last was refused.
     """
 
     turn: int
@@ -568,6 +581,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
     tool_policy: ToolPolicy = ToolPolicy()
     history: HistoryReference | None = None
     images: tuple[Attachment, ...] = ()
+    final_request: str = FINAL_REQUEST
+    repair_request: str = REPAIR_REQUEST
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):

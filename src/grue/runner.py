@@ -123,10 +123,11 @@ class Runner:
         spawn_ahead: bool = False,
         keep_sessions: bool = False,
     ) -> Self:
-        """Make a runner from `[tool.zorkgpt.*]` of a TOML file; with MCP enabled, all its servers.
+        """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
 
-        The key comes from the environment: `GRUE_API_KEY`, `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. Lifetimes
-        are arguments, not settings in the file, because they depend on the program.
+        With MCP enabled, it has all configured servers. The key comes from the environment: `GRUE_API_KEY`,
+        `OPENROUTER_API_KEY`, `OPENAI_API_KEY`. Lifetimes are arguments, not settings in the file, because
+        they depend on the program.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.

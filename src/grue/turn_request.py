@@ -6,7 +6,15 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from grue.answers import AnswerSpec
-from grue.messages import OutcomeKind, TextDelta, ToolCallRecord, TurnCompleted, Usage
+from grue.messages import (
+    FINAL_REQUEST,
+    REPAIR_REQUEST,
+    OutcomeKind,
+    TextDelta,
+    ToolCallRecord,
+    TurnCompleted,
+    Usage,
+)
 
 T = TypeVar("T")
 
@@ -24,6 +32,9 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
             ends the turn. A delta with `restart` means that the request is retried: discard the earlier
             pieces of that reply. `None`: replies are not streamed.
+        final_request: The text that asks for the final answer, after the last iteration or a failure.
+        repair_request: The text that asks for another answer after one was refused. `{reason}` stands for the
+            reason.
     """
 
     system: str
@@ -33,6 +44,8 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     turn: int | None = None
     tools: bool = True
     on_delta: Callable[[TextDelta], None] | None = None
+    final_request: str = FINAL_REQUEST
+    repair_request: str = REPAIR_REQUEST
 
 
 class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):

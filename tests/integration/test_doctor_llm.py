@@ -72,7 +72,7 @@ def test_doctor_says_what_an_endpoint_can_do(tmp_path: Path, wire: str) -> None:
         (without_tools, "note   Tools: refused."),
         (
             without_schemas,
-            "note   Structured output: no shape at all; the model is told of the schema in words.",
+            "note   Structured output: no shape at all; the schema is put into the prompt instead.",
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_doctor_says_that_nobody_is_there(tmp_path: Path) -> None:
     status, told = examine(tmp_path, url)
     assert status == 1
     assert f"WRONG  {url} cannot be reached" in told
-    assert "--no-network leaves this out" in told
+    assert "Use --no-network to skip this check" in told
 
 
 def test_doctor_asks_nobody_where_it_is_told_not_to(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from grue.cli.project import (
     declines_mcp,
     known_servers,
     project_configuration,
-    zorkgpt_tables,
+    project_tables,
 )
 from grue.cli.saying import say
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
@@ -110,8 +110,8 @@ def _packages() -> Finding:
 
 
 def _project(config: GameConfiguration) -> Finding:
-    if not zorkgpt_tables():
-        return Finding("note", f"No [tool.zorkgpt] in {PROJECT_FILE} here; the defaults apply.")
+    if not project_tables():
+        return Finding("note", f"No [tool.grue] in {PROJECT_FILE} here; the defaults apply.")
     mcp = "on" if config.mcp_enabled else "off"
     return Finding("ok", f"{PROJECT_FILE}: MCP is {mcp}")
 

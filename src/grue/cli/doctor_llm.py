@@ -13,7 +13,7 @@ from msgspec import structs
 
 from grue.answers import AnswerSpec
 from grue.cli.finding import Finding
-from grue.cli.project import zorkgpt_tables
+from grue.cli.project import project_tables
 from grue.config.secrets import key_names, needs_key
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
@@ -51,7 +51,7 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
         return
-    if not settings.api_key and not (zorkgpt_tables().get("llm") or _names_an_endpoint(config)):
+    if not settings.api_key and not _names_an_endpoint(config):
         yield Finding("note", "No LLM is configured. grue play --offline works without one.")
     elif not settings.api_key and needs_key(config.client_base_url):
         names = " or ".join(key_names(config.client_base_url))
@@ -63,8 +63,12 @@ def look_at_llm(config: GameConfiguration, *, network: bool) -> Iterator[Finding
 
 
 def _names_an_endpoint(config: GameConfiguration) -> bool:
-    """Return whether the settings name an endpoint other than the default one."""
-    return config.client_base_url != GameConfiguration().client_base_url
+    """Return whether the project has settings for the model, or names another endpoint than the default."""
+    project = project_tables()
+    return (
+        bool(project and project.tables["llm"])
+        or config.client_base_url != GameConfiguration().client_base_url
+    )
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:

@@ -1,12 +1,12 @@
 """Find the settings and tool servers that a command uses; all commands share this."""
 
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
-from grue.config.settings import GameConfiguration, zorkgpt_tables_of
+from grue.config.project_tables import ProjectTables, read_project_tables
+from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.hosts.zork.bundled import bundled_server
 from grue.tool_sessions.server_specs import McpServer
@@ -43,19 +43,18 @@ def project_configuration() -> GameConfiguration:
 
 def declines_mcp() -> bool:
     """Return whether the project's file turns MCP off explicitly."""
-    return zorkgpt_tables().get("mcp", {}).get("enabled") is False
+    project = project_tables()
+    return project is not None and project.tables["mcp"].get("enabled") is False
 
 
-def zorkgpt_tables() -> dict[str, Any]:
-    """Return `[tool.zorkgpt]` of the working directory's project file; empty where there is none.
+def project_tables() -> ProjectTables | None:
+    """Return the settings of the working directory's project file; `None`: there is no such file.
 
     Raises:
         MCPConfigError: The file cannot be read.
     """
     project = Path(PROJECT_FILE)
-    if not project.is_file():
-        return {}
-    return zorkgpt_tables_of(project)
+    return read_project_tables(project) if project.is_file() else None
 
 
 def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:

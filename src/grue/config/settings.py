@@ -1,9 +1,9 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
-Six tables are read: `[tool.zorkgpt.mcp]`, `.tool_policy`, `.llm`, `.agent_sampling`, `.retry` and `.budget`.
-The first two belong to grue, so an unknown key in them is an error. The others belong to a larger project;
-their unknown keys are ignored. Every value is checked when it is set, whether from a file, by a keyword or by
-an assignment.
+Six tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.llm`, `.agent_sampling`, `.retry` and `.budget`. An
+unknown key is an error. A setting that is not there is taken from the same table of `[tool.zorkgpt]`. Of
+those, only `mcp` and `tool_policy` are grue's; the others belong to a larger project, and their unknown keys
+are ignored. Every value is checked when it is set, whether from a file, by a keyword or by an assignment.
 
 Source: R2.4, R13, P4, P45
 """
@@ -11,7 +11,6 @@ Source: R2.4, R13, P4, P45
 import dataclasses
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -28,14 +27,14 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from grue.config.reading import nearest, read_config_text
+from grue.config.project_tables import ZORKGPT, ProjectTables, read_project_tables
+from grue.config.reading import nearest
 from grue.config.tool_policy import tool_policy_of
-from grue.config.wording import setting_problem, toml_kind
+from grue.config.wording import setting_problem
 from grue.errors import MCPConfigError
 from grue.messages import ToolPolicy
 from grue.protocol.chat_wire.profile import Effort, WireName
 
-_ROOT = ("tool", "zorkgpt")
 _LLM_KEYS = ("client_base_url", "agent_model", "wire_format", "extra_headers", "extra_body")
 _MCP = "mcp_"
 _STRICT = ConfigDict(strict=True, extra="forbid", validate_assignment=True, hide_input_in_errors=True)
@@ -122,8 +121,8 @@ class RetrySettings(_Table):
     """Retries of failed LLM requests. Delays and the time limit of one request are in seconds.
 
     The delay starts at `initial_delay`, is multiplied by `exponential_base` after each attempt up to
-    `max_delay`, and varies at random by the fraction `jitter_factor`. The circuit-breaker keys of this table
-    are accepted and ignored.
+    `max_delay`, and varies at random by the fraction `jitter_factor`. The circuit-breaker keys of
+    `[tool.zorkgpt.retry]` are ignored.
     """
 
     max_retries: Annotated[int, Field(ge=0)] = 5
@@ -213,35 +212,35 @@ class GameConfiguration(_Table):
 
     @classmethod
     def from_toml(cls, config_path: str | os.PathLike[str] = "pyproject.toml") -> Self:
-        """Load the six tables of a TOML file; a missing key keeps its default.
+        """Load `[tool.grue.*]` of a TOML file, else `[tool.zorkgpt.*]`; a missing key keeps its default.
 
         Args:
             config_path: The file, relative to the working directory; its folder becomes `project_dir`.
 
         Raises:
-            MCPConfigError: The file is missing or not TOML (the error names line and column), or a value is
-                invalid (the error names the table, the key, the value's kind and what it should be).
+            MCPConfigError: The file is missing or not TOML (the error names line and column), a value is
+                invalid (the error names the table, the key, the value's kind and what it should be), a key is
+                unknown, or a setting is in both `[tool.grue]` and `[tool.zorkgpt]`.
 
         Source: R2.4, P4, P45
         """
-        path = Path(config_path)
-        tables = zorkgpt_tables_of(path)
-        mcp = _table(tables, "mcp", path)
-        _refuse_unknown_keys(
-            mcp, (name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP)), path
-        )
-        values = {_MCP + key: value for key, value in mcp.items()} | _chosen(
-            _table(tables, "llm", path), _LLM_KEYS
-        )
+        project = read_project_tables(Path(config_path))
+        tables, path = project.tables, project.path
+        known = {name: _fields(settings) for name, settings in _NESTED.items()}
+        known["mcp"] = tuple(name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP))
+        known["llm"] = _LLM_KEYS
+        _refuse_unknown_keys(project, known)
+        values = {_MCP + key: value for key, value in tables["mcp"].items()}
+        values |= _chosen(tables["llm"], _LLM_KEYS)
         try:
             for name, settings in _NESTED.items():
-                values[name] = settings(**_chosen(_table(tables, name, path), _fields(settings)))
-            place = ".".join((*_ROOT, "tool_policy"))
-            values["tool_policy"] = tool_policy_of(_table(tables, "tool_policy", path), path, place)
+                values[name] = settings(**_chosen(tables[name], known[name]))
+            values["tool_policy"] = tool_policy_of(tables["tool_policy"], path, project.place("tool_policy"))
             return cls(**values, project_dir=path.absolute().parent)
         except _FieldError as faults:
             lines = (
-                f"{path}: {_toml_place(faults.owner, field)} {problem}" for field, problem in faults.faults
+                f"{path}: {_toml_place(project, faults.owner, field)} {problem}"
+                for field, problem in faults.faults
             )
             raise MCPConfigError("\n".join(lines), path=str(path)) from faults.__cause__
 
@@ -254,57 +253,21 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: table[key] for key in keys if key in table}
 
 
-def zorkgpt_tables_of(path: Path) -> dict[str, Any]:
-    """Return `[tool.zorkgpt]` of a TOML file, empty if the file has no such table.
-
-    Raises:
-        MCPConfigError: The file is missing or is not TOML (the error names line and column).
-    """
-    text = read_config_text(
-        path,
-        if_missing=f"Configuration file not found: {path}. Name an existing TOML file, or create this one.",
-    )
-    try:
-        document: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        line, column = _toml_position(str(exc), text)
+def _refuse_unknown_keys(project: ProjectTables, known: Mapping[str, Sequence[str]]) -> None:
+    """Refuse unknown keys, except in the tables of `[tool.zorkgpt]` that belong to a larger project."""
+    for (table, key), root in project.roots.items():
+        names = known.get(table)
+        if names is None or key in names or (root == ZORKGPT and table != "mcp"):
+            continue
         raise MCPConfigError(
-            f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
-        ) from exc
-    except (RecursionError, ValueError) as exc:  # nested too deeply; a number or a date out of range
-        raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
-    for depth, name in enumerate(_ROOT):
-        document = _table(document, name, path, above=_ROOT[:depth])
-    return document
+            f"{project.path}: unknown key {key!r} in [{root}.{table}]. Did you mean {nearest(key, names)!r}?"
+            f" Known keys: {', '.join(names)}.",
+            path=str(project.path),
+        )
 
 
-def _toml_position(message: str, text: str) -> tuple[int, int]:
-    # Before Python 3.14 the position is only in the message, and missing at the end of the document.
-    if match := re.search(r"at line (\d+), column (\d+)", message):
-        return int(match[1]), int(match[2])
-    return text.count("\n") + 1, len(text) - text.rfind("\n")
-
-
-def _table(tables: Mapping[str, Any], name: str, path: Path, above: Sequence[str] = _ROOT) -> dict[str, Any]:
-    table = tables.get(name, {})
-    if isinstance(table, dict):
-        return table
-    place = ".".join((*above, name))
-    raise MCPConfigError(f"{path}: [{place}] is {toml_kind(table)}; it should be a table.", path=str(path))
-
-
-def _refuse_unknown_keys(table: Mapping[str, Any], known: Iterable[str], path: Path) -> None:
-    names = tuple(known)
-    for key in table:
-        if key not in names:
-            raise MCPConfigError(
-                f"{path}: unknown key {key!r} in [tool.zorkgpt.mcp]. Did you mean {nearest(key, names)!r}?"
-                f" Known keys: {', '.join(names)}.",
-                path=str(path),
-            )
-
-
-def _toml_place(owner: type, field: str) -> str:
+def _toml_place(project: ProjectTables, owner: type, field: str) -> str:
     nested = next((name for name, settings in _NESTED.items() if settings is owner), None)
     table = nested or ("mcp" if field.startswith(_MCP) else "llm")
-    return f"[{'.'.join((*_ROOT, table))}] {field.removeprefix(_MCP)}"
+    key = field if nested else field.removeprefix(_MCP)
+    return f"[{project.place(table, key)}] {key}"

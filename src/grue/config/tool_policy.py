@@ -1,10 +1,10 @@
 """Read a `ToolPolicy` from a table of a TOML file.
 
 ```toml
-[tool.zorkgpt.tool_policy]
+[tool.grue.tool_policy]
 trusted = ["files"]
 
-[[tool.zorkgpt.tool_policy.rules]]
+[[tool.grue.tool_policy.rules]]
 tools = ["files.delete_*"]
 verdict = "ask"
 ```
@@ -32,7 +32,7 @@ def tool_policy_of(table: Mapping[str, Any], path: Path, place: str) -> ToolPoli
     Args:
         table: The table, as it was read from the file. A rule's `tools` may be one pattern or a list.
         path: The file, for errors.
-        place: The name of the table, for errors: `tool.zorkgpt.tool_policy`.
+        place: The name of the table, for errors: `tool.grue.tool_policy`.
 
     Raises:
         MCPConfigError: A key is unknown or a value cannot be used; the error names the file and the key.

@@ -68,7 +68,7 @@ def tool_lock(config: GameConfiguration) -> ToolLock | None:
     lock = tool_lock_file.read(path)
     if lock is None and config.mcp_tool_lock == "refuse":
         raise MCPConfigError(
-            f'There is no tool lock {path}, and [tool.zorkgpt.mcp] tool_lock = "refuse" requires one. '
+            f'There is no tool lock {path}, and the setting mcp.tool_lock = "refuse" requires one. '
             "Review the servers' tools, and approve them with: grue tools --lock",
             path=str(path),
         )
@@ -88,7 +88,7 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
     """
     scope = Scope(environ=os.environ, workspace_folder=config.project_dir)
     headers = {
-        name: expand(value, scope, f"[tool.zorkgpt.llm] extra_headers.{name}")
+        name: expand(value, scope, f"The setting llm.extra_headers.{name}")
         for name, value in config.extra_headers.items()
     }
     sampling = config.agent_sampling

@@ -173,6 +173,8 @@ class Turn(Generic[T]):
             stream=request.on_delta is not None,
             attach_media=True,
             tool_policy=settings.tool_policy,
+            final_request=well_formed(request.final_request),
+            repair_request=well_formed(request.repair_request),
         )
 
     def _support_check(self) -> SupportCheck:

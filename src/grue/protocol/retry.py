@@ -26,7 +26,7 @@ _SPENT = re.compile(
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """How often to retry a request, and the time limits of each one; the settings of `[tool.zorkgpt.retry]`.
+    """How often to retry a request, and the time limits of each one; the settings of `[tool.grue.retry]`.
 
     Attributes:
         max_retries: Most requests after the first one.

@@ -20,8 +20,6 @@ from grue.protocol.tool_calls import without_doubles
 from grue.protocol.turn_states import AwaitingCompletion, Phase, Transition, Turn
 from grue.vocabulary import ForceReason
 
-FINAL_REQUEST = "Please provide your final action now without calling any more tools."
-
 
 def ask(
     turn: Turn, phase: Phase, new: tuple[ConversationItem, ...], notes: tuple[TurnNote, ...] = ()
@@ -51,4 +49,4 @@ def force(
     """Ask for the final answer, because of `reason`; no later request offers tools."""
     turn = replace(turn, forced=reason)
     forced = FinalForced(reason=reason, iterations=turn.iterations)
-    return ask(turn, "forced", (*new, UserText(FINAL_REQUEST)), notes=(*notes, forced))
+    return ask(turn, "forced", (*new, UserText(turn.run.final_request)), notes=(*notes, forced))

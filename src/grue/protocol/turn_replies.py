@@ -27,10 +27,6 @@ from grue.protocol.turn_end import close, fail
 from grue.protocol.turn_states import AwaitingVerdict, Phase, Transition, Turn
 from grue.protocol.turn_tools import call
 
-REPAIR_REQUEST = (
-    "That reply cannot be used: {reason}\n"
-    "Reply once more, with nothing but the answer in the form that was asked for, and call no tools."
-)
 DECLINED = "the model declined to answer: {words}"
 
 
@@ -87,7 +83,7 @@ def refuse(
 ) -> Transition:
     """Ask for a repair, once in a turn; after that use the fallback, or fail."""
     if phase != "repair" and not turn.budget_spent:
-        text = UserText(REPAIR_REQUEST.format(reason=reason))
+        text = UserText(turn.run.repair_request.replace("{reason}", reason))
         return ask(turn, "repair", (*new, text), notes=(*notes, RepairRequested(reason=reason)))
     if phase != "repair":
         reason = f"{reason} (the budget leaves no second try)"

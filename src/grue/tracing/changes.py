@@ -14,18 +14,13 @@ from grue.messages import (
     FailurePolicy,
     IterationStarted,
     OpenSession,
-    RequestCompletion,
     RunTurn,
     ServerDied,
     SessionOpened,
     ToolReturned,
     ToolTimedOut,
-    TurnCommand,
     TurnLimits,
-    TurnNote,
-    UserText,
 )
-from grue.protocol.turn_asking import FINAL_REQUEST
 from grue.protocol.turn_time import kept_for_closing
 from grue.tracing.reading import EpisodeEnvelope
 
@@ -69,14 +64,8 @@ class Changes(Struct, frozen=True, kw_only=True):
             limits=merged(recorded.limits, self.limits),
             system=recorded.system if self.system is None else self.system,
             user=recorded.user if self.user is None else self.user,
+            final_request=recorded.final_request if self.final_request is None else self.final_request,
         )
-
-    def reworded(self, command: TurnCommand | TurnNote) -> TurnCommand | TurnNote:
-        """Return the machine's command, with the changed text for a forced answer."""
-        if self.final_request is None or not isinstance(command, RequestCompletion):
-            return command
-        asked, changed = UserText(FINAL_REQUEST), UserText(self.final_request)
-        return replace(command, new=tuple(changed if item == asked else item for item in command.new))
 
     def carried(self, command: Any, recorded: Any) -> Any:
         """Return a command with the recorded values of the limits and policies that it passes on.

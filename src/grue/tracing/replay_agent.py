@@ -192,7 +192,7 @@ class _Drive:
                     continue
                 if self._compared == len(self._turn.said) and self._turn.may_stop:
                     return self._ended(self._early_end())
-                if (divergence := self._compare(self._changes.reworded(command), event)) is not None:
+                if (divergence := self._compare(command, event)) is not None:
                     return self._ended("unfinished", divergence)
             self._taken.add(event.seq)
         if self._compared < len(self._turn.said):

@@ -9,10 +9,10 @@ from grue.games.game import Observation
 from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
+from grue.messages import FINAL_REQUEST
 from grue.offline.chat_request import BadRequestError
 from grue.offline.repertoire import house_playbook
 from grue.protocol.chat_wire.strict_schema import strict_schema
-from grue.protocol.turn_asking import FINAL_REQUEST
 
 HOUSE = house_playbook(7)
 COMMANDS = [step.command for step in HOUSE.steps]

@@ -33,6 +33,7 @@ from turns import (
 )
 
 from grue.messages import (
+    FINAL_REQUEST,
     CallTools,
     CheckAnswer,
     CloseSession,
@@ -62,7 +63,6 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT, SKIPPED_TOO_LATE
-from grue.protocol.turn_asking import FINAL_REQUEST
 
 ONE_ROUND = TurnLimits(max_tool_iterations=1)
 OPEN = (run("a"), opened("a"))
@@ -267,6 +267,15 @@ def test_a_death_skips_the_rest_and_forces_the_final_answer() -> None:
     assert is_final(last_request(walk))
     assert last_request(walk).new[-1] == UserText(FINAL_REQUEST)
     assert walk.send(text("north"), ACCEPTED, closed("a"), closed("b")).end.kind == "forced"
+
+
+def test_the_hosts_own_words_ask_for_the_final_answer_and_for_a_repair() -> None:
+    own = {"final_request": "Decide.", "repair_request": "Bad {0}: {reason}. {reason}!"}
+    walk = Walk(replace(run("a"), **own), opened("a"), calls("a.think"))
+    walk.send(died(1))
+    assert last_request(walk).new[-1] == UserText("Decide.")
+    walk.send(text("???"), replace(REFUSED, reason="no {reason}"))
+    assert last_request(walk).new[-1] == UserText("Bad {0}: no {reason}. no {reason}!")
 
 
 def test_a_death_after_a_timeout_that_the_policy_passes_over_is_a_death() -> None:

@@ -1,0 +1,118 @@
+"""Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`.
+
+Each setting is taken from the first of the two that has it. A setting in both is an error, because one of the
+two values would have no effect.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from grue.config.reading import nearest, read_config_text
+from grue.config.wording import toml_kind
+from grue.errors import MCPConfigError
+
+GRUE, ZORKGPT = "tool.grue", "tool.zorkgpt"
+TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy")
+
+
+class ProjectTables(Struct, frozen=True):
+    """The settings of a project file.
+
+    Attributes:
+        path: The file.
+        tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
+        roots: `tool.grue` or `tool.zorkgpt`, by table and key: where the setting was found.
+    """
+
+    path: Path
+    tables: dict[str, dict[str, Any]]
+    roots: dict[tuple[str, str], str]
+
+    def place(self, table: str, key: str = "") -> str:
+        """Return a table's name in the file: of the table that has `key`, or has any key."""
+        found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
+        return f"{found[0] if found else GRUE}.{table}"
+
+    def __bool__(self) -> bool:
+        """Whether the file has any setting."""
+        return bool(self.roots)
+
+
+def read_project_tables(path: Path) -> ProjectTables:
+    """Return the settings of a TOML file.
+
+    Raises:
+        MCPConfigError: The file is missing or not TOML (the error names line and column), something that
+            should be a table is none, `[tool.grue]` has an unknown table, or a setting is in both places (the
+            error names the keys).
+    """
+    document = _document(path)
+    ours, older = (_root(document, root, path) for root in (GRUE, ZORKGPT))
+    for name in ours:
+        if name not in TABLES:
+            raise MCPConfigError(
+                f"{path}: unknown table [{GRUE}.{name}]. Did you mean [{GRUE}.{nearest(name, TABLES)}]?",
+                path=str(path),
+            )
+    found = ProjectTables(path, {name: {} for name in TABLES}, {})
+    for root, tables in ((GRUE, ours), (ZORKGPT, older)):
+        for name in TABLES:
+            for key, value in _table(tables, name, path, root).items():
+                found.tables[name].setdefault(key, value)
+                found.roots.setdefault((name, key), root)
+    twice = list(_twice(ours, older))
+    if twice:
+        raise MCPConfigError(
+            f"{path}: set in [{GRUE}] and in [{ZORKGPT}]: {', '.join(twice)}. Keep one of each.",
+            path=str(path),
+        )
+    return found
+
+
+def _twice(ours: Mapping[str, Any], older: Mapping[str, Any]) -> Iterator[str]:
+    for name in TABLES:
+        yield from (f"{name}.{key}" for key in ours.get(name, {}) if key in older.get(name, {}))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    text = read_config_text(
+        path,
+        if_missing=f"Configuration file not found: {path}. Name an existing TOML file, or create this one.",
+    )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        line, column = _position(str(exc), text)
+        raise MCPConfigError(
+            f"{path} is not valid TOML: {exc}.", path=str(path), line=line, column=column
+        ) from exc
+    except (RecursionError, ValueError) as exc:  # nested too deeply; a number or a date out of range
+        raise MCPConfigError(f"{path} is not usable TOML: {exc}.", path=str(path)) from exc
+
+
+def _position(message: str, text: str) -> tuple[int, int]:
+    # Before Python 3.14 the position is only in the message, and missing at the end of the document.
+    if match := re.search(r"at line (\d+), column (\d+)", message):
+        return int(match[1]), int(match[2])
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+def _root(document: dict[str, Any], root: str, path: Path) -> dict[str, Any]:
+    above = ""
+    for name in root.split("."):
+        document = _table(document, name, path, above)
+        above = f"{above}.{name}" if above else name
+    return document
+
+
+def _table(tables: Mapping[str, Any], name: str, path: Path, above: str) -> dict[str, Any]:
+    table = tables.get(name, {})
+    if isinstance(table, dict):
+        return table
+    place = f"{above}.{name}" if above else name
+    raise MCPConfigError(f"{path}: [{place}] is {toml_kind(table)}; it should be a table.", path=str(path))

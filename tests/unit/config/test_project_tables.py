@@ -1,0 +1,92 @@
+"""`[tool.grue.*]`, else `[tool.zorkgpt.*]`: which of the two a setting comes from."""
+
+from pathlib import Path
+
+import pytest
+
+from grue.config.project_tables import read_project_tables
+from grue.config.settings import GameConfiguration
+from grue.errors import MCPConfigError
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "pyproject.toml"
+    path.write_text(text)
+    return path
+
+
+def test_settings_come_from_tool_grue(tmp_path: Path) -> None:
+    text = """
+[tool.grue.mcp]
+enabled = true
+[tool.grue.llm]
+agent_model = "m"
+[tool.grue.retry]
+max_retries = 3
+[[tool.grue.tool_policy.rules]]
+tools = "a.*"
+verdict = "deny"
+"""
+    config = GameConfiguration.from_toml(written(tmp_path, text))
+    assert (config.mcp_enabled, config.agent_model, config.retry.max_retries) == (True, "m", 3)
+    assert config.tool_policy.rules[0].verdict == "deny"
+
+
+def test_a_setting_that_tool_grue_lacks_comes_from_tool_zorkgpt(tmp_path: Path) -> None:
+    text = """
+[tool.grue.mcp]
+enabled = true
+[tool.zorkgpt.mcp]
+max_tool_iterations = 4
+[tool.zorkgpt.llm]
+agent_model = "older"
+critic_model = "of the larger project"
+"""
+    config = GameConfiguration.from_toml(written(tmp_path, text))
+    assert (config.mcp_enabled, config.mcp_max_tool_iterations, config.agent_model) == (True, 4, "older")
+
+
+def test_a_setting_in_both_is_an_error_that_names_file_and_keys(tmp_path: Path) -> None:
+    text = """
+[tool.grue.mcp]
+enabled = true
+[tool.grue.retry]
+max_retries = 1
+[tool.zorkgpt.mcp]
+enabled = true
+[tool.zorkgpt.retry]
+max_retries = 1
+max_delay = 2
+"""
+    path = written(tmp_path, text)
+    with pytest.raises(MCPConfigError) as caught:
+        GameConfiguration.from_toml(path)
+    assert caught.value.path == str(path)
+    assert str(caught.value) == (
+        f"{path}: set in [tool.grue] and in [tool.zorkgpt]: mcp.enabled, retry.max_retries. Keep one of each."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[tool.grue.llm]\nagent_modle = 'm'", r"unknown key 'agent_modle' in \[tool.grue.llm\]"),
+        ("[tool.grue.retry]\nmax_retry = 1", r"Did you mean 'max_retries'\?"),
+        (
+            "[tool.grue.mpc]\nenabled = true",
+            r"unknown table \[tool.grue.mpc\]. Did you mean \[tool.grue.mcp\]",
+        ),
+        ("[tool]\ngrue = 1", r"\[tool.grue\] is"),
+        ("[tool.grue.llm]\nagent_model = 1", r"\[tool.grue.llm\] agent_model is"),
+        ("[tool.zorkgpt.llm]\nagent_model = 1", r"\[tool.zorkgpt.llm\] agent_model is"),
+        ("[tool.grue.retry]\nmax_retries = -1", r"\[tool.grue.retry\] max_retries"),
+    ],
+)
+def test_a_problem_is_named_in_the_table_where_it_is(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(MCPConfigError, match=says):
+        GameConfiguration.from_toml(written(tmp_path, text))
+
+
+def test_a_file_without_settings_is_falsy(tmp_path: Path) -> None:
+    assert not read_project_tables(written(tmp_path, "[project]\nname = 'x'"))
+    assert read_project_tables(written(tmp_path, "[tool.grue.mcp]\nenabled = true"))
