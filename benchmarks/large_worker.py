@@ -5,7 +5,8 @@
 PATH is one of `PATHS`. The turn runs in an event loop beside a task that is to run every millisecond. After
 a turn with a small message, which is not counted, it answers with a line of JSON: `seconds`, `gap_ms` (the
 longest time between two ticks; of that, what this process has worked itself, so that a machine which is busy
-with something else does not count), `peak_mb`, and `outcome`.
+with something else does not count), `step_ms` (the longest callback of the event loop, in CPU time of its
+thread, which no other load lengthens), `peak_mb`, and `outcome`.
 """
 
 import asyncio
@@ -37,24 +38,32 @@ PATHS = {
     "reply": "",
     "reply, streamed": "",
     "tool arguments": "",
+    "tool arguments, streamed": "",
+    "image, shown to the model": "--result image={}",
+    "user's text": "",
+    "user's text with secrets": "",
     "trace, written": "",
     "trace, read": "",
 }
 SMALL = 1000
+_LARGEST_IMAGE = 5_000_000
+_SECRET = "bench-0123456789-secret"
 
 
 def model(path: str, size: int) -> str:
     """Return the model's name, which is what it says."""
+    if path.startswith("user's"):
+        return "text=4"
     if path.startswith("reply"):
         return f"text={size}"
-    return f"arguments={size}" if path == "tool arguments" else "call=0"
+    return f"arguments={size}" if path.startswith("tool arguments") else "call=0"
 
 
 def servers(path: str, size: int, running: ExitStack) -> dict[str, Any]:
     """Return the server of a path."""
-    if path.startswith("reply"):
+    if path.startswith(("reply", "user's")):
         return {}
-    flags = PATHS[path].format(size).split()
+    flags = PATHS[path].format(min(size, _LARGEST_IMAGE) if "shown" in path else size).split()
     if path.startswith(("HTTP", "SSE")):
         url = running.enter_context(faulty_http_server(*flags))
         return {"s": HttpServer(name="s", url=url, transport="sse" if "--legacy" in flags else "http")}
@@ -62,19 +71,38 @@ def servers(path: str, size: int, running: ExitStack) -> dict[str, Any]:
     return {"s": StdioServer(name="s", command=command, args=tuple(args))}
 
 
+def users_text(path: str, size: int) -> str:
+    """Return what the host asks."""
+    if not path.startswith("user's"):
+        return "u"
+    words = f"the key is {_SECRET}, " if path.endswith("secrets") else "nothing but words, "
+    return words * (size // len(words))
+
+
 class Ticks:
     """The longest time between two runs of a task that is always ready to run."""
 
     def __init__(self) -> None:
         self.gap_ms = 0.0
+        self.step_ms = 0.0
+        self._run = asyncio.Handle._run  # noqa: SLF001 - nowhere else can one callback be measured
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._tick())
+        run = self._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            worked = time.thread_time()
+            run(handle)
+            self.step_ms = max(self.step_ms, (time.thread_time() - worked) * 1e3)
+
+        asyncio.Handle._run = timed  # type: ignore[method-assign]  # noqa: SLF001 - likewise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._task is not None
+        asyncio.Handle._run = self._run  # type: ignore[method-assign]  # noqa: SLF001 - likewise
         self._task.cancel()
 
     async def _tick(self) -> None:
@@ -87,7 +115,7 @@ class Ticks:
 
 async def a_turn(chat_url: str, path: str, size: int, folder: Path) -> str:
     """Run a turn that is written to a trace, and return what came of it."""
-    recorder = Recorder()
+    recorder = Recorder(secrets={"bench": _SECRET})
     writer = TraceWriter(folder / f"{size}-{time.monotonic_ns()}.jsonl", episode="large")
     recorder.add(writer)
     with ExitStack() as running:
@@ -97,9 +125,10 @@ async def a_turn(chat_url: str, path: str, size: int, folder: Path) -> str:
             limits=TurnLimits(max_tool_iterations=1),
             recorder=recorder,
         )
-        shown = (lambda _: None) if path == "reply, streamed" else None
+        shown = (lambda _: None) if path.endswith("streamed") else None
         try:
-            outcome = await runner.run_turn_async(TurnRequest[str](system="s", user="u", on_delta=shown))
+            request = TurnRequest[str](system="s", user=users_text(path, size), on_delta=shown)
+            outcome = await runner.run_turn_async(request)
             return str(outcome.kind)
         except Exception as error:  # noqa: BLE001 - the outcome is part of the report
             return f"{type(error).__name__}"
@@ -141,7 +170,13 @@ async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
             work = a_trace(path, size, folder) if traced else a_turn(chat_url, path, size, folder)
             outcome = await work
         seconds = time.perf_counter() - begun
-    return {"seconds": seconds, "gap_ms": ticks.gap_ms, "peak_mb": peak_mb(), "outcome": outcome}
+    return {
+        "seconds": seconds,
+        "gap_ms": ticks.gap_ms,
+        "step_ms": ticks.step_ms,
+        "peak_mb": peak_mb(),
+        "outcome": outcome,
+    }
 
 
 def main() -> None:

@@ -43,6 +43,7 @@ from grue.messages import (
 from grue.protocol.tool_loop import step
 from grue.protocol.turn_states import AwaitingClose, Finished, Idle, TurnProgress, TurnState, progress_of
 from grue.runtime.actor import Actor, Note, reply
+from grue.runtime.aside import aside
 from grue.runtime.channel import Mailbox, MailboxClosed
 from grue.runtime.pace import Pace
 from grue.runtime.trace import Envelope
@@ -118,14 +119,32 @@ class AgentActor(Actor[TurnEvent]):
         """Pass one event to the state machine and perform the commands that it returns."""
         if isinstance(envelope.body, RunTurn):
             self._asked = envelope
-        following, commands = step(self._state, envelope.body)
+        self._pace.paused()
+        following, commands = await self._step(envelope)
         self._before, self._state = self._state, following
         for command in commands:
             if len(commands) > _MANY:
                 # A reply may hold thousands of invalid calls, which are answered without a server. Let
                 # other tasks run in between.
                 await self._pace.pause()
+            else:
+                # Recording a message of megabytes takes some milliseconds, and a reply is recorded several
+                # times. A cancellation waits for the last command: a trace that has only some of them
+                # could not be replayed.
+                await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
+
+    async def _step(
+        self, envelope: Envelope[TurnEvent]
+    ) -> tuple[TurnState, tuple[TurnCommand | TurnNote, ...]]:
+        if not envelope.is_long:
+            return step(self._state, envelope.body)
+        # Reading the arguments of a call takes as long as they are. Shielded, because a trace with an event
+        # that never had its commands could not be replayed.
+        outcome: list[tuple[TurnState, tuple[TurnCommand | TurnNote, ...]]] = []
+        with anyio.CancelScope(shield=True):
+            outcome.append(await aside(step, self._state, envelope.body))
+        return outcome[0]
 
     async def _next(self) -> Envelope[TurnEvent]:
         if not isinstance(self._state, Idle | AwaitingClose):

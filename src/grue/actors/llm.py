@@ -5,6 +5,7 @@ It decides nothing itself. `protocol/chat_wire/` encodes requests and decodes re
 say next. `llm_transport/` does the HTTP.
 """
 
+import functools
 import time
 from collections.abc import Awaitable, Callable
 
@@ -12,6 +13,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
+from grue.large_data import LONG
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
 from grue.messages import (
@@ -114,6 +116,7 @@ class LlmActor(Actor[LlmCommand]):
         self._lent = lent
         self._conversations: dict[ConversationId, Conversation] = {}
         self._call_ids: set[CallId] = set() if lent is None else lent.encoded.history.call_ids
+        self._long_reply = False
 
     async def run(self) -> None:
         """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
@@ -127,14 +130,14 @@ class LlmActor(Actor[LlmCommand]):
             case CheckToolSupport():
                 outcome = await self._endpoint.tool_support()
             case RequestCompletion() as command:
-                outcome = await self._complete(command, envelope.seq)
+                outcome = await self._complete(command, envelope)
         if envelope.reply_to is not None:
             reply(envelope, outcome)
         else:
             await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
 
     async def _complete(
-        self, command: RequestCompletion, cause: int
+        self, command: RequestCompletion, envelope: Envelope[LlmCommand]
     ) -> CompletionReceived | CompletionFailed:
         begun = time.monotonic()
         lent = self._lent if self._lent is not None and self._lent.id == command.conversation else None
@@ -142,10 +145,14 @@ class LlmActor(Actor[LlmCommand]):
         profile, model = self._endpoint.profile, self._endpoint.settings.model
         if (conversation.profile, conversation.model) != (profile, model):
             conversation.adopt(profile, model)
-        await _ask(conversation, command)
+        if self._long_reply or envelope.is_long:
+            # Not abandoned when it is cancelled: a lent conversation goes on in the next turn.
+            await anyio.to_thread.run_sync(conversation.ask, command.new, command.mode)
+        else:
+            await _ask(conversation, command)
 
         def say(note: LlmNote) -> None:
-            self._note(note, sender=self.name, cause=cause)
+            self._note(note, sender=self.name, cause=envelope.seq)
 
         if lent is not None:
             lent.told = command
@@ -155,6 +162,8 @@ class LlmActor(Actor[LlmCommand]):
         if isinstance(reply, LlmFailure):
             return CompletionFailed(request=command.request, failure=reply)
         kept = conversation.keep(reply)
+        texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
+        self._long_reply = sum(map(len, texts)) >= LONG
         if lent is not None:
             await lent.save()
         return CompletionReceived(
@@ -271,7 +280,9 @@ class _Asking:
         self._shown = False
         profile = self._conversation.profile
         stream = self._command.stream and self._endpoint.profile.streams
-        body = self._conversation.body(settings, stream=stream)
+        write = functools.partial(self._conversation.body, settings, stream=stream)
+        long = self._conversation.size >= LONG
+        body = await anyio.to_thread.run_sync(write) if long else write()
         streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
         answer = await self._endpoint.post(body, streamed)
         reply = await self._read(answer)

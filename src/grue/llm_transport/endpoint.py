@@ -12,13 +12,14 @@ import contextlib
 import functools
 import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from random import random
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import httpx
 import msgspec
@@ -216,7 +217,13 @@ class LlmEndpoint:
             RuntimeError: The endpoint was not entered.
         """
         with self._open().client() as client:
-            request = client.build_request("POST", self.url, content=body, headers=self.headers)
+            headers = self.headers
+            content: bytes | AsyncIterator[bytes] = body
+            if len(body) > LONG_BYTES and self._transport is None:
+                # With its length known, httpx does not send it chunked, which some endpoints refuse.
+                headers = {**headers, "Content-Length": str(len(body))}
+                content = _pieces(body)
+            request = client.build_request("POST", self.url, content=content, headers=headers)
             return await exchange(client, request, self.settings.retry, streamed)
 
     async def models(self) -> Answered | Fault:
@@ -305,6 +312,13 @@ class LlmEndpoint:
             trust_env=not is_loopback(self.settings.base_url),
             timeout=http_timeout(self.settings.retry),
         )
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a long body in pieces, and let other tasks run in between."""
+    for at in range(0, len(body), LONG_BYTES):
+        yield body[at : at + LONG_BYTES]
+        await anyio.lowlevel.checkpoint()
 
 
 @functools.cache

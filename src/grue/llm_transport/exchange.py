@@ -240,7 +240,7 @@ class _Incoming:
     async def body(self) -> bytes | None:
         """Return the body, or `None` for a stream that ended too early."""
         if self.streamed is not None:
-            self._last_event(self.streamed)
+            await self._end(self.streamed)
             if self._is_stream:
                 assembler = self.streamed.assembler
                 if not self.whole:
@@ -276,20 +276,31 @@ class _Incoming:
                 deltas += assembler.feed(event)
             except DamagedStream as error:
                 raise DamagedStream(f"event {self._events} {error}") from error
+            if assembler.held > MAX_BODY_BYTES:
+                # Refused before it is put together, which would take a call into C as long as the text is.
+                raise OversizedStream(f"the reply is longer than {MAX_BODY_BYTES} bytes")
             if assembler.finished:
                 break
         if self._is_stream and self._lines.damage:
             raise DamagedStream(self._lines.damage)
         return deltas
 
-    def _last_event(self, streamed: Streamed) -> None:
+    async def _end(self, streamed: Streamed) -> None:
         """Add the event that only the end of the stream completes. If it is damaged, it is ignored."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
-            for delta in _joined(self._feed(streamed.assembler, self._lines.end())):
+            if self._lines.waiting > LONG_BYTES:
+                feed = anyio.to_thread.run_sync
+                deltas = await feed(self._last_event, streamed.assembler, abandon_on_cancel=True)
+            else:
+                deltas = self._last_event(streamed.assembler)
+            for delta in _joined(deltas):
                 streamed.show(delta)
         if not sound and self._is_stream:
             raise DamagedStream(self._lines.damage)
+
+    def _last_event(self, assembler: Assembler) -> list[Delta]:
+        return self._feed(assembler, self._lines.end())
 
 
 def _joined(deltas: list[Delta]) -> list[Delta]:

@@ -16,6 +16,7 @@ import mcp_types as types
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from grue.large_data import count_of
 from grue.protocol import tool_results
 from grue.protocol.lines import CutLineError
 from grue.protocol.tool_results import JsonText
@@ -76,7 +77,7 @@ def refusal_of(value: dict[str, Any]) -> types.JSONRPCError | None:
 
 def values_in(text: bytes) -> int:
     """Return an upper estimate of the number of values in a JSON text. Commas in strings count too."""
-    return len(text) - len(text.translate(None, b"[{,"))
+    return count_of(text, "[{,")
 
 
 def _refusal(request_id: object, text: str) -> types.JSONRPCError | None:
@@ -143,7 +144,7 @@ def _decode(line: bytes) -> object:
         if value is None:
             return None
     # Limit the nesting: code that walks the value later recurses once a level.
-    if line.count(b"[") + line.count(b"{") > _CHECK_DEPTH_FROM:
+    if count_of(line, "[{") > _CHECK_DEPTH_FROM:
         return tool_results.json_value(value, depth=_DEPTH)
     return value
 

@@ -8,6 +8,8 @@ from grue.mcp_transport.incoming import read_any_message, refusal_of_cut
 from grue.mcp_transport.message_stream import MAX_UNASKED, MessageStream, encode_message
 from grue.processes.server_process import ServerProcess
 from grue.protocol.lines import CutLineError, LineTooLongError
+from grue.protocol.tool_results import is_small
+from grue.runtime.aside import aside
 from grue.tool_sessions.notices import Notify
 
 
@@ -23,6 +25,7 @@ class LineStream(MessageStream):
         self._notify = notify
         self._max_message_bytes = max_message_bytes
         self._unasked = 0
+        self._encoding = anyio.Lock()
         self.broken: str | None = None
         """Why nothing more can be exchanged; `None` while the stream works."""
 
@@ -59,7 +62,15 @@ class LineStream(MessageStream):
     async def send(self, item: SessionMessage) -> None:
         """Write a message to the process; queue what the pipe does not take at once."""
         try:
-            self._process.send_line(encode_message(item.message))
+            self._process.send_line(await self._encoded(item.message))
         except anyio.BrokenResourceError:
             self.broken = self.broken or "it does not read its input"
             raise
+
+    async def _encoded(self, message: types.JSONRPCMessage) -> bytes:
+        """Encode a message, a large one in a thread. Later ones wait for it, so that their order stays."""
+        large = isinstance(message, types.JSONRPCRequest) and not is_small(message.params)
+        if not large and not self._encoding.locked():
+            return encode_message(message)
+        async with self._encoding:
+            return await aside(encode_message, message) if large else encode_message(message)

@@ -69,6 +69,8 @@ def well_formed(text: str) -> str:
 
     Lone surrogates come from bytes that are not valid text, as in a file's name or a program's output.
     """
+    if text.isascii():
+        return text
     try:
         text.encode()  # finds the same errors as the line below at a tenth of the cost
     except UnicodeEncodeError:

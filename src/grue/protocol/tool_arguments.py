@@ -12,6 +12,7 @@ from itertools import islice
 
 import msgspec
 
+from grue.large_data import count_of
 from grue.messages import JsonObject
 from grue.protocol import tool_results
 from grue.protocol.safe_text import plain_text
@@ -47,9 +48,7 @@ def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:
 
 def _marks(text: str | bytes) -> int:
     """Return an upper bound of the number of values: quotes, brackets and commas, also inside strings."""
-    if isinstance(text, str):
-        return sum(map(text.count, '"[{,'))
-    return sum(map(text.count, (b'"', b"[", b"{", b",")))
+    return count_of(text, '"[{,')
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> JsonObject | str:
@@ -79,7 +78,7 @@ def read_arguments(text: str, room: int = MAX_CHARS) -> JsonObject | str:
     if not isinstance(value, dict):
         return f"the arguments must be a JSON object, not {type(value).__name__}"
     # A value cannot be nested deeper than its number of brackets, so most need no walk.
-    deep = text.count("{") + text.count("[") > tool_results.MAX_DEPTH and tool_results.is_deep(value)
+    deep = count_of(text, "{[") > tool_results.MAX_DEPTH and tool_results.is_deep(value)
     return _DEEP if deep else value
 
 

@@ -40,6 +40,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from grue.large_data import count_of
 from grue.messages import Attachment, JsonObject, ToolCallResult
 from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_media import MediaRoom, known_bytes, text_in
@@ -218,7 +219,7 @@ def _unstructured(blocks: list[JsonObject]) -> object:
 
 def _is_readable(text: str) -> bool:
     """Return whether a JSON text is short enough, and has few enough values, to be decoded."""
-    return len(text) <= MAX_JSON_CHARS and sum(map(text.count, "[{,")) <= MAX_JSON_VALUES
+    return len(text) <= MAX_JSON_CHARS and count_of(text, "[{,") <= MAX_JSON_VALUES
 
 
 def _error_text(blocks: list[JsonObject]) -> str:

@@ -20,6 +20,12 @@ class Pace:
             await anyio.lowlevel.checkpoint()
             self.paused()
 
+    async def pause_shielded(self) -> None:
+        """Let other tasks run if the time is up, without taking a cancellation."""
+        if time.monotonic() >= self._due:
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+            self.paused()
+
     def paused(self) -> None:
         """Restart the time, because the caller has just awaited something."""
         self._due = time.monotonic() + STRETCH_S

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
+from grue.large_data import write_to
 from grue.runtime.authorisations import (
     MAX_HEADER_BYTES,
     authorisations,
@@ -250,10 +251,10 @@ def _replaced(written: bytes, found: Iterable[Found], shown: Callable[[Found], b
     """Return `written` with the spans replaced."""
     view, out, at = memoryview(written), BytesIO(), 0
     for each in found:
-        out.write(view[at : each.start])
+        write_to(out, view[at : each.start])
         out.write(shown(each))
         at = each.end
-    out.write(view[at:])
+    write_to(out, view[at:])
     return out.getvalue()
 
 

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue.large_data import LONG, VERY_LONG, encode, joined
 from grue.runtime.backlog import Backlog
 from grue.runtime.redaction import Redaction
 from grue.runtime.text_pieces import TextPieces
@@ -41,6 +42,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         cause: Number of the envelope that made the sender send it; `None` for a first cause.
         body: The message.
         redacted: A secret in the body was replaced by a placeholder.
+        is_long: The body's JSON is so long that work on it belongs in a thread. Not part of a trace.
         reply_to: The `Reply` of an ask; never part of a trace.
     """
 
@@ -53,15 +55,14 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
     cause: int | None
     body: B
     redacted: bool = False
+    is_long: bool = False
     reply_to: object = None
 
 
+_HOST = "host"
+
 Observer = Callable[[Envelope[Any], bytes], None]
 """Called with each envelope, without secrets, and with its line of JSON, without the newline."""
-
-
-LONG = 131_072
-"""Size of a message's JSON in bytes from which a thread handles it."""
 
 
 class Recorder:
@@ -89,6 +90,7 @@ class Recorder:
         self._encoder = msgspec.json.Encoder()
         self._redaction = Redaction(secrets)
         self._backlog = Backlog()
+        self._was_long = False
         self._late = self._backlog.calls
         self._piece: type[Struct] = _NoPiece
         self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
@@ -189,6 +191,7 @@ class Recorder:
                 self._backlog.check()
             if self._texts and not piece:
                 self._end_texts(sender, turn)
+            written = b"" if piece or not self._observers else self._encoded(body, sender)
             self._seq += 1
             envelope = Envelope(
                 seq=self._seq,
@@ -199,12 +202,13 @@ class Recorder:
                 receiver=receiver,
                 cause=cause,
                 body=body,
+                is_long=len(written) >= LONG,
                 reply_to=reply_to,
             )
             if piece:
                 self._show_piece(envelope)
-            elif self._observers:
-                self._show(envelope, self._encoder.encode(body))
+            elif written:
+                self._show(envelope, written)
         if self._late and self._backlog.busy and not _in_event_loop():
             self._backlog.wait()
         return envelope
@@ -232,14 +236,39 @@ class Recorder:
             part = replace(envelope, body=replace(envelope.body, text=text))
             self._show(part, self._encoder.encode(part.body))
 
-    def _show(self, envelope: Envelope[Any], written: bytes, *, here: bool = False) -> None:
-        if not here and (len(written) >= LONG or self._late):
-            self._backlog.add(lambda: self._show(envelope, written, here=True))
-            return
-        shown = written
-        if self._redaction.may_contain_secrets(written):
+    def _encoded(self, body: object, sender: str) -> bytes:
+        """Encode a message. Only a host's texts have no limit; the messages after them may hold them too."""
+        if sender != _HOST and not self._was_long:
+            written = self._encoder.encode(body)
+            self._was_long = len(written) >= VERY_LONG
+            return written
+        written = encode(self._encoder, body)
+        self._was_long = self._was_long or len(written) >= VERY_LONG
+        return written
+
+    def _show(self, envelope: Envelope[Any], written: bytes) -> None:
+        if len(written) >= LONG or self._late:
+            # Whoever takes it out of the list holds it alone, and can drop it when it is no longer needed.
+            left = [written]
+            self._backlog.add(lambda: self._pass_on(envelope, left))
+        else:
+            self._pass_on(envelope, [written])
+
+    def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
+        shown = left[0]
+        if self._redaction.may_contain_secrets(shown):
+            written = left.pop()
             shown, body = self._redaction.redact_message(written, envelope.body)
             envelope = replace(envelope, body=body, redacted=shown != written)
+            del written
+        left.clear()
+        line = self._line(envelope, shown)
+        del shown
+        for observer in self._observers:
+            observer(envelope, line)
+
+    def _line(self, envelope: Envelope[Any], shown: bytes) -> bytes:
+        long = len(shown) >= LONG
         line = self._encoder.encode(
             TraceLine(
                 seq=envelope.seq,
@@ -250,11 +279,11 @@ class Recorder:
                 receiver=envelope.receiver,
                 cause=envelope.cause,
                 redacted=envelope.redacted,
-                body=msgspec.Raw(shown),
+                body=msgspec.Raw(b"0" if long else shown),
             )
         )
-        for observer in self._observers:
-            observer(envelope, line)
+        # The body is the last member of a line.
+        return joined(line[:-2], shown, b"}") if long else line
 
 
 class _Text:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from grue.errors import TraceError
+from grue.large_data import count_of
 from grue.runtime.trace_format import TraceLine
 
 MAX_DEPTH = 250
@@ -70,7 +71,7 @@ def check_depth(path: Path, number: int, body: bytes) -> None:
     Raises:
         TraceError: It is nested more deeply.
     """
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+    if count_of(body, "[{") <= MAX_DEPTH:
         return
     rest = _STRINGS.sub(b"", body).translate(_BRACKETS, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):

@@ -18,6 +18,7 @@ A file belongs to one episode and one process. The format itself is in `trace_fo
 
 import hashlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from grue.errors import TraceError
+from grue.large_data import joined
 from grue.runtime.line_file import LineFile
 from grue.runtime.line_queue import FLUSH_WITHIN_S, LineQueue
 from grue.runtime.safe_open import next_line, open_regular
@@ -201,36 +203,41 @@ class TraceWriter:
 
     def _shortened(self, written: bytes, strings: list[tuple[int, int]]) -> bytes:
         """Move long strings into files, and the body too if it is still too long. Return the short line."""
-        pieces: list[bytes] = []
+        view = memoryview(written)
+        pieces: list[memoryview] = []
         extracts: list[Extract] = []
         end = length = 0
         for start, following in strings:
-            pieces += [written[end:start], b'""']
+            pieces += [view[end:start], _EMPTY]
             length += start - end
-            string = written[start:following]
-            sha256 = hashlib.sha256(string).hexdigest()
-            self._keep_payload(payload_path(self.path, sha256), string)
-            extracts.append(Extract(at=length, sha256=sha256, bytes=len(string)))
+            string = view[start:following]
+            extracts.append(Extract(at=length, sha256=self._kept(string), bytes=len(string)))
             length, end = length + 2, following
-        kept = b"".join((*pieces, written[end:]))
+        kept = memoryview(joined(*pieces, view[end:])) if strings else view
         return self._with_reference(kept, extracts)
 
-    def _with_reference(self, written: bytes, extracts: list[Extract]) -> bytes:
+    def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
         """Move the line's body into a separate file if it is too long. Return the line for the trace."""
-        line = _LINES.decode(written)
-        body = bytes(line.body)
-        # The body is the last member of a line.
-        before = len(written) - len(body) - 1
-        placed = tuple(replace(extract, at=extract.at - before) for extract in extracts)
-        line = replace(line, extracts=placed)
+        # The body is the last member of a line, and no string before it holds an unescaped quote. Decoding
+        # the whole line would keep the interpreter for as long as it takes to copy it.
+        start = _BODY.search(written)
+        assert start is not None, "a line has a body"
+        before = start.end()
+        head = _LINES.decode(bytes(written[:before]) + b"0}")
+        body = written[before:-1]
+        line = replace(head, extracts=tuple(replace(each, at=each.at - before) for each in extracts))
         if len(body) <= self._options.max_payload_bytes:
-            return msgspec.json.encode(line)
-        sha256 = hashlib.sha256(body).hexdigest()
-        self._keep_payload(payload_path(self.path, sha256), body)
-        reference = PayloadReference(sha256=sha256, bytes=len(body), type=_tag(body))
+            return msgspec.json.encode(replace(line, body=msgspec.Raw(bytes(body))))
+        reference = PayloadReference(sha256=self._kept(body), bytes=len(body), type=_tag(body))
         return msgspec.json.encode(replace(line, body=msgspec.Raw(msgspec.json.encode(reference))))
 
-    def _keep_payload(self, path: Path, body: bytes) -> None:
+    def _kept(self, content: memoryview) -> str:
+        """Write a payload file, and return the hash that names it."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        self._keep_payload(payload_path(self.path, sha256), content)
+        return sha256
+
+    def _keep_payload(self, path: Path, body: memoryview) -> None:
         draft = path.with_suffix(".part")
         try:
             if path.exists() and path.stat().st_size == len(body):
@@ -251,6 +258,9 @@ class _Tagged(Struct):
     type: str | UnsetType = UNSET
 
 
+_BODY = re.compile(rb'"body":')
+_EMPTY = memoryview(b'""')
+_FIRST_MEMBER = re.compile(rb'\{"type":"[^"]*"')
 _LINES = msgspec.json.Decoder(TraceLine)
 _TAGS = msgspec.json.Decoder(_Tagged)
 
@@ -262,9 +272,11 @@ def _line(written: bytes) -> TraceLine | None:
         return None
 
 
-def _tag(body: bytes) -> str | UnsetType:
+def _tag(body: memoryview) -> str | UnsetType:
+    """Return the tag, which is the first member of a message's JSON."""
+    first = _FIRST_MEMBER.match(body)
     try:
-        return _TAGS.decode(body).type
+        return _TAGS.decode(first[0] + b"}").type if first else UNSET
     except UNDECODABLE:
         return UNSET
 

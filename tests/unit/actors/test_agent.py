@@ -1,19 +1,23 @@
 """The agent's shell: receives, steps, performs; deadline and cancellation are events too."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from turns import ACCEPTED, ANSWER, REFUSED, calls, closed, opened, returned, run, text
 
 from grue.actors.agent import AgentActor, Check
 from grue.errors import ActorCrashed
+from grue.large_data import LONG
 from grue.messages import (
     CallTools,
     CheckAnswer,
     CloseSession,
+    CompletionReceived,
     DeadlineMissed,
     DeadlinePassed,
     Interrupted,
@@ -27,7 +31,7 @@ from grue.messages import (
     TurnInterrupted,
     TurnLimits,
 )
-from grue.protocol.tool_loop import IllegalEvent
+from grue.protocol.tool_loop import IllegalEvent, step
 from grue.runtime.actor import Actor
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
@@ -140,6 +144,46 @@ class Stage:
 
     def of(self, *kinds: type) -> list[Envelope[Any]]:
         return [item for item in self.envelopes if isinstance(item.body, kinds)]
+
+
+async def test_a_long_reply_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, str] = {}
+
+    def noting(state: Any, event: Any) -> Any:
+        threads[type(event).__name__] = threading.current_thread().name
+        return step(state, event)
+
+    monkeypatch.setattr("grue.actors.agent.step", noting)
+    end = await Stage(run("a"), text("north " * LONG)).play()
+    assert isinstance(end, TurnCompleted)
+    here = threading.current_thread().name
+    assert threads.pop("CompletionReceived") != here
+    assert set(threads.values()) == {here}
+
+
+async def test_a_turn_that_is_cancelled_while_it_reads_a_long_reply_keeps_what_it_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reply is in the trace, so a replay steps with it; what came of it has to be there too."""
+    reading = threading.Event()
+    cancelled = threading.Event()
+
+    def slow(state: Any, event: Any) -> Any:
+        if isinstance(event, CompletionReceived):
+            reading.set()
+            assert cancelled.wait(TEST_LIMIT_S)
+        return step(state, event)
+
+    monkeypatch.setattr("grue.actors.agent.step", slow)
+    stage = Stage(run("a"), text("north " * LONG))
+    async with anyio.create_task_group() as turn:
+        turn.start_soon(stage.play)
+        await anyio.to_thread.run_sync(reading.wait)
+        turn.cancel_scope.cancel()
+        cancelled.set()
+    flow = stage.flow()
+    assert "agent > trace: CheckAnswer" in flow[flow.index("llm > agent: CompletionReceived") :]
+    assert "supervisor > trace: TurnInterrupted" in flow
 
 
 async def test_a_turn_is_a_conversation_in_which_every_message_has_its_cause() -> None:

@@ -22,6 +22,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
+from grue.protocol.chat_wire.chat_stream import ChatAssembler
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_faults import (
     broken_off,
@@ -340,6 +341,17 @@ async def test_a_stream_that_says_too_much_is_refused(monkeypatch: pytest.Monkey
     assert failed.failure.message == "the reply is longer than 300000 bytes"
     reply, _ = await asked_script(script[1:], retry=ONCE)
     assert isinstance(reply, CompletionReceived), "a short one is not"
+
+
+async def test_a_stream_is_refused_before_what_it_says_is_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(llm_exchange, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(ChatAssembler, "body", lambda _: pytest.fail("it was put together"))
+    for reply in (text_reply("x" * 2000), tool_calls_reply(("s.look", {"at": "y" * 2000}))):
+        failed, _ = await asked_script([reply], retry=ONCE)
+        assert isinstance(failed, CompletionFailed)
+        assert failed.failure.message == "the reply is longer than 1000 bytes"
 
 
 async def test_a_line_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

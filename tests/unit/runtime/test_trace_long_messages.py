@@ -9,7 +9,8 @@ import pytest
 from plain_messages import Said
 
 from grue.errors import TraceError
-from grue.runtime.trace import LONG, Envelope, Recorder
+from grue.large_data import LONG
+from grue.runtime.trace import Envelope, Recorder
 
 LONG_TEXT = "the word is open-sesame. " * (LONG // 20)
 

@@ -47,6 +47,7 @@ from grue.protocol.chat_wire.wire_format import (
     Said,
     WireRequest,
     closed,
+    listing,
     marked_pieces,
     opened,
     shortened,
@@ -136,7 +137,7 @@ class AnthropicMessages:
         if request.stream:
             tail["stream"] = True
         choice = to_json(_choice(request.choice))
-        return b"".join((head, b",".join(request.messages), closed(request.tools, choice, tail)))
+        return listing(head, request.messages, closed(request.tools, choice, tail))
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()

@@ -78,6 +78,7 @@ class AnthropicAssembler:
 
     def __init__(self) -> None:
         self.finished = False
+        self.held = 0
         self._message: JsonObject = {}
         self._started = False
         self._blocks: list[_Block] = []
@@ -170,6 +171,7 @@ class AnthropicAssembler:
             raise DamagedStream(f"adds {kind} without a text")
         if text:
             block.pieces.setdefault(name, []).append(text)
+            self.held += len(text)
             if name in ("text", "thinking"):
                 return (Delta(text, "content" if name == "text" else "reasoning"),)
         return ()

@@ -51,6 +51,7 @@ from grue.protocol.chat_wire.wire_format import (
     Said,
     WireRequest,
     closed,
+    listing,
     marked_pieces,
     opened,
     shortened,
@@ -114,7 +115,7 @@ class ChatCompletions:
         if request.stream:
             tail |= {"stream": True, "stream_options": {"include_usage": True}}
         choice = to_json(_choice(request.choice))
-        return b"".join((head, b",".join(request.messages), closed(request.tools, choice, tail)))
+        return listing(head, request.messages, closed(request.tools, choice, tail))
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()

@@ -54,6 +54,7 @@ class ChatAssembler:
 
     def __init__(self) -> None:
         self.finished = False
+        self.held = 0
         self._top: JsonObject = {}
         self._texts: dict[str, list[str]] = {}
         self._calls = _Calls()
@@ -114,7 +115,7 @@ class ChatAssembler:
         intact(delta, _DELTA)
         self._finish = choice.get("finish_reason") or self._finish
         for call in listed(delta.get("tool_calls")):
-            self._calls.add(_member(call, "tool call"))
+            self.held += self._calls.add(_member(call, "tool call"))
         if self._finish == "tool_calls" and not self._calls:
             raise DamagedStream("ends the reply with tool calls, but there are none")
         self._details += listed(delta.get("reasoning_details"))
@@ -122,6 +123,7 @@ class ChatAssembler:
             text = _text(delta.get(name), name)
             if text:
                 self._texts.setdefault(name, []).append(text)
+                self.held += len(text)
                 yield Delta(text, "reasoning" if name in _THOUGHTS else "content")
 
 
@@ -143,8 +145,8 @@ class _Calls:
     def as_json(self) -> list[JsonObject]:
         return [call.as_json() for call in self._calls]
 
-    def add(self, piece: JsonObject) -> None:
-        """Add a piece of a call.
+    def add(self, piece: JsonObject) -> int:
+        """Add a piece of a call; return how many characters of arguments it brought.
 
         Raises:
             DamagedStream: The piece does not belong to a call that has begun, and does not begin one.
@@ -161,6 +163,7 @@ class _Calls:
         elif arguments is not None:
             call.whole = arguments
         call.extra = piece.get("extra_content") or call.extra
+        return len(arguments) if isinstance(arguments, str) else 0
 
     def _of(self, piece: JsonObject, said: JsonObject) -> _Call:
         index, call_id = piece.get("index"), as_text(piece.get("id")) or ""

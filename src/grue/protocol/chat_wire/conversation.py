@@ -214,6 +214,11 @@ class Conversation:
                 return at
         return None
 
+    @property
+    def size(self) -> int:
+        """Bytes of the encoded messages."""
+        return sum(map(len, self._messages))
+
     def keep(self, reply: Reply) -> AssistantReply:
         """Keep the reply, and return what is kept; the next `ask` adds it to the history."""
         echo = Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None

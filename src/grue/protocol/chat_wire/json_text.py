@@ -4,6 +4,7 @@ import json
 
 import msgspec
 
+from grue.large_data import count_of
 from grue.messages import JsonObject
 from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_arguments import MAX_CHARS, is_crowded
@@ -36,7 +37,7 @@ def from_json(body: bytes) -> object:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     # What has few brackets need not be looked through.
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and is_deep(value):
+    if count_of(body, "{[") > MAX_DEPTH and is_deep(value):
         raise ValueError("nested too deeply")
     return value
 

@@ -46,6 +46,7 @@ class ResponsesAssembler:
 
     def __init__(self) -> None:
         self.finished = False
+        self.held = 0
         self._response: JsonObject = {}
         self._items: dict[int, object] = {}
         self._pieces: dict[int, _Pieces] = {}
@@ -103,6 +104,7 @@ class ResponsesAssembler:
         text = said.get("delta")
         if not isinstance(text, str | None) or "delta" not in said:
             raise DamagedStream(f"is a {kind} without a text")
+        self.held += len(text or "")
         index = said.get("output_index")
         if isinstance(index, int) and text and kind in (_SAID, _ARGUMENTS):
             pieces = self._pieces.setdefault(index, _Pieces())

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from grue.large_data import joined
 from grue.messages import AnswerSchema, CachePoint, JsonObject, SystemText, ToolDefinition, UserText
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import to_json
@@ -78,6 +79,9 @@ class Assembler(Protocol):
 
     finished: bool
     """Whether the last event has arrived; the rest of the stream is not needed."""
+
+    held: int
+    """Characters of text and of arguments that have arrived."""
 
     @property
     def whole(self) -> bool:
@@ -166,17 +170,21 @@ def marked_pieces(item: SystemText | UserText, marked: bool) -> list[tuple[str, 
     """
     text = item.text
     points = item.cache_points or ((CachePoint(len(text), EPHEMERAL),) if marked else ())
-    if not text.strip():
+    if _is_blank(text):
         return [(EMPTY, points[-1].control if points else None)]
     pieces: list[tuple[str, JsonObject | None]] = []
     start = 0
     for point in points:
         # Endpoints refuse a blank piece.
-        if text[start : point.end].strip():
+        if not _is_blank(text[start : point.end]):
             pieces.append((text[start : point.end], point.control))
             start = point.end
     rest = text[start:]
-    return [*pieces, (rest, None)] if rest.strip() else pieces
+    return pieces if _is_blank(rest) else [*pieces, (rest, None)]
+
+
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()  # `strip` would copy the text, which may be megabytes
 
 
 def shortened(tool: ToolDefinition, max_chars: int | None) -> ToolDefinition:
@@ -190,6 +198,12 @@ def opened(fields: JsonObject, extra: Mapping[str, object], key: str) -> bytes:
     """Encode a body up to the opening bracket of the list `key`; fields in `extra` are left to the tail."""
     head = {name: value for name, value in fields.items() if value is not None and name not in extra}
     return to_json(head)[:-1] + b',"' + key.encode() + b'":['
+
+
+def listing(head: bytes, messages: Sequence[bytes], tail: bytes) -> bytes:
+    """Return a body: what `opened` and `closed` return, with the messages in between."""
+    parts = [part for message in messages for part in (b",", message)]
+    return joined(head, *parts[1:], tail)
 
 
 def closed(tools: bytes, choice: bytes, fields: JsonObject) -> bytes:

@@ -1,0 +1,112 @@
+"""Work on megabytes in steps of a few milliseconds, so that other threads can run in between.
+
+A call into C keeps the interpreter until it returns. A thread that searches, copies or encodes 60 MB in one
+call blocks the event loop for 50 ms, though it runs beside it. The functions here do the same in a Python
+loop of short calls: the interpreter switches threads between two of them. Memory that is written for the
+first time costs most, about a millisecond per megabyte, so a copy is a long call too.
+"""
+
+from collections.abc import Iterator
+from io import BytesIO
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+STEP = 2**20
+"""Bytes or characters of one step."""
+
+LONG = 131_072
+"""Size of a message's JSON in bytes from which it is handled in a thread."""
+
+VERY_LONG = 16 * 2**20
+"""Characters of a text from which its message is encoded in steps. Actors read no longer texts. Up to there,
+one call is quicker, and in the event loop nothing is gained by letting other threads run in between."""
+
+_MOST_NODES = 1000
+
+
+def count_of(data: str | bytes, marks: str) -> int:
+    """Return how often the characters of `marks`, which are ASCII, stand in `data`."""
+    if isinstance(data, str):
+        return sum([data.count(mark, at, at + STEP) for at in range(0, len(data), STEP) for mark in marks])
+    codes = marks.encode()
+    return sum([data.count(code, at, at + STEP) for at in range(0, len(data), STEP) for code in codes])
+
+
+def find_in(data: bytes, wanted: bytes, start: int = 0) -> int:
+    """Return where `wanted` stands at or after `start`; -1: nowhere."""
+    for at in range(start, len(data), STEP):
+        found = data.find(wanted, at, at + STEP + len(wanted) - 1)
+        if found >= 0:
+            return found
+    return -1
+
+
+def joined(*parts: bytes | memoryview) -> bytes:
+    """Return the parts as one; copies each byte once."""
+    out = BytesIO()
+    for part in parts:
+        write_to(out, part)
+    return out.getvalue()
+
+
+def write_to(out: BytesIO, part: bytes | memoryview) -> None:
+    """Append to `out`."""
+    view = memoryview(part)
+    # The generator is Python code, so threads can switch before each piece.
+    out.writelines(view[at : at + STEP] for at in range(0, len(view), STEP))
+
+
+def encode(encoder: msgspec.json.Encoder, body: Any) -> bytes:
+    """Return what `encoder.encode(body)` would, in steps if a text of the body is very long.
+
+    The long texts are taken out, the rest is encoded, and they are put back where they were.
+    """
+    if not any(_is_long(each) for each in _nodes(body)):
+        return encoder.encode(body)
+    texts: dict[str, str] = {}
+    written = encoder.encode(_without_texts(msgspec.to_builtins(body), texts))
+    out, at = BytesIO(), 0
+    for name, text in texts.items():
+        mark = encoder.encode(name)
+        start = written.index(mark, at)
+        out.write(written[at : start + 1])
+        for place in range(0, len(text), STEP):
+            out.write(memoryview(encoder.encode(text[place : place + STEP]))[1:-1])
+        at = start + len(mark) - 1
+    out.write(written[at:])
+    return out.getvalue()
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, str) and len(value) >= VERY_LONG
+
+
+def _nodes(value: object) -> Iterator[object]:
+    """Yield the value and what is in it, breadth first; at most `_MOST_NODES`."""
+    queue = [value]
+    for _, node in zip(range(_MOST_NODES), queue, strict=False):
+        yield node
+        if isinstance(node, Struct):
+            queue += [getattr(node, name) for name in node.__struct_fields__]
+        elif isinstance(node, dict):
+            queue += node.values() if len(node) <= _MOST_NODES else ()
+        elif isinstance(node, list | tuple):
+            queue += node[:_MOST_NODES]
+
+
+def _without_texts(value: Any, texts: dict[str, str]) -> Any:
+    """Return a JSON value with a name in place of each long text, which is added to `texts` under it."""
+    match value:
+        case str() if len(value) >= VERY_LONG:
+            name = token_hex(16)
+            texts[name] = value
+            return name
+        case dict():
+            return {key: _without_texts(item, texts) for key, item in value.items()}
+        case list() | tuple():
+            return [_without_texts(item, texts) for item in value]
+        case _:
+            return value

@@ -1,0 +1,85 @@
+"""Large data is worked on in steps, with the same result as in one."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from grue import large_data
+from grue.large_data import count_of, encode, find_in, joined
+
+ENCODER = msgspec.json.Encoder()
+
+
+class Told(Struct, frozen=True, tag=True):
+    text: str
+    rest: Any = None
+
+
+class Renamed(Struct, frozen=True, tag="told", omit_defaults=True, rename={"text": "words"}):
+    text: str
+    again: tuple[Told, ...] = ()
+    number: float | None = None
+
+
+@pytest.fixture(autouse=True)
+def _short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_data, "STEP", 7)
+    monkeypatch.setattr(large_data, "VERY_LONG", 10)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+VALUES = st.recursive(
+    TEXTS | st.integers(-1000, 1000) | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+BODIES = st.builds(Told, TEXTS, VALUES) | st.builds(
+    Renamed, TEXTS, st.lists(st.builds(Told, TEXTS), max_size=2).map(tuple), st.floats(-1e9, 1e9) | st.none()
+)
+
+
+@given(BODIES)
+def test_a_message_encoded_in_steps_is_the_same(body: Any) -> None:
+    assert encode(ENCODER, body) == ENCODER.encode(body)
+
+
+def test_only_very_long_texts_are_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Noted:
+        def encode(self, body: Any) -> bytes:
+            sizes.append(len(ENCODER.encode(body)))
+            return ENCODER.encode(body)
+
+    whole = encode(Noted(), Told("é\n" * 500))  # type: ignore[arg-type]  # it encodes as one does
+    assert whole == ENCODER.encode(Told("é\n" * 500))
+    assert max(sizes) < 100
+    sizes.clear()
+    encode(Noted(), Told("short"))  # type: ignore[arg-type]  # likewise
+    assert len(sizes) == 1
+
+
+def test_a_lone_surrogate_is_refused_in_steps_too() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        encode(ENCODER, Told("x" * 20 + "\ud800"))
+
+
+@given(st.text('[{,"xé'), st.sampled_from(["[{,", '"', ""]))
+def test_counting_is_the_same(text: str, marks: str) -> None:
+    expected = sum(text.count(mark) for mark in marks)
+    assert count_of(text, marks) == count_of(text.encode(), marks) == expected
+
+
+@given(st.binary(max_size=40), st.binary(min_size=1, max_size=9), st.integers(0, 40))
+def test_finding_is_the_same(data: bytes, wanted: bytes, start: int) -> None:
+    for each in (data, data + wanted + data):
+        assert find_in(each, wanted, start) == each.find(wanted, start)
+
+
+@given(st.lists(st.binary(max_size=20)))
+def test_joining_is_the_same(parts: list[bytes]) -> None:
+    assert joined(*parts) == b"".join(parts)
+    assert joined(*map(memoryview, parts)) == b"".join(parts)
