@@ -24,6 +24,7 @@ import pytest
 from abandoned_episode import ASK, MODES, Stage, play, runner
 from commands import bodies, faulty, group_is_gone, start, wait_for_body, write_servers
 from killable_episodes import MARK, alive_of
+from promises import within
 
 from grue import FunctionTools, LlmSettings, Runner, TurnHandle, TurnOutcome
 from grue.errors import MCPError
@@ -46,6 +47,7 @@ INSTANTS = 40
 MOVE = json.dumps({"thinking": "Where am I?", "action": "look", "new_objective": None})
 WITHIN_S = 3.0
 """What a person who pressed Ctrl-C waits at most."""
+DEADLINE_S = 20.0
 
 modes = pytest.mark.parametrize("mode", MODES)
 servers = pytest.mark.parametrize("flags", [(), STUBBORN], ids=["polite", "stubborn"])
@@ -105,8 +107,8 @@ class Program:
         return self.process.returncode, errors
 
 
-def gone(program: Program, within_s: float = WITHIN_S) -> bool:
-    deadline = time.monotonic() + within_s
+def gone(program: Program) -> bool:
+    deadline = time.monotonic() + DEADLINE_S
     while program.servers() and time.monotonic() < deadline:
         time.sleep(0.01)
     return not program.servers()
@@ -170,12 +172,12 @@ PRESSED = [
 def test_ctrl_c_ends_everything_within_seconds(llm: str, mode: str, way: str, times: int) -> None:
     with Program(llm, mode, way, *CTRL_C[way], *STUBBORN) as program:
         program.until("now")
-        pressed = time.monotonic()
-        for _ in range(times):
-            program.process.send_signal(signal.SIGINT)
-            time.sleep(0.15)  # a person's fingers
-        status, errors = program.end()
-        assert gone(program, WITHIN_S - (time.monotonic() - pressed))
+        with within(WITHIN_S):
+            for _ in range(times):
+                program.process.send_signal(signal.SIGINT)
+                time.sleep(0.15)  # a person's fingers
+            status, errors = program.end()
+            assert gone(program)
     assert status == -signal.SIGINT, errors
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
@@ -215,7 +217,7 @@ def test_sigkill_at_random_instants_leaves_nothing(llm: str) -> None:
             after_s = dice.uniform(0.0, 0.02 if pausing else 0.4)
             marks[mark] = f"{host} {mode} {flags} {after_s:.4f} s"
             assert stage.kill(mark, after_s, llm, mode, *flags, pausing=pausing), marks[mark]
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + DEADLINE_S
     while (left := [what for mark, what in marks.items() if alive_of(mark)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left == []

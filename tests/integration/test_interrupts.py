@@ -3,12 +3,12 @@
 import asyncio
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import faulty, group_is_gone, start, trace_of, wait_for_body, write_servers
+from promises import within
 
 from grue import LlmSettings, Runner, StdioServer, TurnRequest
 from grue.messages import CloseSession, SessionClosed, ToolCalled, TurnFailed, TurnInterrupted
@@ -44,10 +44,9 @@ def test_ctrl_c_in_the_middle_of_a_tool_call(tmp_path: Path, llm: str, flags: tu
     program = playing(tmp_path, llm, "--silent-at", "call", *flags)
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]
     wait_for_body(tmp_path / "run", "ToolCalled")
-    began = time.monotonic()
-    program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
-    out, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
-    lasted = time.monotonic() - began
+    with within(3, "what users are promised, however stubborn the server"):
+        program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
+        out, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
     assert program.returncode == 130, err  # type: ignore[attr-defined]
     assert group_is_gone(pid, 0)
     assert "Traceback" not in err
@@ -57,17 +56,15 @@ def test_ctrl_c_in_the_middle_of_a_tool_call(tmp_path: Path, llm: str, flags: tu
     assert sum(isinstance(body, CloseSession) for body in said) == 1
     assert sum(isinstance(body, SessionClosed) for body in said) == 1
     assert sum(isinstance(body, TurnFailed) for body in said) == 1
-    assert lasted < 3, "what users are promised, however stubborn the server"
 
 
 def test_ctrl_c_while_a_turn_closes_a_stubborn_server_is_as_fast(tmp_path: Path, llm: str) -> None:
     program = playing(tmp_path, llm, *STUBBORN)
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]
     wait_for_body(tmp_path / "run", "CloseSession")
-    began = time.monotonic()
-    program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
-    _, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 3, "less than the server has where nobody waits for it"
+    with within(3, "less than the server has where nobody waits for it"):
+        program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
+        _, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
     assert program.returncode == 130, err  # type: ignore[attr-defined]
     assert group_is_gone(pid, 0)
     assert "Traceback" not in err
@@ -79,10 +76,9 @@ def test_a_second_ctrl_c_during_teardown_ends_it_at_once(tmp_path: Path, llm: st
     wait_for_body(tmp_path / "run", "ToolCalled")
     program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
     wait_for_body(tmp_path / "run", "CloseSession")
-    began = time.monotonic()
-    program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
-    _, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 3
+    with within(3):
+        program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
+        _, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
     assert program.returncode == 130, err  # type: ignore[attr-defined]
     assert "Traceback" not in err
     assert group_is_gone(pid, 0)
@@ -171,10 +167,9 @@ def test_a_turn_limit_bounds_everything_teardown_included(llm: str) -> None:
     from grue import TurnTimedOut
 
     stubborn = runner(llm, "--silent-at", "call", *STUBBORN, tool_timeout_s=60)
-    began = time.monotonic()
     with (
+        within(1.5 + 0.2, "the limit, and some time for what comes before and after the turn"),
         assert_nothing_left(),
         pytest.raises(TurnTimedOut, match=r"did not end within 1\.5 s: it was waiting for faulty\.echo"),
     ):
         stubborn.run_turn(TurnRequest(system="s", user="u", turn_timeout_s=1.5))
-    assert time.monotonic() - began < 1.5 + 0.7, "the limit, and what a loaded machine adds"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promises import within
 from real_servers import bounded, npm_server, over_http
 from transport_servers import QUICK
 
@@ -171,10 +172,9 @@ def test_progress_is_traced_and_a_call_that_lasts_too_long_is_given_up(everythin
         done = client.call("everything.trigger-long-running-operation", long)
         assert done.content == "Long running operation completed. Duration: 0.4 seconds, Steps: 4."
         assert notes.of("progress") == ["1/4", "2/4", "3/4", "4/4"]
-        started = time.monotonic()
         longer = {"duration": 60, "steps": 600}
-        late = client.call("everything.trigger-long-running-operation", longer, timeout_s=0.5)
-        assert time.monotonic() - started < 2, "progress extends no limit"
+        with within(2, "progress extended the limit"):
+            late = client.call("everything.trigger-long-running-operation", longer, timeout_s=0.5)
         assert late.error_message == "Tool call timed out after 0.5s"
         assert notes.of("progress")[4:6] == ["1/600", "2/600"]
         assert client.call("everything.echo", {"message": "on"}).content == "Echo: on"

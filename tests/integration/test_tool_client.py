@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import anyio
 import pytest
+from promises import within
 from transport_servers import QUICK, STUBBORN, faulty
 
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
@@ -202,13 +202,12 @@ def test_p9_ctrl_c_ends_a_call_and_its_server(presses: int) -> None:
     with host(faulty("--silent-at", "call", *STUBBORN, "--grandchild")) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "connected\n"
-        started = time.monotonic()
-        for _ in range(presses):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        assert process.wait(5) == 0
-    assert time.monotonic() - started < 3
+        with within(3):
+            for _ in range(presses):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.wait(20) == 0
 
 
 def test_limits_are_those_given() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from patient_turns import ASK, PatientModel, patient_model, wait_until
+from promises import within
 
 from grue import AnswerError, AnswerSpec, LLMError, MCPServerStartupError, TurnCancelled, TurnRequest
 from grue.testing.fault_turns import MODES, Mode
@@ -115,12 +116,11 @@ def test_cancel_ends_it_in_every_phase(model: PatientModel, mode: Mode, phase: s
     with model.runner(mode, *flags) as runner:
         handle = runner.start_turn(ASK)
         wait_until(lambda: doing in handle.progress().doing)
-        began = time.monotonic()
-        handle.cancel()
-        assert time.monotonic() - began < 0.5, "it does not wait"
-        with pytest.raises(TurnCancelled):
-            handle.result(timeout_s=5)
-        assert time.monotonic() - began < 3
+        with within(3):
+            with within(0.5, "it waits"):
+                handle.cancel()
+            with pytest.raises(TurnCancelled):
+                handle.result(timeout_s=20)
         assert handle.progress().doing == "done"
         model.gate.set()
         again = runner.start_turn(TurnRequest[str](system="s", user="u", tools=False))

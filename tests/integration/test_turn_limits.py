@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from promises import within
 from transport_servers import STUBBORN, faulty
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest, TurnTimedOut
@@ -64,7 +65,7 @@ def test_the_work_gets_nine_tenths_of_the_limit_and_the_end_keeps_it(
         runner.warm_up()
         runner.recorder.add(keep)
         started = time.monotonic()
-        with pytest.raises(TurnTimedOut) as missed:
+        with within(LIMIT_S + 0.5), pytest.raises(TurnTimedOut) as missed:
             runner.run_turn(ASK)
         took_s = time.monotonic() - started
     kept_s = begun[0].limits.teardown_s
@@ -72,7 +73,7 @@ def test_the_work_gets_nine_tenths_of_the_limit_and_the_end_keeps_it(
     assert kept_s == (0.1 if kept else 0.0)
     assert str(missed.value).startswith(f"Turn 1 did not end within 1 s: it was {doing}.{kept}")
     assert missed.value.limit_s == LIMIT_S
-    assert 0.9 * LIMIT_S - 0.01 <= took_s < LIMIT_S + 0.5
+    assert took_s >= 0.9 * LIMIT_S - 0.01
 
 
 def test_a_user_may_keep_more_for_closing(llm: str) -> None:

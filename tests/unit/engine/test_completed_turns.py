@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from turns import Walk, calls, opened, returned, run
+from turns import run
 
 from grue.answers import AnswerSpec
 from grue.engine.completed_turns import CompletedTurns
 from grue.errors import TraceError
 from grue.messages import RunTurn, TurnCompleted
-from grue.protocol.turn_states import AwaitingTools, Finished, progress_of
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceWriter
 
@@ -111,13 +110,5 @@ def test_what_a_secret_was_taken_out_of_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceError, match=r"none\.jsonl"):
         CompletedTurns(tmp_path / "none.jsonl")
-
-
-def test_progress_counts_the_calls_of_a_reply_as_they_are_settled() -> None:
-    walk = Walk(run("a"), opened("a"), calls("a.look", "a.think"), returned(1))
-    assert isinstance(walk.state, AwaitingTools)
-    seen = progress_of(walk.state)
-    assert (seen.doing, seen.tool_calls, seen.iterations) == ("waiting for a.think", 1, 1)
-    assert progress_of(Finished()).doing == "ending"

@@ -29,7 +29,7 @@ def test_progress_says_what_a_turn_waits_for(events: tuple[object, ...], doing: 
 def test_progress_counts_what_is_done() -> None:
     walk = Walk(*OPEN, calls("a.think", "a.look"), returned(1))
     seen = progress_of(walk.state)
-    assert (seen.iterations, seen.requests, seen.tool_calls) == (1, 1, 1)
+    assert (seen.doing, seen.iterations, seen.requests, seen.tool_calls) == ("waiting for a.look", 1, 1, 1)
     assert seen.usage == Usage(input_tokens=3, output_tokens=2)
     walk.send(returned(2))
     seen = progress_of(walk.state)

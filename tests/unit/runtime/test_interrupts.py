@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import anyio
 import pytest
+from promises import within
 
 import grue
 from grue.runtime.interrupts import InterruptWatch, MainThreadWork, defer_interrupts, restore_interrupt
@@ -27,12 +27,10 @@ def test_ctrl_c_ends_the_call_within_seconds_wherever_it_was_made(where: str) ->
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "working\n"
-        started = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=10)
-        took_s = time.monotonic() - started
+        with within(3):
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=20)
     assert process.returncode == 130, errors
-    assert took_s < 3
     # Nobody but the interpreter's end can reach a call that another thread of the user's made.
     cleaned = [] if where == "thread" else ["cleaned up", "last word"]
     assert rest.splitlines() == [*cleaned, "KeyboardInterrupt"]

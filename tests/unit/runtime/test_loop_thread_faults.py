@@ -5,8 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Iterator
 from types import CodeType
 from typing import Any
 
@@ -18,7 +17,7 @@ from anyio.abc import TaskGroup
 from grue.errors import MCPError
 from grue.runtime import loop_thread as episode_loop
 from grue.runtime.interrupts import wait_for
-from grue.runtime.loop_thread import Call, EpisodeLoop
+from grue.runtime.loop_thread import EpisodeLoop
 
 WITHIN_S = 10.0
 """What anything here may take at most; nothing takes more than a fraction."""
@@ -90,37 +89,42 @@ def test_what_a_signal_handler_raises_while_it_begins_ends_it() -> None:
     assert left.wait(WITHIN_S)
 
 
-def test_a_call_that_ends_as_it_is_asked_for_does_not_keep_the_loop_from_ending(
+@pytest.fixture
+def _threads_alternate() -> Iterator[None]:
+    """Switch threads between almost any two instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_threads_alternate")
+def test_calls_that_end_while_others_are_asked_for_do_not_keep_the_loop_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The asking thread is held up where it has the call's end noted, and the loop is closed meanwhile."""
-    held, ran = threading.Event(), threading.Event()
-    callback = Future.add_done_callback
-
-    def hold_up(call: Call[Any], function: Callable[[Any], object]) -> None:
-        if getattr(function, "__name__", "") == "discard":
-            held.set()
-            ran.wait(0.3)
-            time.sleep(0.1)
-        callback(call, function)
+    monkeypatch.setattr(episode_loop, "CLOSE_GRACE_S", 3 * WITHIN_S)
 
     async def answer() -> int:
-        ran.set()
-        await anyio.lowlevel.checkpoint()
         return 42
 
-    monkeypatch.setattr(Call, "add_done_callback", hold_up)
-    monkeypatch.setattr(episode_loop, "CLOSE_GRACE_S", 3 * WITHIN_S)
-    loop = begin()
-    asking = threading.Thread(target=lambda: loop.submit(answer))
-    closing = threading.Thread(target=loop.close, daemon=True)
-    asking.start()
-    assert held.wait(WITHIN_S)
-    ran.wait(0.2)
-    closing.start()
-    closing.join(WITHIN_S)
-    assert not closing.is_alive(), "it has not heard of its end"
-    asking.join(WITHIN_S)
+    for _ in range(20):
+        loop, asked = begin(), threading.Event()
+
+        def ask(loop: EpisodeLoop = loop, asked: threading.Event = asked) -> None:
+            with contextlib.suppress(MCPError):  # it is closed in the middle
+                for _ in range(200):
+                    loop.submit(answer)
+                    asked.set()
+
+        asking = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        assert asked.wait(WITHIN_S)
+        closing = threading.Thread(target=loop.close, daemon=True)
+        closing.start()
+        for thread in (closing, *asking):
+            thread.join(WITHIN_S)
+            assert not thread.is_alive(), "the loop has not heard of a call's end"
 
 
 @pytest.mark.parametrize("limit_s", [float("inf"), 1e12, 1e300])

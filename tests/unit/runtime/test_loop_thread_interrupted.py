@@ -3,10 +3,10 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from promises import Stopwatch
 
 WITHIN_S = 30.0
 """What the program may take at most; it takes a fraction of a second."""
@@ -23,13 +23,13 @@ def interrupted(where: str, *after: str) -> tuple[int, list[str], str, float]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        started = time.monotonic()
+        watch = Stopwatch()
         for line in after:
             assert process.stdout.readline() == f"{line}\n"
-            started = time.monotonic()
+            watch = Stopwatch()
             process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=WITHIN_S)
-    return process.returncode, rest.splitlines(), errors, time.monotonic() - started
+    return process.returncode, rest.splitlines(), errors, watch.seconds()
 
 
 @pytest.mark.parametrize("where", ["plain", "loop", "bare loop"])

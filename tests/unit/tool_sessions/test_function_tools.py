@@ -286,7 +286,8 @@ async def test_what_has_to_be_waited_for_is_over_before_a_batch_is_called() -> N
     log: list[str] = []
 
     async def wait_closed() -> None:
-        await anyio.sleep(0.01)
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
         log.append("wait_closed")
 
     async with FunctionTools({"tool": lambda: log.append("called")}).connect(
