@@ -48,9 +48,13 @@ if TYPE_CHECKING:
     from grue.tool_sessions.function_tools import FunctionTools
     from grue.tool_sessions.server_options import ServerOptions
     from grue.tool_sessions.server_specs import HttpServer, StdioServer
+    from grue.tool_sessions.tool_context import ToolContext
+    from grue.tool_sessions.tool_decorator import tool
 
 _HOMES = {
     "FunctionTools": "grue.tool_sessions.function_tools",
+    "ToolContext": "grue.tool_sessions.tool_context",
+    "tool": "grue.tool_sessions.tool_decorator",
     "LlmSettings": "grue.llm_transport.endpoint",
     "AnswerSpec": "grue.answers",
     "BatchItem": "grue.engine.batch",
@@ -102,6 +106,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ServerOptions",
     "ProcessLimits",
     "FunctionTools",
+    "tool",
+    "ToolContext",
     "ToolClient",
     "TurnLimits",
     "Budget",

@@ -647,6 +647,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         attempt: 1, or 2 after a retry.
         protocol_version: The negotiated MCP revision; empty if this is not an MCP server.
         pid: The server's process, if it has one.
+        serves_unlisted: Whether tools that are not in the list can be called too.
 
     Source: R6.8, P8
     """
@@ -657,6 +658,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
     protocol_version: str = ""
     pid: int | None = None
     elapsed_s: float = 0.0
+    serves_unlisted: bool = False
 
 
 class McpDisabled(Message, frozen=True, kw_only=True):

@@ -282,7 +282,7 @@ class ToolClient:
         self, server: ServerName, tool: str, arguments: JsonObject, timeout_s: float
     ) -> ToolCallResult:
         session = await self._session(server)
-        if not any(each.tool == tool for each in session.tools):
+        if not session.serves_unlisted and not any(each.tool == tool for each in session.tools):
             known = ", ".join(each.name for each in session.tools) or "none"
             return tool_results.failure(f"Unknown MCP tool: {server}.{tool}. Available tools: {known}")
         try:

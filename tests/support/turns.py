@@ -69,10 +69,12 @@ def run(
 
 
 def sort_calls(
-    calls: tuple[ToolCall, ...], tools: tuple[ToolDefinition, ...]
+    calls: tuple[ToolCall, ...],
+    tools: tuple[ToolDefinition, ...],
+    serving_unlisted: tuple[ServerName, ...] = (),
 ) -> tuple[tuple[Run, ...], tuple[Rejected, ...]]:
     """Sort the calls of a reply as a turn does whose policy allows all of them."""
-    valid, rejected = read_calls(calls, tools)
+    valid, rejected = read_calls(calls, tools, serving_unlisted)
     return runs_of(valid), rejected
 
 

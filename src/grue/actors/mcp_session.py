@@ -159,6 +159,7 @@ class SessionActor(Actor[SessionCommand]):
                     protocol_version=listing.protocol_version,
                     pid=connection.status.pid,
                     elapsed_s=anyio.current_time() - started,
+                    serves_unlisted=listing.serves_unlisted,
                 )
                 await self._report(opened, cause)
                 cause = await self._serve(connection) or cause

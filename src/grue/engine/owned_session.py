@@ -109,6 +109,7 @@ class OwnedSession:
         connection: The episode's state of the server, after the connect.
         fault: The unexpected exception that ended the session, if any; also a `BaseException`.
         tools: The server's current tool list.
+        serves_unlisted: Whether tools that are not in that list can be called too.
         closed: How the session was closed, after it was.
         pid: Id of the server's process, if it has one.
         died: Why the server died during the session; `None`: it has not.
@@ -118,6 +119,7 @@ class OwnedSession:
         self.connection = wiring.connection
         self.fault: BaseException | None = None
         self.tools: tuple[ToolDefinition, ...] = ()
+        self.serves_unlisted = False
         self.closed: SessionClosed | None = None
         self.pid: int | None = None
         self.died: ServerFailure | None = None
@@ -274,6 +276,7 @@ class OwnedSession:
             case SessionOpened() | McpDisabled() | StartupFailed():
                 self.connection = self._actor.connection
                 self.tools = event.tools if isinstance(event, SessionOpened) else ()
+                self.serves_unlisted = isinstance(event, SessionOpened) and event.serves_unlisted
                 self.pid = event.pid if isinstance(event, SessionOpened) else None
                 self._opened.set_result(event)
                 return isinstance(event, SessionOpened)

@@ -38,7 +38,7 @@ def connect_to(
         case StdioServer() | HttpServer():
             return lambda note: _mcp_client(server, registry, options or ClientOptions(), note)
         case FunctionTools():
-            return lambda _note: server.connect(ServerName(name))
+            return lambda note: server.connect(ServerName(name), note=note)
         case _:
             return server
 

@@ -192,7 +192,7 @@ class TurnActors:
         if pool is None:
             return connect
         if isinstance(server, FunctionTools):
-            return lambda _: server.connect(name, before_calls=pool.wait_closed)
+            return lambda note: server.connect(name, before_calls=pool.wait_closed, note=note)
         if not isinstance(server, McpServer):
             return connect
         return lambda _: pool.lend(name, connect, self._command.turn, deadline)

@@ -4,7 +4,7 @@ Come here to change which calls are rejected before they reach a server, or what
 `turn_tools.py` decides when calls are sent.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from msgspec import Struct
@@ -31,6 +31,7 @@ from grue.messages import (
 from grue.protocol import tool_results
 from grue.protocol.tool_arguments import MAX_CHARS, read_arguments
 from grue.protocol.tool_media import MediaRoom
+from grue.protocol.tool_names import split_unlisted
 from grue.vocabulary import SettlementKind
 
 
@@ -42,7 +43,7 @@ class Rejected(Struct, frozen=True):
 
 
 class ValidCall(Struct, frozen=True):
-    """A call that its server can take: the tool is listed, and the arguments are an object."""
+    """A call that its server can take: it serves the tool, and the arguments are an object."""
 
     call: ToolCall
     tool: ToolDefinition
@@ -77,10 +78,31 @@ def without_doubles(
     return tuple(first.values()), tuple(notes)
 
 
+def tool_of(
+    name: str, listed: Mapping[str, ToolDefinition], serving_unlisted: tuple[ServerName, ...]
+) -> ToolDefinition | None:
+    """Return the tool that a call names; `None` if no server serves it.
+
+    Nothing is known of a tool that its server does not list, so it gets a definition without annotations.
+    """
+    tool = listed.get(name)
+    found = split_unlisted(name, serving_unlisted) if tool is None else None
+    if found is None:
+        return tool
+    return ToolDefinition(server=ServerName(found[0]), tool=found[1], input_schema={"type": "object"})
+
+
 def read_calls(
-    calls: tuple[ToolCall, ...], tools: tuple[ToolDefinition, ...]
+    calls: tuple[ToolCall, ...],
+    tools: tuple[ToolDefinition, ...],
+    serving_unlisted: tuple[ServerName, ...] = (),
 ) -> tuple[tuple[ValidCall, ...], tuple[Rejected, ...]]:
     """Return the valid calls in order, and those that name an unknown tool or have unreadable arguments.
+
+    Args:
+        calls: The calls of one reply.
+        tools: The tools of all open sessions.
+        serving_unlisted: The servers whose tools need not be listed.
 
     Source: R5.3, R6.4, R8.3
     """
@@ -90,7 +112,7 @@ def read_calls(
     rejected: list[Rejected] = []
     room = MAX_CHARS
     for call in calls:
-        tool = listed.get(call.name)
+        tool = tool_of(call.name, listed, serving_unlisted)
         if tool is None:
             error = f"Unknown MCP tool: {call.name}. Available tools: {known}"
             rejected.append(Rejected(call, error))

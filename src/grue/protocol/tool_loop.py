@@ -129,7 +129,12 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
         case AwaitingTools(turn=turn), ToolsChanged(server=server, tools=tools) if server in turn.open:
             return replace(state, turn=turn.relist(server, tools)), ()
         case AwaitingReconnect(turn=turn, server=server), SessionClosed() if event.server == server:
-            turn = replace(turn, open=without(turn.open, server), reconnected=True)
+            turn = replace(
+                turn,
+                open=without(turn.open, server),
+                serving_unlisted=without(turn.serving_unlisted, server),
+                reconnected=True,
+            )
             return AwaitingSessions(turn, (server,), state.new), (open_session(turn.run, server),)
         case AwaitingVerdict(turn=turn), AnswerAccepted(answer=answer):
             return complete(turn, answer, state.content)

@@ -10,7 +10,7 @@ Source: R8.2
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 NameStyle = Literal["canonical", "encoded"]
@@ -32,6 +32,21 @@ def split_name(name: str) -> tuple[str, str]:
     if not dot:
         raise ValueError(f"Invalid tool name format: {name}. Expected format: {{server_name}}.{{tool_name}}")
     return server, tool
+
+
+def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | None:
+    """Return server and tool of a name that no server lists; `None` if no server of `servers` can be meant.
+
+    Args:
+        name: What the model wrote: `server.tool`, or the readable form of a wire name, `server__tool`.
+        servers: The servers that serve tools which they do not list.
+    """
+    for server in servers:
+        for separator in (".", "__"):
+            tool = name.removeprefix(f"{server}{separator}")
+            if tool and tool != name:
+                return server, tool
+    return None
 
 
 def is_wire_name(name: str) -> bool:

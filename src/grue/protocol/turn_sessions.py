@@ -57,6 +57,8 @@ def opened(state: AwaitingSessions, event: SessionOpened) -> Transition:
     """Take over the tools of a session that has opened."""
     turn = state.turn.relist(event.server, event.tools)
     turn = replace(turn, open=(*turn.open, event.server))
+    if event.serves_unlisted:
+        turn = replace(turn, serving_unlisted=(*turn.serving_unlisted, event.server))
     return when_all_reported(_reported(state, turn, event.server))
 
 

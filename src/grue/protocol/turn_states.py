@@ -30,7 +30,7 @@ from grue.messages import (
     UserText,
 )
 from grue.protocol.growing import Growing, Remaining
-from grue.protocol.tool_calls import Run, tool_messages
+from grue.protocol.tool_calls import Run, tool_messages, tool_of
 from grue.protocol.tool_media import MediaRoom
 
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class Turn(Struct, frozen=True, kw_only=True):
         tools: The tools of all open sessions, in the order of the servers.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
+        serving_unlisted: Servers that serve tools which they do not list.
         iterations: Replies with tool calls so far.
         requests: Requests sent to the model so far.
         batches: The number of the last batch of tool calls.
@@ -65,6 +66,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     tools: tuple[ToolDefinition, ...] = ()
     relisted: bool = False
     open: tuple[ServerName, ...] = ()
+    serving_unlisted: tuple[ServerName, ...] = ()
     iterations: int = 0
     requests: int = 0
     batches: int = 0
@@ -109,7 +111,9 @@ class Turn(Struct, frozen=True, kw_only=True):
     def server_that_died(self, records: tuple[ToolCallRecord, ...]) -> ServerName:
         """Return the server that died, from the records of one reply; one of them must be a `died`."""
         died = next(record for record in records if record.settlement == "died")
-        return next(tool.server for tool in self.tools if tool.name == died.name)
+        tool = tool_of(died.name, {tool.name: tool for tool in self.tools}, self.serving_unlisted)
+        assert tool is not None, "only a call of a tool that is served reaches a server"
+        return tool.server
 
     def tell(self, records: tuple[ToolCallRecord, ...]) -> tuple["Turn", tuple[ToolMessage, ...]]:
         """Add the records of one reply to the turn, and return the tool messages for the conversation."""

@@ -33,7 +33,7 @@ def call(turn: Turn, calls: tuple[ToolCall, ...]) -> Transition:
 
     The reply is judged as a whole first: nothing is sent before the policy has seen every call.
     """
-    valid, rejected = read_calls(calls, turn.tools)
+    valid, rejected = read_calls(calls, turn.tools, turn.serving_unlisted)
     turn, allowed, denied = _judged(turn, valid)
     runs = runs_of(allowed)
     batch = BatchId(turn.batches + 1)

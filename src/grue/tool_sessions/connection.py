@@ -40,12 +40,21 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """What a server reports when it is opened: its tools, versions and instructions."""
+    """What a server reports when it is opened.
+
+    Attributes:
+        tools: Its tools, in its order.
+        protocol_version: The MCP revision that was agreed on; empty if the server does not speak MCP.
+        server_version: Its name and version.
+        instructions: Its text for the model; untrusted.
+        serves_unlisted: Whether tools that it does not list can be called too.
+    """
 
     tools: tuple[ToolDefinition, ...]
     protocol_version: str
     server_version: str = ""
     instructions: str = ""
+    serves_unlisted: bool = False
 
 
 class ToolConnection(Protocol):

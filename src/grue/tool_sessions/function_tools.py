@@ -1,92 +1,118 @@
 """A tool server made of Python functions. It needs no process and produces the same messages as any other.
 
-msgspec checks the arguments against the functions' annotations; the schemas that the model sees are made from
-the same annotations.
+The schemas that the model sees and the checks of a call's arguments are made from the functions' annotations
+(`function_parameters.py`), the descriptions from their docstrings (`docstrings.py`).
 
 A plain function runs in a worker thread, so that a slow one does not block the event loop. At its time limit
-the call fails and the thread is abandoned, because Python cannot stop a thread. A coroutine function runs in
-the session's task and is cancelled at its limit.
+the call fails and the thread is abandoned, because Python cannot stop a thread; a `ToolContext` tells the
+function so. A coroutine function runs in the session's task and is cancelled at its limit.
 """
 
 import asyncio
-import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
+from grue.messages import JsonObject, ServerName, ServerNoted, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
+from grue.runtime.actor import Note
 from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
 from grue.tool_sessions.connection import ConnectionStatus, Listing
+from grue.tool_sessions.docstrings import read_docstring
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.function_parameters import InvalidArgumentsError, Parameters
+from grue.tool_sessions.tool_context import ToolContext
+from grue.tool_sessions.tool_decorator import settings_of
+from grue.vocabulary import NoticeKind
 
 _INVALID_PARAMS = -32602
 _RESULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+
+CatchAll: TypeAlias = Callable[[str, JsonObject], Any]
+"""Serves calls of tools that were never listed: `(bare name, arguments) -> result`, plain or coroutine."""
+
+
+class _Function(Struct, frozen=True):
+    """One function as a tool."""
+
+    tool: str
+    description: str
+    parameters: Parameters
+    call: Callable[..., Any]
+    timeout_s: float | None
 
 
 class FunctionTools:
     """A tool server made of functions. Pass it to a `Runner` in place of an MCP server.
 
     Args:
-        functions: The functions by tool name. Each parameter must be usable as a keyword argument and be
-            annotated with a type that msgspec supports. The docstring's first paragraph becomes the tool's
-            description.
+        functions: Functions by tool name; or functions alone, each with the name that `@tool` gives it or its
+            own. Each parameter must be usable as a keyword argument and be annotated with a type that msgspec
+            or pydantic supports. A parameter of the type `ToolContext` is not shown to the model. Of a
+            function marked with `@tool`, the model reads the docstring up to its first section; of a plain
+            one, its first paragraph.
+        catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
+            call is refused. The model learns of such tools only from its instructions.
 
     Raises:
-        MCPConfigError: A function has a parameter that JSON cannot express.
+        MCPConfigError: A function has a parameter that JSON cannot express, has no name, or has the name of
+            another one.
 
     Source: L
     """
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
-        self.functions = dict(functions)
-        self._arguments = {name: _arguments_type(name, function) for name, function in functions.items()}
-        self._schemas = {name: _schema(name, arguments) for name, arguments in self._arguments.items()}
+    def __init__(
+        self,
+        functions: Mapping[str, Callable[..., Any]] | Iterable[Callable[..., Any]] = (),
+        *,
+        catch_all: CatchAll | None = None,
+    ) -> None:
+        self.functions = dict(functions) if isinstance(functions, Mapping) else _by_name(functions)
+        self.catch_all = catch_all
+        self._served = {name: _function(name, function) for name, function in self.functions.items()}
 
     def connect(
-        self, server: ServerName, before_calls: Callable[[], Awaitable[object]] | None = None
+        self,
+        server: ServerName,
+        before_calls: Callable[[], Awaitable[object]] | None = None,
+        note: Note | None = None,
     ) -> "FunctionConnection":
         """Make the connection for one session.
 
         Args:
             server: The server name of its tools.
             before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
+            note: Records what functions report through their `ToolContext`; `None`: it is dropped.
         """
-        tools = tuple(
-            ToolDefinition(
-                server=server,
-                tool=name,
-                description=_description(function),
-                input_schema=self._schemas[name],
-            )
-            for name, function in self.functions.items()
-        )
-        return FunctionConnection(tools, self.functions, self._arguments, before_calls)
+        return FunctionConnection(server, self._served, self.catch_all, before_calls, note)
 
 
 class FunctionConnection:
-    """One session with a dictionary of functions; a `ToolConnection`."""
+    """One session with functions; a `ToolConnection`."""
 
     status = ConnectionStatus()
 
     def __init__(
         self,
-        tools: tuple[ToolDefinition, ...],
-        functions: Mapping[str, Callable[..., Any]],
-        arguments: Mapping[str, type[msgspec.Struct]],
+        server: ServerName,
+        functions: Mapping[str, _Function],
+        catch_all: CatchAll | None = None,
         before_calls: Callable[[], Awaitable[object]] | None = None,
+        note: Note | None = None,
     ) -> None:
-        self._tools = tools
-        self._before_calls = before_calls
+        self._server = server
         self._functions = functions
-        self._arguments = arguments
+        self._catch_all = catch_all
+        self._before_calls = before_calls
+        self._note = note
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,7 +125,16 @@ class FunctionConnection:
     async def open(self, timeout_s: float) -> Listing:
         """List the functions as tools."""
         del timeout_s
-        return Listing(tools=self._tools, protocol_version="")
+        tools = tuple(
+            ToolDefinition(
+                server=self._server,
+                tool=function.tool,
+                description=function.description,
+                input_schema=function.parameters.schema,
+            )
+            for function in self._functions.values()
+        )
+        return Listing(tools=tools, protocol_version="", serves_unlisted=self._catch_all is not None)
 
     async def refresh_tools(self, timeout_s: float) -> None:
         """Await `before_calls`. Returns `None`, since functions never change.
@@ -116,22 +151,45 @@ class FunctionConnection:
         A `KeyboardInterrupt`, or a BaseException class of the user's own, ends the turn, which raises it.
 
         Raises:
-            ToolTimedOutError: The function took longer than `timeout_s`. A plain function continues in its
-                thread, and its result is dropped.
+            ToolTimedOutError: The function took longer than `timeout_s`, or than its own limit. A plain
+                function continues in its thread, and its result is dropped.
             ToolRefusedError: The function does not exist, or the arguments do not match its annotations.
         """
-        if tool not in self._arguments:
-            raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
-        try:
-            given = msgspec.convert(arguments, self._arguments[tool])
-        except msgspec.ValidationError as error:
-            raise ToolRefusedError(f"invalid arguments: {error}", code=_INVALID_PARAMS) from error
-        call = functools.partial(self._functions[tool], **msgspec.structs.asdict(given))
+        function = self._functions.get(tool)
+        if function is not None and function.timeout_s is not None:
+            timeout_s = min(timeout_s, function.timeout_s)
+        context = ToolContext(self._server, tool, timeout_s, self._notify)
+        call = self._bound(tool, function, arguments, context)
+        finished = False
         try:
             with anyio.fail_after(timeout_s):
-                return await _result_of(call)
+                result = await _result_of(call)
+            finished = True
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
+        finally:
+            context._end(cancelled=not finished)  # noqa: SLF001 - the other half of one pair
+        return result
+
+    def _bound(
+        self, tool: str, function: _Function | None, arguments: JsonObject, context: ToolContext
+    ) -> functools.partial[Any]:
+        """Return the call with its converted arguments."""
+        if function is None:
+            if self._catch_all is None:
+                raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
+            return functools.partial(self._catch_all, tool, arguments)
+        try:
+            given = function.parameters.convert(arguments)
+        except InvalidArgumentsError as error:
+            raise ToolRefusedError(f"invalid arguments: {error}", code=_INVALID_PARAMS) from error
+        if function.parameters.context is not None:
+            given[function.parameters.context] = context
+        return functools.partial(function.call, **given)
+
+    def _notify(self, kind: NoticeKind, text: str) -> None:
+        if self._note is not None:
+            self._note(ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
 
 
 async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
@@ -144,7 +202,7 @@ async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
                 value = await value
         if isinstance(value, ToolCallResult):
             return value
-        return tool_results.success(msgspec.to_builtins(value, enc_hook=str))
+        return tool_results.success(msgspec.to_builtins(value, enc_hook=_encodable))
     except BaseException as raised:
         error = single(raised)
         # An exception of the user's function is its result, unless it asks for the program to end.
@@ -162,50 +220,37 @@ def _in_thread(call: functools.partial[Any]) -> Any:
         raise HostCodeFailed(error) from error
 
 
-def _arguments_type(name: str, function: Callable[..., Any]) -> type[msgspec.Struct]:
-    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for parameter in _signature(name, function).parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+def _encodable(value: object) -> object:
+    """Return what stands for a value that msgspec does not know: a pydantic model's fields, or its text."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(value)
+
+
+def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    named: dict[str, Callable[..., Any]] = {}
+    for function in functions:
+        settings = settings_of(function)
+        own_name: str = getattr(function, "__name__", "")
+        name = settings.name if settings is not None and settings.name else own_name
+        if not name or name == "<lambda>":
             raise MCPConfigError(
-                f"The function behind the tool '{name}' has the parameter '{parameter}', which cannot be "
-                "given by name. Use plain or keyword-only parameters."
+                f"{function!r} has no name that a tool could have. Give it one with `@tool(name=...)`, or"
+                " pass FunctionTools a dictionary of functions by name."
             )
-        kind = Any if parameter.annotation is parameter.empty else parameter.annotation
-        if parameter.default is parameter.empty:
-            fields.append((parameter.name, kind))
-        else:
-            fields.append((parameter.name, kind, _default(parameter.default)))
-    return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+        if name in named:
+            raise MCPConfigError(f"Two functions have the tool name '{name}'. Rename one: `@tool(name=...)`.")
+        named[name] = function
+    return named
 
 
-def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function, eval_str=True)
-    except (NameError, SyntaxError, TypeError, ValueError) as error:
-        raise MCPConfigError(f"The signature of the tool '{name}' cannot be read: {error}.") from error
-
-
-def _default(value: object) -> object:
-    # Python evaluates a default once. Copy a mutable one for each call: a function may modify it, and the
-    # next turn must not see that.
-    mutable = isinstance(value, list | dict | set | bytearray)
-    return msgspec.field(default_factory=functools.partial(copy.deepcopy, value)) if mutable else value
-
-
-def _schema(name: str, arguments: type[msgspec.Struct]) -> JsonObject:
-    try:
-        (schema,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
-    except TypeError as error:
-        raise MCPConfigError(
-            f"The tool '{name}' has a parameter that cannot be offered to a model: {error}. Annotate it with "
-            "a type that JSON can express."
-        ) from error
-    key = schema["$ref"].rsplit("/", 1)[-1]
-    own: JsonObject = {word: value for word, value in components.pop(key).items() if word != "title"}
-    if components:
-        own["$defs"] = components
-    return own
-
-
-def _description(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+def _function(name: str, function: Callable[..., Any]) -> _Function:
+    settings = settings_of(function)
+    docs = read_docstring(inspect.getdoc(function))
+    description = docs.summary if settings is None else docs.description
+    return _Function(
+        tool=name,
+        description=description if settings is None or settings.description is None else settings.description,
+        parameters=Parameters(name, function, docs.parameters),
+        call=function,
+        timeout_s=settings.timeout_s if settings else None,
+    )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from turns import call, died, returned, skipped, sort_calls, timed_out, tool
 
-from grue.messages import ToolCallResult
+from grue.messages import ServerName, ToolCallResult
 from grue.protocol.tool_calls import record_settlement, tool_messages
 
 VALUES = st.recursive(
@@ -40,6 +40,14 @@ def test_consecutive_calls_to_one_server_are_one_run() -> None:
         ("a", [("c4", "look")]),
     ]
     assert rejected == ()
+
+
+def test_a_server_that_serves_unlisted_tools_gets_every_call_by_its_name() -> None:
+    runs, (rejected,) = sort_calls(
+        (call(1, "b.dance"), call(2, "b.look"), call(3, "a.dance")), TOOLS, (ServerName("b"),)
+    )
+    assert [(run.server, [item.tool for item in run.calls]) for run in runs] == [("b", ["dance", "look"])]
+    assert rejected.call.call_id == "c3"
 
 
 def test_a_rejected_call_does_not_split_a_run() -> None:

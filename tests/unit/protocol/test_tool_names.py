@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.protocol.tool_names import WireNames, is_wire_name, split_name
+from grue.protocol.tool_names import WireNames, is_wire_name, split_name, split_unlisted
 
 PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
@@ -93,3 +93,23 @@ def test_an_invented_name_comes_back_as_it_is() -> None:
 @pytest.mark.parametrize(("name", "fits"), [("a", True), ("a" * 64, True), ("a" * 65, False), ("a.b", False)])
 def test_is_wire_name(name: str, fits: bool) -> None:
     assert is_wire_name(name) is fits
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("f.dig", ("f", "dig")),
+        ("f.dig.deep", ("f", "dig.deep")),
+        ("f__dig", ("f", "dig")),
+        ("g.dig", ("g", "dig")),
+        ("dig", None),
+        ("f", None),
+        ("f.", None),
+        ("h.dig", None),
+        ("ff.dig", None),
+    ],
+)
+def test_an_unlisted_name_belongs_to_the_server_that_it_begins_with(
+    name: str, found: tuple[str, str] | None
+) -> None:
+    assert split_unlisted(name, ("f", "g")) == found

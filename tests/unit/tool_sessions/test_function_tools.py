@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import anyio
 import msgspec
+import pydantic
 import pytest
 
 from grue.errors import MCPConfigError
@@ -17,6 +18,7 @@ from grue.messages import ToolCallResult, ToolDefinition
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.tool_decorator import tool
 
 pytestmark = pytest.mark.anyio
 
@@ -299,3 +301,101 @@ async def test_what_has_to_be_waited_for_is_over_before_a_batch_is_called() -> N
             assert await connection.refresh_tools(1.0) is None
             await connection.call("tool", {}, TEST_LIMIT_S)
     assert log == ["wait_closed", "called"] * 2
+
+
+# --- Decorated functions, names, catch-all ---
+
+
+@tool
+def look(way: str, far: bool = False) -> str:
+    """Look around.
+
+    Does not move.
+
+    Args:
+        way: Where to look.
+        far: Whether to use the telescope.
+    """
+    return f"{way} {far}"
+
+
+@tool(name="go-to", description="Walk.", timeout_s=0.05)
+async def go_to(way: str) -> None:
+    """Not shown."""
+    await anyio.sleep_forever()
+
+
+class Camera:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @tool
+    def shoot(self, times: int = 1) -> str:
+        """Take pictures."""
+        return f"{self.name} {times}"
+
+
+async def test_a_decorated_function_is_a_tool_and_still_a_function() -> None:
+    assert look("north") == "north False"
+    async with FunctionTools([look, go_to, Camera("leica").shoot, add]).connect("mine") as connection:
+        tools = {each.tool: each for each in (await connection.open(1.0)).tools}
+        assert (await connection.call("shoot", {"times": 2}, TEST_LIMIT_S)).content == "leica 2"
+    assert list(tools) == ["look", "go-to", "shoot", "add"]
+    assert tools["look"].description == "Look around.\n\nDoes not move."
+    assert tools["look"].input_schema["properties"] == {
+        "way": {"type": "string", "description": "Where to look."},
+        "far": {"type": "boolean", "default": False, "description": "Whether to use the telescope."},
+    }
+    assert tools["go-to"].description == "Walk."
+    assert tools["add"].description == "Add two numbers.", "of a plain function the first paragraph"
+
+
+async def test_a_name_in_the_dictionary_outranks_the_decorators() -> None:
+    async with FunctionTools({"walk": go_to}).connect("mine") as connection:
+        assert [each.tool for each in (await connection.open(1.0)).tools] == ["walk"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ([lambda: 1], "no name"),
+        ([functools.partial(add, 1)], "no name"),
+        ([add, tool(name="add")(star)], "Two"),
+    ],
+)
+def test_functions_without_a_name_of_their_own_are_refused(functions: Any, words: str) -> None:
+    with pytest.raises(MCPConfigError, match=words):
+        FunctionTools(functions)
+
+
+async def test_a_function_s_own_limit_holds_if_it_is_the_smaller_one() -> None:
+    async with FunctionTools([go_to]).connect("mine") as connection:
+        with pytest.raises(ToolTimedOutError, match=r"after 0\.05s"):
+            await connection.call("go-to", {"way": "north"}, TEST_LIMIT_S)
+        with pytest.raises(ToolTimedOutError, match=r"after 0\.01s"):
+            await connection.call("go-to", {"way": "north"}, 0.01)
+
+
+async def test_a_catch_all_serves_names_that_were_never_listed() -> None:
+    def invoke(name: str, arguments: dict[str, object]) -> object:
+        return [name, arguments]
+
+    async def invoke_later(name: str, arguments: dict[str, object]) -> object:
+        return invoke(name, arguments)
+
+    for catch_all in (invoke, invoke_later):
+        async with FunctionTools([add], catch_all=catch_all).connect("mine") as connection:
+            assert (await connection.open(1.0)).serves_unlisted
+            assert (await connection.call("any", {"x": 1}, TEST_LIMIT_S)).content == ["any", {"x": 1}]
+            assert (await connection.call("add", {"a": 1}, TEST_LIMIT_S)).content == 3
+
+
+async def test_a_pydantic_model_may_be_returned() -> None:
+    class Answer(pydantic.BaseModel):
+        when: dt.date
+        parts: tuple[int, ...] = (1,)
+
+    day = dt.date(2024, 2, 29)
+    shown = {"when": "2024-02-29", "parts": [1]}
+    assert (await call(lambda: Answer(when=day))).content == shown
+    assert (await call(lambda: {"all": [Answer(when=day)]})).content == {"all": [shown]}

@@ -1,0 +1,86 @@
+"""A parameter that pydantic reads. Importing this imports pydantic, so it is imported inside functions."""
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import pydantic
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError
+
+from grue.tool_sessions.function_parameters import InvalidArgumentsError
+
+_MAX_FAULTS = 5
+_UNREADABLE = (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError)
+
+
+class PydanticParameter:
+    """One parameter: its schema, its default, and the conversion of its argument.
+
+    Args:
+        name: The parameter's name.
+        annotation: Its type.
+        default: Its default as `inspect` gives it, or a `Field(...)`.
+
+    Attributes:
+        required: Whether it has no default.
+
+    Raises:
+        TypeError: pydantic cannot read the type, or JSON cannot express it.
+    """
+
+    def __init__(self, name: str, annotation: Any, default: Any) -> None:
+        self._name = name
+        self._default = default
+        if isinstance(default, FieldInfo):
+            annotation = Annotated[annotation, default]
+            self.required = default.is_required()
+        else:
+            self.required = default is inspect.Parameter.empty
+        try:
+            self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(annotation)
+            self._adapter.json_schema()
+        except _UNREADABLE as error:
+            raise TypeError(str(error).partition("\n")[0]) from error
+
+    def default(self) -> Any:
+        """Return the default for one call. A mutable one is copied, because the function may modify it."""
+        if isinstance(self._default, FieldInfo):
+            return self._default.get_default(call_default_factory=True, validated_data={})
+        return copy.deepcopy(self._default)
+
+    def convert(self, value: Any) -> Any:
+        """Return the argument as the annotation wants it; raises `InvalidArgumentsError`."""
+        try:
+            return self._adapter.validate_python(value)
+        except pydantic.ValidationError as error:
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            shown = [self._fault_text(fault["loc"], fault["msg"]) for fault in faults[:_MAX_FAULTS]]
+            more = [f"and {len(faults) - _MAX_FAULTS} more"] if len(faults) > _MAX_FAULTS else []
+            raise InvalidArgumentsError("; ".join([*shown, *more])) from error
+
+    def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the schema, and the shared definitions with its own added.
+
+        A definition of the same name that says something else gets the parameter's name before its own.
+        """
+        schema, own = self._schema("")
+        if any(components.get(name, definition) != definition for name, definition in own.items()):
+            schema, own = self._schema(f"{self._name}.")
+        return schema, {**components, **own}
+
+    def _schema(self, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        schema = self._adapter.json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+        own = {f"{prefix}{name}": definition for name, definition in schema.pop("$defs", {}).items()}
+        if not self.required and not isinstance(self._default, FieldInfo):
+            with contextlib.suppress(PydanticSerializationError):  # such a default is used, but not shown
+                shown = self._adapter.dump_python(self._default, mode="json", warnings=False)
+                schema.setdefault("default", shown)
+        return schema, own
+
+    def _fault_text(self, place: tuple[int | str, ...], message: str) -> str:
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+        return f"{message} - at `$.{self._name}{steps}`"

@@ -1,0 +1,83 @@
+"""`@tool`: mark a function as a tool, with a name, a description and a time limit of its own."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from msgspec import Struct
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ATTRIBUTE = "__grue_tool__"
+
+
+class ToolSettings(Struct, frozen=True, kw_only=True):
+    """What `@tool` was given.
+
+    Attributes:
+        name: The tool's bare name; `None`: the function's name.
+        description: What the model reads; `None`: the docstring up to its first section.
+        timeout_s: Time limit of a call; `None`: the turn's.
+    """
+
+    name: str | None = None
+    description: str | None = None
+    timeout_s: float | None = None
+
+
+@overload
+def tool(function: F, /) -> F: ...
+
+
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, timeout_s: float | None = None
+) -> Callable[[F], F]: ...
+
+
+def tool(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_s: float | None = None,
+) -> F | Callable[[F], F]:
+    """Mark a function as a tool that `FunctionTools` can serve, and return the same function.
+
+    The parameters' types become the schema that the model sees, and their descriptions come from the
+    docstring (Google, NumPy or Sphinx style), from `Annotated[T, "text"]`, `msgspec.Meta` or pydantic's
+    `Field`. A parameter of the type `ToolContext` is for progress and cancellation.
+
+    ```python
+    @tool
+    def look(direction: Literal["north", "south"], far: bool = False) -> str:
+        \"\"\"Look in a direction.
+
+    Args:
+            direction: Where to look.
+            far: Whether to use the telescope.
+        \"\"\"
+        ...
+
+    runner = Runner(llm=..., servers={"eyes": FunctionTools([look])})
+    ```
+
+    Args:
+        function: A plain function, a coroutine function, or a method.
+        name: The tool's bare name; `None`: the function's name.
+        description: What the model reads; `None`: the docstring up to its first section.
+        timeout_s: Time limit of a call in seconds; `None`: the turn's. A smaller limit of the turn wins.
+    """
+    settings = ToolSettings(name=name, description=description, timeout_s=timeout_s)
+
+    def mark(marked: F) -> F:
+        setattr(marked, _ATTRIBUTE, settings)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def settings_of(function: Callable[..., Any]) -> ToolSettings | None:
+    """Return what `@tool` was given for this function; `None` if it is a plain one."""
+    settings = getattr(function, _ATTRIBUTE, None)
+    return settings if isinstance(settings, ToolSettings) else None

@@ -1,0 +1,234 @@
+"""Schemas and converted arguments of parameters that msgspec or pydantic reads."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import pytest
+from annotated_types import Ge, MinLen
+from pydantic import BaseModel, ConfigDict, Field
+
+from grue.errors import MCPConfigError
+from grue.tool_sessions.function_parameters import InvalidArgumentsError, Parameters
+from grue.tool_sessions.tool_context import ToolContext
+
+
+class Leg(BaseModel):
+    to: str = Field(description="Where it ends.")
+    km: float = Field(gt=0)
+
+
+class Route(BaseModel):
+    legs: list[Leg]
+    note: str | None = None
+
+
+@dataclasses.dataclass
+class Circle:
+    radius: float
+
+
+@dataclasses.dataclass
+class Square:
+    side: float
+
+
+@dataclasses.dataclass
+class Bounded:
+    share: Annotated[float, Field(ge=0, le=1)]
+
+
+class Options(TypedDict, total=False):
+    loud: bool
+
+
+class Pair(msgspec.Struct):
+    a: int
+
+
+class Unreadable:
+    pass
+
+
+class Odd(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    thing: Unreadable
+
+
+def parameters(function: Callable[..., Any], **descriptions: str) -> Parameters:
+    return Parameters("tool", function, descriptions)
+
+
+def properties(function: Callable[..., Any], **descriptions: str) -> Any:
+    return parameters(function, **descriptions).schema["properties"]
+
+
+def test_a_pydantic_model_is_a_parameter_like_any_other() -> None:
+    def go(route: Route, times: int = 1) -> None: ...
+
+    read = parameters(go, route="Where to go.")
+    schema: Any = read.schema
+    assert schema["required"] == ["route"]
+    assert schema["properties"]["route"]["description"] == "Where to go."
+    assert schema["properties"]["times"] == {"type": "integer", "default": 1}
+    assert schema["$defs"]["Leg"]["properties"]["to"]["description"] == "Where it ends."
+    given = read.convert({"route": {"legs": [{"to": "hall", "km": 2}]}})
+    assert given == {"route": Route(legs=[Leg(to="hall", km=2)]), "times": 1}
+
+
+def test_field_describes_and_bounds_a_parameter_wherever_it_stands() -> None:
+    def go(
+        steps: Annotated[int, Field(ge=1, description="How many.")],
+        way: str = Field("north", description="Where to."),
+        bag: list[str] = Field(default_factory=list),  # noqa: B008
+    ) -> None: ...
+
+    read = parameters(go, steps="from the docstring")
+    schema: Any = read.schema
+    assert schema["properties"]["steps"] == {"type": "integer", "minimum": 1, "description": "How many."}
+    assert schema["properties"]["way"]["description"] == "Where to."
+    assert schema["properties"]["way"]["default"] == "north"
+    assert schema["required"] == ["steps"]
+    first = read.convert({"steps": 1})
+    assert first == {"steps": 1, "way": "north", "bag": []}
+    first["bag"].append("lamp")
+    assert read.convert({"steps": 1})["bag"] == [], "each call has its own default"
+    with pytest.raises(InvalidArgumentsError, match=r"greater than or equal to 1 - at `\$\.steps`"):
+        read.convert({"steps": 0})
+
+
+def test_a_text_in_the_annotation_outranks_the_docstring() -> None:
+    def go(
+        way: Annotated[str, "Where to."], far: bool, fast: Annotated[int, msgspec.Meta(ge=0)] = 0
+    ) -> None: ...
+
+    assert properties(go, way="no", far="How far.", fast="How fast.") == {
+        "way": {"type": "string", "description": "Where to."},
+        "far": {"type": "boolean", "description": "How far."},
+        "fast": {"type": "integer", "minimum": 0, "default": 0, "description": "How fast."},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "converted"),
+    [
+        (int | str, "x", "x"),
+        (int | None, None, None),
+        (Circle | Square, {"side": 2}, Square(2)),
+        (list[Circle | Square], [{"radius": 1}], [Circle(1)]),
+        (Leg | str, {"to": "hall", "km": 1}, Leg(to="hall", km=1)),
+        (dict[str, Leg], {"a": {"to": "hall", "km": 1}}, {"a": Leg(to="hall", km=1)}),
+        (Options, {"loud": True}, {"loud": True}),
+        (Pair, {"a": 1}, Pair(1)),
+        (Literal["a", 1], 1, 1),
+        (Bounded, {"share": 1}, Bounded(1)),
+    ],
+    ids=str,
+)
+def test_types_of_all_kinds_are_converted(kind: Any, given: object, converted: object) -> None:
+    def go(value) -> None: ...  # type: ignore[no-untyped-def]
+
+    go.__annotations__["value"] = kind
+    read = parameters(go)
+    assert read.convert({"value": given}) == {"value": converted}
+
+
+def test_one_function_may_mix_msgspec_and_pydantic() -> None:
+    def go(pair: Pair, leg: Leg, context: ToolContext | None = None) -> None: ...
+
+    read = parameters(go)
+    assert read.context == "context"
+    assert set(read.schema["properties"]) == {"pair", "leg"}  # type: ignore[call-overload]
+    assert read.convert({"pair": {"a": 1}, "leg": {"to": "x", "km": 1}}) == {
+        "pair": Pair(1),
+        "leg": Leg(to="x", km=1),
+    }
+
+
+def test_definitions_of_one_name_are_kept_apart() -> None:
+    other = type("Leg", (msgspec.Struct,), {"__annotations__": {"table": str}})
+
+    def go(mine: other, yours: list[Leg]) -> None: ...  # type: ignore[valid-type]
+
+    schema: Any = parameters(go).schema
+    assert schema["properties"]["mine"] == {"$ref": "#/$defs/Leg"}
+    assert schema["properties"]["yours"]["items"] == {"$ref": "#/$defs/yours.Leg"}
+    assert set(schema["$defs"]) == {"Leg", "yours.Leg"}
+
+
+@pytest.mark.parametrize("bound", [Ge(3), Field(ge=3)], ids=["annotated_types", "pydantic"])
+def test_a_bound_inside_another_type_holds(bound: Any) -> None:
+    def go(numbers) -> None: ...  # type: ignore[no-untyped-def]
+
+    go.__annotations__["numbers"] = Annotated[list[Annotated[int, bound]], MinLen(1)]
+    read = parameters(go)
+    assert read.convert({"numbers": [3]}) == {"numbers": [3]}
+    for bad in ([2], []):
+        with pytest.raises(InvalidArgumentsError):
+            read.convert({"numbers": bad})
+
+
+def test_faults_are_named_with_their_places_and_there_are_few() -> None:
+    def go(route: Route) -> None: ...
+
+    read = parameters(go)
+    with pytest.raises(InvalidArgumentsError, match=r"greater than 0 - at `\$\.route\.legs\[1\]\.km`"):
+        read.convert({"route": {"legs": [{"to": "a", "km": 1}, {"to": "b", "km": -1}]}})
+    with pytest.raises(InvalidArgumentsError, match=r"; and 95 more$") as caught:
+        read.convert({"route": {"legs": [7] * 100}})
+    assert str(caught.value).count(";") == 5
+    with pytest.raises(InvalidArgumentsError, match="missing required field `route`"):
+        read.convert({})
+
+
+def test_a_default_that_json_cannot_show_is_used_all_the_same() -> None:
+    def go(leg: Leg | None = None, other: Any = Leg(to="x", km=1), odd: Leg | int = Unreadable()) -> None: ...  # type: ignore[assignment]  # noqa: B008
+
+    read = parameters(go)
+    schema: Any = read.schema
+    assert schema["properties"]["leg"]["default"] is None
+    assert "default" not in schema["properties"]["odd"]
+    assert isinstance(read.convert({})["odd"], Unreadable)
+
+
+def two_contexts(a: ToolContext, b: ToolContext) -> None: ...
+
+
+def positional_context(context: ToolContext, /) -> None: ...
+
+
+def unreadable(thing: Unreadable) -> None: ...
+
+
+def odd(thing: Odd) -> None: ...
+
+
+def mixed(things: list[Pair | Leg]) -> None: ...
+
+
+@pytest.mark.parametrize("function", [two_contexts, positional_context, unreadable, odd, mixed])
+def test_what_cannot_be_offered_is_refused_and_named(function: Callable[..., Any]) -> None:
+    with pytest.raises(MCPConfigError, match="'tool'"):
+        parameters(function)
+
+
+def test_pydantic_is_imported_only_for_functions_that_use_it() -> None:
+    script = """
+import dataclasses, sys
+from grue import FunctionTools, tool, ToolContext
+
+@dataclasses.dataclass
+class Place:
+    name: str
+
+@tool
+def look(place: Place, far: int | None = None, *, context: ToolContext) -> str:
+    '''Look.'''
+
+FunctionTools([look])
+assert "pydantic" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
