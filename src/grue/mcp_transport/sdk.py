@@ -8,6 +8,7 @@ Sending never blocks. Otherwise a server that has stopped reading would block th
 cancellations would not take effect.
 """
 
+import asyncio
 import json
 from typing import Any, Self
 
@@ -22,7 +23,9 @@ from pydantic import BaseModel
 
 from grue import __version__
 from grue.mcp_transport.message_stream import MessageStream, is_closed
+from grue.messages import JsonObject
 from grue.protocol import tool_results
+from grue.runtime.host_code import HostCodeFailed, ends_the_task
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
 
@@ -59,6 +62,8 @@ class Link:
         self._notify = notify
         self._abilities = abilities
         self._free_slots = anyio.Semaphore(_MAX_CONCURRENT)
+        self._waiting: set[anyio.CancelScope] = set()
+        self._interrupt: KeyboardInterrupt | None = None
         self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(self.stream, self.stream)
         self._session = ClientSession(
             dispatcher=self._dispatcher,
@@ -114,10 +119,28 @@ class Link:
         schema = wanted.get("requestedSchema")
         schema = None if schema is None else tool_results.json_object(schema)
         async with self._free_slots:
-            answer = await self._abilities.elicit(ElicitationRequest(message, schema))
+            answer = await self._ask_user(ElicitationRequest(message, schema))
         if isinstance(answer, Declined):
             return types.ElicitResult(action="decline")
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
+
+    async def _ask_user(self, request: ElicitationRequest) -> JsonObject | Declined:
+        """Call the host's `elicit`; what it raises counts as a refusal, but a Ctrl-C in it ends the call.
+
+        The SDK runs this in a task of its own. A `KeyboardInterrupt` that left that task would stop the event
+        loop at once, before the session is closed. The task that waits for the server raises it instead.
+        """
+        assert self._abilities.elicit is not None, "only then is this called"
+        try:
+            return await self._abilities.elicit(request)
+        except KeyboardInterrupt as error:
+            self._interrupt = error
+            for scope in self._waiting:
+                scope.cancel()
+        except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
+            if ends_the_task(error):
+                raise
+        return Declined("")
 
     async def _list_roots(self, context: object) -> types.ListRootsResult:
         del context
@@ -173,7 +196,15 @@ class Link:
         options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
         # Only the session knows the metadata and HTTP headers that a revision requires in every request.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
-        return await self._dispatcher.send_raw_request(method, sent["params"], options)
+        if self._interrupt is None:
+            with anyio.CancelScope() as scope:
+                self._waiting.add(scope)
+                try:
+                    return await self._dispatcher.send_raw_request(method, sent["params"], options)
+                finally:
+                    self._waiting.remove(scope)
+        assert self._interrupt is not None, "nothing else cancels the scope"
+        raise HostCodeFailed(self._interrupt) from self._interrupt
 
     async def _requested_input(self, result: dict[str, Any]) -> dict[str, Any]:
         wanted = types.InputRequiredResult.model_validate(result, by_name=False)

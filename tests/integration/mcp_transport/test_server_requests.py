@@ -1,12 +1,13 @@
 """What servers do beside answering: change their tools, ask the model, ask the person, ask for roots."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grue import LlmSettings, Runner, StdioServer, TurnLimits, TurnOutcome, TurnRequest
+from grue import LlmSettings, Runner, StdioServer, ToolClient, TurnLimits, TurnOutcome, TurnRequest
 from grue.facts import HostFact
 from grue.messages import AnyMessage, ServerNoted, SessionClosed, SessionOpened, ToolsChanged
 from grue.runtime.trace import Envelope
@@ -123,6 +124,41 @@ def test_elicitation_asks_the_person_behind_the_host(tmp_path: Path, accepts: bo
     (answer,) = answers_to_server(log)
     wanted = {"action": "accept", "content": {"name": "Ada"}} if accepts else {"action": "decline"}
     assert answer["result"] == wanted
+
+
+@pytest.mark.parametrize("left_by", [SystemExit, asyncio.CancelledError, ValueError])
+def test_an_elicit_callback_that_fails_answers_the_server_and_the_turn_goes_on(
+    tmp_path: Path, left_by: type[BaseException]
+) -> None:
+    async def elicit(request: ElicitationRequest) -> Declined:
+        raise left_by
+
+    log = tmp_path / "log"
+    turn = Turn(
+        "--ask", "elicitation", "--record", str(log), replies=[ECHO, text_reply("done")], elicit=elicit
+    )
+    assert turn.outcome.kind == "answered"
+    (answer,) = answers_to_server(log)
+    assert "error" in answer or answer["result"] == {"action": "decline"}
+
+
+def test_ctrl_c_in_an_elicit_callback_ends_the_turn_after_its_session_was_closed() -> None:
+    async def elicit(request: ElicitationRequest) -> Declined:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # `Turn` looks for a process that is left
+        Turn("--ask", "elicitation", replies=[ECHO, text_reply("done")], elicit=elicit)
+
+
+def test_ctrl_c_in_an_elicit_callback_ends_the_call_of_a_tool_client() -> None:
+    async def elicit(request: ElicitationRequest) -> Declined:
+        raise KeyboardInterrupt
+
+    command, *args = faulty_server.argv("--ask", "elicitation")
+    server = StdioServer(name="faulty", command=command, args=tuple(args))
+    with assert_nothing_left(), ToolClient({"faulty": server}, elicit=elicit) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.call("faulty.echo", {"text": "hello"})
 
 
 def test_roots_come_from_the_servers_options(tmp_path: Path) -> None:
