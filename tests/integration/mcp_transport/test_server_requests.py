@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,12 @@ def test_ctrl_c_in_an_elicit_callback_ends_the_call_of_a_tool_client() -> None:
 
     command, *args = faulty_server.argv("--ask", "elicitation")
     server = StdioServer(name="faulty", command=command, args=tuple(args))
-    with assert_nothing_left(), ToolClient({"faulty": server}, elicit=elicit) as client:
-        with pytest.raises(KeyboardInterrupt):
-            client.call("faulty.echo", {"text": "hello"})
+    with (
+        assert_nothing_left(),
+        ToolClient({"faulty": server}, elicit=elicit) as client,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        client.call("faulty.echo", {"text": "hello"})
 
 
 def test_roots_come_from_the_servers_options(tmp_path: Path) -> None:
@@ -217,3 +221,41 @@ def test_what_a_server_writes_to_stderr_is_in_the_trace_of_a_good_turn_too() -> 
     turn = Turn("--stderr", "warming up \x1b[31mslowly", replies=[ECHO, text_reply("done")])
     (closed,) = [body for body in turn.said if isinstance(body, SessionClosed)]
     assert closed.stderr_tail == "warming up slowly"
+
+
+_NESTED_ANSWERS = """
+import json, sys
+nested = "[" * 700 + "]" * 700
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("id") is None:
+        continue
+    told = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] == "initialize":
+        server = {"name": "nested", "version": "1"}
+        abilities = {"tools": {}}
+        told["result"] = {"protocolVersion": "2025-06-18", "capabilities": abilities, "serverInfo": server}
+    elif asked["method"] == "tools/list":
+        told["result"] = {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}
+    else:
+        for number in range(301):
+            member = ("result", "error", "id")[number % 3]
+            wrong = json.dumps({"jsonrpc": "2.0", "id": asked["id"] if number % 2 else 9000 + number})
+            print(f'{wrong[:-1]}, "{member}": {nested}}}')
+        told["result"] = {"content": [{"type": "text", "text": "hello"}]}
+    print(json.dumps(told), flush=True)
+"""
+
+
+def test_hundreds_of_unusable_answers_that_are_nested_deeply_fail_one_call(tmp_path: Path) -> None:
+    program = tmp_path / "nested.py"
+    program.write_text(_NESTED_ANSWERS)
+    server = StdioServer(name="faulty", command=sys.executable, args=("-I", str(program)))
+    with ScriptedLlmServer([ECHO, text_reply("done")]) as llm, assert_nothing_left():
+        runner = Runner(llm=LlmSettings(base_url=llm.base_url, model="m"), servers={"faulty": server})
+        seen: list[Any] = []
+        runner.recorder.add(lambda envelope, _: seen.append(envelope.body))
+        outcome: TurnOutcome[str] = runner.run_turn(TurnRequest(system="s", user="u"))
+    assert outcome.kind == "answered"
+    assert outcome.tool_calls[0].result.is_error
+    assert "not usable" in (outcome.tool_calls[0].result.error_message or "")
