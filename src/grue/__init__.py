@@ -21,12 +21,15 @@ TYPE_CHECKING = False  # type checkers treat it as true; importing typing would 
 
 if TYPE_CHECKING:
     from grue.answers import AnswerSpec
+    from grue.conversation import Conversation
     from grue.engine.batch import BatchItem
     from grue.engine.turn_handle import TurnHandle
     from grue.errors import (
         ActorCrashed,
         AnswerError,
         BudgetSpent,
+        ConversationBusy,
+        ConversationError,
         LLMError,
         MCPConfigError,
         MCPError,
@@ -36,7 +39,17 @@ if TYPE_CHECKING:
         TurnTimedOut,
     )
     from grue.llm_transport.endpoint import LlmSettings
-    from grue.messages import Budget, FailurePolicy, TextDelta, ToolCallResult, TurnLimits, Usage
+    from grue.messages import (
+        AssistantReply,
+        Budget,
+        FailurePolicy,
+        TextDelta,
+        ToolCallResult,
+        ToolMessage,
+        TurnLimits,
+        Usage,
+        UserText,
+    )
     from grue.processes.limits import ProcessLimits
     from grue.protocol.retry import RetryPolicy
     from grue.protocol.turn_states import TurnProgress
@@ -61,6 +74,9 @@ _HOMES = {
     "ActorCrashed": "grue.errors",
     "AnswerError": "grue.errors",
     "BudgetSpent": "grue.errors",
+    "Conversation": "grue.conversation",
+    "ConversationBusy": "grue.errors",
+    "ConversationError": "grue.errors",
     "LLMError": "grue.errors",
     "MCPConfigError": "grue.errors",
     "MCPError": "grue.errors",
@@ -72,7 +88,10 @@ _HOMES = {
     "ServerOptions": "grue.tool_sessions.server_options",
     "ProcessLimits": "grue.processes.limits",
     "StdioServer": "grue.tool_sessions.server_specs",
+    "AssistantReply": "grue.messages",
     "Budget": "grue.messages",
+    "ToolMessage": "grue.messages",
+    "UserText": "grue.messages",
     "FailurePolicy": "grue.messages",
     "TextDelta": "grue.messages",
     "ToolAnnotations": "grue.tool_rules",
@@ -96,6 +115,10 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "Runner",
     "TurnRequest",
     "TurnOutcome",
+    "Conversation",
+    "UserText",
+    "AssistantReply",
+    "ToolMessage",
     "TurnHandle",
     "TurnProgress",
     "BatchItem",
@@ -130,6 +153,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "TurnTimedOut",
     "TurnCancelled",
     "BudgetSpent",
+    "ConversationError",
+    "ConversationBusy",
     "ActorCrashed",
     "__version__",
 ]

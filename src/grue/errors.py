@@ -143,5 +143,23 @@ class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, lik
         self.actor = actor
 
 
+class ConversationError(MCPError):
+    """A conversation cannot be saved, loaded, resumed or continued; the text says what to do.
+
+    Attributes:
+        path: The file, or `None` if it does not concern one.
+        line: One-based line of the damage, or `None`.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
+
+
+class ConversationBusy(ConversationError):  # noqa: N818 - named for what the caller met, like the others
+    """The conversation is in the middle of another turn. Wait for it, or continue a `branch`."""
+
+
 class TraceError(MCPError):
     """A trace file cannot be written or read."""

@@ -279,8 +279,8 @@ class HistoryReference(Struct, frozen=True, kw_only=True):
     """What was said in a conversation before a turn, by reference.
 
     Attributes:
-        length: How many entries the conversation had.
-        digest: SHA-256 of their JSON, in hexadecimal.
+        length: How many entries the conversation had, rewrites included.
+        digest: A SHA-256 of their JSON, in hexadecimal; empty if there were none.
     """
 
     conversation: ConversationId

@@ -36,6 +36,7 @@ from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
 
 if TYPE_CHECKING:
+    from grue.conversation import Conversation
     from grue.engine.batch import BatchItem
     from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 
@@ -266,6 +267,25 @@ class Runner:
         """
         turn = self._turn(request)
         return TurnHandle(self._episode.submit(turn.run), turn.progress)
+
+    def conversation(
+        self, system: str = "", *, path: str | PathLike[str] | None = None, name: str = ""
+    ) -> "Conversation":
+        """Start a conversation: turns that follow each other and know what was said before.
+
+        `Conversation.load` and `Conversation.from_trace` continue an earlier one.
+
+        Args:
+            system: Its instructions.
+            path: A new file to which each turn is appended, mode 600; `None`: it is in memory only.
+            name: Its id in traces; default: a random one.
+
+        Raises:
+            ConversationError: The file is not empty, or cannot be written.
+        """
+        with importing():
+            from grue.conversation import Conversation
+        return Conversation.start(self, system, path=path, name=name)
 
     def map(
         self,

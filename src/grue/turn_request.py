@@ -1,7 +1,8 @@
 """The input and the result of a turn, as a host sees them: `TurnRequest` and `TurnOutcome`."""
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -9,6 +10,7 @@ from grue.answers import AnswerSpec
 from grue.messages import (
     FINAL_REQUEST,
     REPAIR_REQUEST,
+    HistoryItem,
     OutcomeKind,
     TextDelta,
     ToolCallRecord,
@@ -16,7 +18,13 @@ from grue.messages import (
     Usage,
 )
 
+if TYPE_CHECKING:
+    from grue.engine.kept_conversation import KeptConversation
+
 T = TypeVar("T")
+
+Image: TypeAlias = str | PathLike[str] | bytes
+"""An image for the model: the path of a file, or its content."""
 
 
 class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
@@ -35,6 +43,10 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         final_request: The text that asks for the final answer, after the last iteration or a failure.
         repair_request: The text that asks for another answer after one was refused. `{reason}` stands for the
             reason.
+        images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
+        history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`. The trace
+            holds a digest of it only. It is encoded for each turn; `Runner.conversation` encodes it once.
+        conversation: Set by `Conversation.request`: the turn continues that conversation.
     """
 
     system: str
@@ -46,6 +58,9 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     on_delta: Callable[[TextDelta], None] | None = None
     final_request: str = FINAL_REQUEST
     repair_request: str = REPAIR_REQUEST
+    images: Sequence[Image] = ()
+    history: Sequence[HistoryItem] = ()
+    conversation: "KeptConversation | None" = None
 
 
 class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):

@@ -71,6 +71,7 @@ class AgentActor(Actor[TurnEvent]):
 
     Attributes:
         end: How the turn ended; `None` while it runs.
+        last_request: The last request that was sent to the LLM actor; `None`: none yet.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class AgentActor(Actor[TurnEvent]):
         self._asked: Envelope[TurnEvent] | None = None
         self._pace = Pace()
         self.end: TurnCompleted | TurnFailed | None = None
+        self.last_request: RequestCompletion | None = None
 
     @property
     def progress(self) -> TurnProgress:
@@ -172,6 +174,8 @@ class AgentActor(Actor[TurnEvent]):
         match command:
             case RequestCompletion() | CheckToolSupport():
                 await self._llm.send(command, sender=self.name, cause=cause)
+                if isinstance(command, RequestCompletion):
+                    self.last_request = command
             case OpenSession() | CallTools():
                 await self._sessions[command.server].send(command, sender=self.name, cause=cause)
             case CloseSession():

@@ -17,7 +17,6 @@ from grue.engine.completed_turns import CompletedTurns
 from grue.engine.episode import Episode
 from grue.engine.turn import EpisodeMemory, Turn, TurnSettings
 from grue.errors import MCPError
-from grue.messages import Budget
 from grue.runtime.interrupts import defer_interrupts
 from grue.runtime.loop_thread import Call, cancel_and_wait
 from grue.turn_request import TurnOutcome, TurnRequest
@@ -98,9 +97,10 @@ def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) 
 
 
 def _completed(turn: Turn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
-    if earlier is None:
+    if earlier is None or turn.continues_conversation:
+        # What an earlier run has said in a conversation would be missing in this one.
         return None
-    return earlier.outcome(turn.command(number, Budget()), turn.answer)
+    return earlier.outcome(turn.recalled_command(number), turn.answer)
 
 
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:

@@ -67,5 +67,5 @@ def _accepts(check: AnswerCheck[Any], end: TurnCompleted) -> bool:
 
 
 def _asked(command: RunTurn) -> _Asked:
-    words = (command.system, command.user, command.servers, command.answer)
+    words = (command.system, command.user, command.servers, command.answer, command.history, command.images)
     return command.turn, hashlib.sha256(msgspec.json.encode(words)).digest()

@@ -14,13 +14,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.answers import AnswerCheck, AnswerSpec, as_json
+from grue.engine.images import images_for, read_images
+from grue.engine.past import continued, reference_of
 from grue.engine.turn_actors import TurnActors, TurnResources
 from grue.engine.turn_errors import error_for
 from grue.engine.turn_handle import ProgressSource
 from grue.engine.wiring import Wiring
 from grue.messages import (
+    Attachment,
     Budget,
     FailurePolicy,
+    HistoryReference,
     RunTurn,
     ServerName,
     SupportCheck,
@@ -130,15 +134,17 @@ class Turn(Generic[T]):
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
         started = time.monotonic()
         check = AnswerCheck(self.answer)
-        command = self.command(number, budget)
-        actors = TurnActors(settings.wiring, resources, command, check, self._request.on_delta)
-        self.progress.enter(actors)
-        try:
-            end = await actors.run(memory.connections)
-        finally:
-            self.progress.leave()
-            # Also after a failure or a cancellation: a server that was connected, or disabled, stays so.
-            memory.learn(actors.connections)
+        images = await images_for(self._request, settings.limits)
+        with continued(self._request, number, settings.wiring) as past:
+            command = self.command(number, budget, past.history, images)
+            actors = past.actors = TurnActors(past.wiring, resources, command, check, self._request.on_delta)
+            self.progress.enter(actors)
+            try:
+                end = await actors.run(memory.connections)
+            finally:
+                self.progress.leave()
+                # Also after a failure or a cancellation: a server that was connected, or disabled, stays so.
+                memory.learn(actors.connections)
         settings.spending.add(end.requests, end.usage)
         match end:
             case TurnCompleted():
@@ -149,12 +155,20 @@ class Turn(Generic[T]):
             case _:
                 assert_never(end)
 
-    def command(self, number: int, budget: Budget) -> RunTurn:
+    def command(
+        self,
+        number: int,
+        budget: Budget,
+        history: HistoryReference | None = None,
+        images: tuple[Attachment, ...] = (),
+    ) -> RunTurn:
         """Return the message that starts the turn.
 
         Args:
             number: The turn's number in its episode.
             budget: What the turn may spend on the model.
+            history: What was said before.
+            images: The images of the request, checked.
         """
         request, settings = self._request, self._settings
         limits = replace(settings.limits, budget=budget)
@@ -172,10 +186,27 @@ class Turn(Generic[T]):
             support_check=self._support_check(),
             stream=request.on_delta is not None,
             attach_media=True,
+            history=history,
+            images=images,
             tool_policy=settings.tool_policy,
             final_request=well_formed(request.final_request),
             repair_request=well_formed(request.repair_request),
         )
+
+    @property
+    def continues_conversation(self) -> bool:
+        """Whether the turn adds to a conversation that goes on after it."""
+        return self._request.conversation is not None
+
+    def recalled_command(self, number: int) -> RunTurn:
+        """Return the message that an earlier run of this turn was started with, except for its budget.
+
+        Raises:
+            MCPError: An image or the history cannot be used.
+        """
+        request = self._request
+        images = read_images(request.images, self._settings.limits)
+        return self.command(number, Budget(), reference_of(request, number), images)
 
     def _support_check(self) -> SupportCheck:
         states = self._memory.connections

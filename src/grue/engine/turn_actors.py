@@ -20,6 +20,7 @@ from grue.engine.wiring import Wiring
 from grue.mcp_transport.client import ClientOptions
 from grue.messages import (
     DeadlineMissed,
+    RequestCompletion,
     RunTurn,
     ServerName,
     TextDelta,
@@ -106,6 +107,16 @@ class TurnActors:
     def progress(self) -> TurnProgress:
         """The current phase of the turn and its counts so far."""
         return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
+
+    @property
+    def end(self) -> TurnEnd | None:
+        """How the agent ended the turn; `None`: it has not, or it was stopped before it could."""
+        return None if self._agent is None else self._agent.end
+
+    @property
+    def last_request(self) -> RequestCompletion | None:
+        """The last request that the agent has sent to the model."""
+        return None if self._agent is None else self._agent.last_request
 
     async def run(self, connections: Mapping[ServerName, Settled]) -> TurnEnd:
         """Run the turn and return its end. The turn's time limit holds, whatever the actors do.

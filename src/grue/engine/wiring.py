@@ -18,6 +18,7 @@ from grue.runtime.trace import Recorder
 from grue.tool_sessions.server_requests import Elicit
 
 if TYPE_CHECKING:
+    from grue.actors.llm import LentConversation
     from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 
 LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
@@ -47,19 +48,29 @@ class Wiring(Struct, frozen=True, kw_only=True):
 
 
 class EndpointActors:
-    """The `LlmFactory` of an endpoint: makes LLM actors that send their requests to it."""
+    """The `LlmFactory` of an endpoint: makes LLM actors that send their requests to it.
 
-    def __init__(self, endpoint: "LlmEndpoint") -> None:
+    Args:
+        endpoint: The endpoint.
+        lent: The conversation that the turn continues; `None`: none.
+    """
+
+    def __init__(self, endpoint: "LlmEndpoint", lent: "LentConversation | None" = None) -> None:
         from grue.actors.llm import LlmActor  # only a runner with an endpoint needs it
 
         self._endpoint = endpoint
+        self._lent = lent
         self._make = LlmActor
 
     def __call__(
         self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
     ) -> Actor[LlmCommand]:
         """Return an LLM actor for one turn."""
-        return self._make(mailbox, agent, self._endpoint, note)
+        return self._make(mailbox, agent, self._endpoint, note, self._lent)
+
+    def lending(self, lent: "LentConversation") -> "EndpointActors":
+        """Return a factory for the turn that continues this conversation."""
+        return EndpointActors(self._endpoint, lent)
 
     def support_check(self) -> SupportCheck:
         """Return when the turn is to check that the model can call tools."""

@@ -145,6 +145,7 @@ class LlmEndpoint:
     Attributes:
         jitter: As given.
         profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
+        first_profile: What the endpoint was taken to support at first.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -160,7 +161,8 @@ class LlmEndpoint:
         self.settings = settings
         self._base_url = _usable_url(settings.base_url)
         self._redaction = _redaction(settings)
-        self.profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
+        self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
+        self.profile = self.first_profile
         _refuse_ours(settings)
         self.headers = _headers(settings, self.profile)
         self._transport = transport
@@ -264,6 +266,16 @@ class LlmEndpoint:
                 self.profile = with_inputs(self.profile, listed.inputs)
             self._list_read = True
         return self._support()
+
+    def recall(self, first: WireProfile, learned: WireProfile) -> None:
+        """Use what an earlier process has learned, unless this one has learned something already.
+
+        Args:
+            first: The profile that the earlier process began with.
+            learned: The profile that it ended with.
+        """
+        if self.profile == self.first_profile == first:
+            self.profile = learned
 
     def adapt_to_error(self, fault: Fault, followed: WireProfile | None = None) -> bool:
         """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.

@@ -48,18 +48,18 @@ class Ledger:
     Args:
         save: Called with the JSON of each entry as soon as it is known, and with `b""` if the last of them
             is a reply that turned out not to be part of the conversation.
+
+    Attributes:
+        length: How many entries there were, rewrites included.
+        digest: The SHA-256 of the digest before the last entry and of that entry's JSON, in hexadecimal;
+            empty if there is no entry. So a digest can be continued without the entries before it.
     """
 
     def __init__(self, save: Callable[[bytes], None] | None = None) -> None:
         self.length = 0
+        self.digest = ""
         self.save = save
-        self._digest = hashlib.sha256()
         self._early: tuple[AssistantReply, bytes] | None = None
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the JSON of all entries, one a line, in hexadecimal."""
-        return self._digest.hexdigest()
 
     def reference(self, conversation: ConversationId) -> HistoryReference:
         """Return a reference to the entries so far."""
@@ -85,13 +85,12 @@ class Ledger:
         if not isinstance(entry, AssistantReply):
             self._saved(line)
         self.length += 1
-        self._digest.update(line)
-        self._digest.update(b"\n")
+        self.digest = hashlib.sha256(self.digest.encode() + line).hexdigest()
 
     def branch(self) -> "Ledger":
         """Return a ledger of the same entries, which saves nothing."""
         other = Ledger()
-        other.length, other._digest = self.length, self._digest.copy()
+        other.length, other.digest = self.length, self.digest
         return other
 
     def _saved(self, line: bytes) -> None:
@@ -197,6 +196,15 @@ class History:
         self.asked = next((answer for answer in answers if answer is not None), None)
         if self.ledger is not None:
             self.ledger.add(rewritten)
+
+    def restore(self, entry: Said | AssistantReply) -> None:
+        """Add an entry that the ledger has counted already."""
+        self.entries.append(entry)
+        if isinstance(entry, Said):
+            self.asked = entry.answer or self.asked
+        else:
+            self.replies += 1
+            self.call_ids.update(call.call_id for call in entry.tool_calls)
 
     def branch(self) -> "History":
         """Return a copy that shares the entries; what is added to one of them does not change the other.

@@ -22,12 +22,16 @@ from wire_bodies import (
 )
 
 from grue.messages import (
+    Attachment,
     CallId,
     ConversationItem,
     OfferTools,
     RequireAnswer,
+    Rewritten,
+    Said,
     SystemText,
     ToolMessage,
+    TurnCompleted,
     UserText,
 )
 from grue.protocol.chat_wire.conversation import Conversation
@@ -45,6 +49,8 @@ from grue.protocol.chat_wire.profiles import (
 )
 from grue.protocol.chat_wire.reply import NAMELESS, Reply
 from grue.protocol.chat_wire.wire_format import Choice
+from grue.protocol.history import History, Ledger
+from grue.protocol.tool_names import WireNames
 
 GOLDEN = Path(__file__).with_name("golden_requests")
 FORCED = UserText("Please provide your final action now without calling any more tools.")
@@ -275,6 +281,96 @@ def test_a_stream_is_asked_for_only_where_there_is_one() -> None:
         conversation.ask(OPENING, RequireAnswer())
         assert ("stream" in json.loads(conversation.body(MODEL, stream=True))) is streams
         assert "stream" not in json.loads(conversation.body(MODEL))
+
+
+def two_turns(profile: WireProfile, model: str = "m") -> Conversation:
+    conversation = Conversation(profile, model=model, history=History(Ledger()))
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    conversation.keep(Reply(content="Hm.", tool_calls=(call("a"),), echo=ECHOES[profile.wire]))
+    conversation.ask((ToolMessage(CallId("a"), "1"),), OfferTools())
+    conversation.keep(Reply(content="Done."))
+    conversation.close(TurnCompleted(turn=1, kind="answered"))
+    conversation.ask((UserText("And?"),), OfferTools((THINK,)))
+    return conversation
+
+
+ECHOES: dict[str, Any] = {
+    "chat_completions": {"reasoning_details": [{"type": "reasoning.text", "text": "deep"}]},
+    "responses": {
+        "output": [
+            {"type": "reasoning", "encrypted_content": "deep"},
+            {"type": "function_call", "call_id": "a"},
+        ]
+    },
+    "messages": {
+        "content": [
+            {"type": "thinking", "thinking": "deep", "signature": "s"},
+            {"type": "tool_use", "id": "a"},
+        ]
+    },
+}
+
+
+@by_name
+def test_a_conversation_is_encoded_to_the_same_bytes_from_its_history_alone(profile: WireProfile) -> None:
+    live = two_turns(profile)
+    names = WireNames.restored(live.names.style, live.names.known)
+    loaded = Conversation(profile, model="m", history=live.history.branch(), names=names)
+    loaded.offer(live.tools)
+    branch = live.branch()
+    for other in (loaded, branch):
+        other.ask((), OfferTools())
+        assert other.body(MODEL) == live.body(MODEL)
+    branch.ask((UserText("Elsewhere."),), OfferTools())
+    assert branch.body(MODEL) != live.body(MODEL)
+    assert loaded.body(MODEL) == live.body(MODEL)
+
+
+@by_name
+def test_thoughts_go_back_to_the_format_and_model_that_they_came_from_only(profile: WireProfile) -> None:
+    conversation = two_turns(profile)
+    assert b"deep" in conversation.body(MODEL)
+    assert conversation.unread_thoughts == 0
+    conversation.adopt(profile, "another model")
+    assert b"deep" not in conversation.body(MODEL)
+    assert refusal(conversation.body(MODEL), profile) is None
+    assert conversation.unread_thoughts == 1
+    conversation.adopt(profile, "m")
+    assert b"deep" in conversation.body(MODEL)
+    conversation.adopt(ANTHROPIC if profile.wire == "responses" else OPENAI)
+    assert b"deep" not in conversation.body(MODEL)
+
+
+def test_a_rewrite_changes_what_is_sent() -> None:
+    conversation = two_turns(GENERIC)
+    conversation.rewrite(
+        Rewritten(
+            0,
+            4,
+            (
+                Said(
+                    (SystemText("You play Zork."), UserText("In short: a hall.")),
+                ),
+            ),
+        )
+    )
+    messages = json.loads(conversation.body(MODEL))["messages"]
+    assert [message["content"] for message in messages] == ["You play Zork.", "In short: a hall.", "And?"]
+
+
+@by_name
+def test_images_of_the_user_are_sent_or_described(profile: WireProfile) -> None:
+    image = Attachment(kind="image", mime="image/png", data="iVBORw0KGgo=", bytes=8)
+    conversation = Conversation(profile)
+    conversation.ask((SystemText("s"), UserText("Look.", attachments=(image,))), OfferTools((THINK,)))
+    body = conversation.body(MODEL)
+    assert refusal(body, profile) is None
+    assert (b"iVBORw0KGgo=" in body) == profile.images
+    assert (b"not shown: the model takes no images" in body) != profile.images
+    dropped = conversation.drop_attachments()
+    assert (dropped is not None) == profile.images
+    assert b"iVBORw0KGgo=" not in conversation.body(MODEL)
+    assert b"Look." in conversation.body(MODEL)
 
 
 TEXTS = st.text(max_size=5)

@@ -1,0 +1,193 @@
+"""`Conversation`: turns of one runner that follow each other, each of which knows what was said before.
+
+Come here for the public methods. What a conversation keeps is decided in `protocol/history.py`, how it is
+lent to a turn in `engine/kept_conversation.py`, and how it is saved in `engine/conversation_file.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
+
+from grue.answers import AnswerSpec
+from grue.engine.kept_conversation import KeptConversation
+from grue.engine.recorded_conversation import resume_conversation
+from grue.messages import AssistantReply, ConversationItem, TextDelta
+from grue.protocol.history import items_of
+from grue.protocol.safe_text import well_formed
+from grue.turn_request import Image, TurnOutcome, TurnRequest
+
+if TYPE_CHECKING:
+    from grue.runner import Runner
+
+T = TypeVar("T")
+
+
+class AskOptions(TypedDict, total=False):
+    """Further arguments of `ask`, with the meaning that they have in a `TurnRequest`."""
+
+    images: Sequence[Image]
+    tools: bool
+    turn_timeout_s: float
+    on_delta: Callable[[TextDelta], None]
+
+
+class Conversation:
+    """Turns that follow each other. `Runner.conversation`, `load` and `from_trace` make one.
+
+    The runner runs its turns, with the same tools, limits and model. A turn that fails or is cancelled keeps
+    what was said in it: a tool call that was under way is answered "interrupted; it may have taken effect".
+    Text that no request has sent to the model, because no server started for instance, is not kept.
+
+    One turn at a time: a second one meanwhile raises `ConversationBusy`. Close a saved conversation with
+    `close` or use it as a context manager, so that another process can load it.
+    """
+
+    def __init__(self, runner: "Runner", kept: KeptConversation) -> None:
+        self._runner = runner
+        self._kept = kept
+
+    @classmethod
+    def start(
+        cls, runner: "Runner", system: str, *, path: str | PathLike[str] | None = None, name: str = ""
+    ) -> Self:
+        """Start a conversation, as `Runner.conversation` does."""
+        kept = KeptConversation(well_formed(system), name=name)
+        if path is not None:
+            kept.save(Path(path))
+        return cls(runner, kept)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], runner: "Runner") -> Self:
+        """Continue a saved conversation; what is said is appended to its file.
+
+        Its requests begin with the same bytes as before, if `runner` asks the same model at the same
+        endpoint. Another one gets the same texts, tool calls and results, without the thoughts that it cannot
+        read (`ThoughtsDropped` in the trace). If the process was killed in the middle of a turn, its tool
+        calls without a result are answered "interrupted; it may have taken effect".
+
+        Raises:
+            ConversationError: The file is missing, damaged or in use. Names the file and the line.
+        """
+        return cls(runner, KeptConversation.load(Path(path)))
+
+    @classmethod
+    def from_trace(cls, path: str | PathLike[str], runner: "Runner", *, name: str | None = None) -> Self:
+        """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
+
+        Args:
+            path: The trace, or the run folder that holds it.
+            runner: Runs its further turns.
+            name: The conversation's id; `None`: the one that was continued last. `turn-3` continues turn 3,
+                if that was no turn of a conversation.
+
+        Raises:
+            TraceError: The trace cannot be read.
+            ConversationError: The trace does not hold all of it, or a secret in it was redacted.
+        """
+        return cls(runner, resume_conversation(path, name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def id(self) -> str:
+        """Its id, as traces have it in `RunTurn.history`."""
+        return self._kept.id
+
+    @property
+    def system(self) -> str:
+        """Its instructions."""
+        return self._kept.system
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it is appended to; `None`: it is in memory only."""
+        return self._kept.path
+
+    @property
+    def history(self) -> tuple[ConversationItem | AssistantReply, ...]:
+        """What was said so far, oldest first, with the system text."""
+        return items_of(self._kept.history.entries)
+
+    @overload
+    def ask(self, text: str, *, answer: None = None, **how: Unpack[AskOptions]) -> TurnOutcome[str]: ...
+    @overload
+    def ask(self, text: str, *, answer: AnswerSpec[T], **how: Unpack[AskOptions]) -> TurnOutcome[T]: ...
+
+    def ask(
+        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[Any]:
+        """Run the next turn and return its outcome, blocking.
+
+        Args:
+            text: What the user says.
+            answer: How to validate and parse the answer; `None`: any text.
+            **how: `images`, `tools`, `turn_timeout_s`, `on_delta`, as in a `TurnRequest`.
+
+        Raises:
+            ConversationBusy: Another turn continues the conversation. Nothing was started.
+            ConversationError: The runner's model is a factory of the host's, or the conversation cannot be
+                written to its file. Then `save` it to another one.
+            MCPError: As `Runner.run_turn`. What was said in the turn is kept.
+            KeyboardInterrupt: Ctrl-C was pressed. What was said in the turn is kept.
+        """
+        with self._kept.asked():
+            return self._runner.run_turn(self.request(text, answer=answer, **how))
+
+    @overload
+    async def ask_async(
+        self, text: str, *, answer: None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[str]: ...
+    @overload
+    async def ask_async(
+        self, text: str, *, answer: AnswerSpec[T], **how: Unpack[AskOptions]
+    ) -> TurnOutcome[T]: ...
+
+    async def ask_async(
+        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnOutcome[Any]:
+        """Run the next turn as `ask` does, in the caller's event loop. Cancellation ends the turn."""
+        with self._kept.asked():
+            return await self._runner.run_turn_async(self.request(text, answer=answer, **how))
+
+    def request(
+        self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]
+    ) -> TurnRequest[Any]:
+        """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
+
+        A batch may continue many conversations, each with one request at a time. Its requests are never
+        taken from an earlier run (`resume_from`).
+        """
+        return TurnRequest(system=self._kept.system, user=text, answer=answer, conversation=self._kept, **how)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the conversation to a new file, mode 600, and append to that file from now on.
+
+        The file holds what was said as it was said, secrets included.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+            ConversationError: The file is not empty, or cannot be written.
+        """
+        self._kept.save(Path(path))
+
+    def branch(self) -> "Conversation":
+        """Return a conversation that begins with what was said so far and has an id of its own.
+
+        It is in memory only. What is said in one of them is unknown to the other.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+        """
+        return Conversation(self._runner, self._kept.branch())
+
+    def close(self) -> None:
+        """Close its file. It can go on in memory; a second call does nothing."""
+        self._kept.close()

@@ -1,0 +1,272 @@
+"""The file of a saved conversation: one JSON line for each step, only ever appended to, mode 600.
+
+Come here to change the format. It holds what was said as it was said, secrets included, because an endpoint
+has to be sent the same bytes again. So only its owner can read it, and it is not a trace.
+
+The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
+`Rewritten`), what was learned about the endpoint (`Learned`), or `Dropped`. A reply is written before its
+tool calls are made. The process may be killed at any time: a last line without a newline is ignored and taken
+away, and a call whose answer is missing may have taken effect.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import ConversationError, TraceError
+from grue.messages import AssistantReply, CallId, Rewritten, Said, ToolDefinition
+from grue.protocol.chat_wire.profile import WireProfile
+from grue.protocol.history import History, Ledger
+from grue.runtime.line_file import LineFile
+from grue.runtime.safe_open import next_line, open_regular
+
+FORMAT = 1
+
+
+class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
+    """The first line.
+
+    Attributes:
+        format: Version of the format.
+        id: The conversation's id.
+        system: Its instructions.
+        entries: How many of the lines after it were counted before they were written here.
+        length: What the ledger had counted by then.
+        digest: The ledger's digest by then.
+        call_ids: Ids of calls that are in none of these lines any more.
+    """
+
+    format: int
+    id: str
+    system: str
+    entries: int = 0
+    length: int = 0
+    digest: str = ""
+    call_ids: tuple[CallId, ...] = ()
+
+
+class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
+    """What a conversation needs so that its next request begins with the same bytes as the last one.
+
+    Attributes:
+        model: The model that was asked.
+        first: The profile that its endpoint began with.
+        profile: The profile after what its refusals have shown.
+        names: The wire names of the tools, by canonical name.
+        tools: The tools that were offered last.
+    """
+
+    model: str
+    first: WireProfile
+    profile: WireProfile
+    names: dict[str, str] = {}
+    tools: tuple[ToolDefinition, ...] = ()
+
+
+class Dropped(Struct, frozen=True, tag="dropped"):
+    """The reply in the line before is not part of the conversation: its turn had ended when it arrived."""
+
+
+Line: TypeAlias = FileHeader | Said | AssistantReply | Rewritten | Learned | Dropped
+_LINES = msgspec.json.Decoder(Line)
+_DROPPED = msgspec.json.encode(Dropped())
+
+
+class SavedConversation(Struct):
+    """The content of a conversation's file.
+
+    Attributes:
+        learned: What was learned about the endpoint; `None`: no request was sent.
+        cut_short: The last line was incomplete: the process was killed while it was written.
+        size: Bytes that were read.
+    """
+
+    header: FileHeader
+    history: History
+    learned: Learned | None = None
+    cut_short: bool = False
+    size: int = 0
+
+
+class ConversationFile:
+    """The file that a conversation is appended to. It is locked while it is open.
+
+    Args:
+        path: The file; made if it is absent.
+
+    Raises:
+        ConversationError: It cannot be opened, or another conversation is using it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = LineFile(path, "conversation file")
+        except TraceError as error:
+            raise ConversationError(str(error), path=str(path)) from error
+        if not self._file.lock():
+            self._file.close()
+            raise ConversationError(
+                f"The conversation file {path} is in use. Close the conversation that uses it, or branch it.",
+                path=str(path),
+            )
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.size
+
+    def begin(self, header: FileHeader, lines: Iterable[bytes] = ()) -> None:
+        """Write the first lines of a new file.
+
+        Raises:
+            ConversationError: It is not empty, or the disk is full.
+        """
+        if self.size:
+            raise ConversationError(
+                f"{self.path} is not empty. Continue what it holds with Conversation.load, or choose another"
+                " file.",
+                path=str(self.path),
+            )
+        self.append([msgspec.json.encode(header), *lines])
+
+    def cut_half_line(self) -> None:
+        """Take away a last line that is incomplete.
+
+        Raises:
+            ConversationError: It cannot be written.
+        """
+        try:
+            self._file.cut_half_line()
+        except TraceError as error:
+            raise ConversationError(str(error), path=str(self.path)) from error
+
+    def append(self, lines: list[bytes]) -> None:
+        """Append lines; an empty one says that the reply before it is dropped.
+
+        Raises:
+            ConversationError: The disk is full, or the file was deleted or closed.
+        """
+        try:
+            self._file.require_kept()
+            self._file.write(*(line or _DROPPED for line in lines))
+        except (TraceError, OSError) as error:
+            raise ConversationError(
+                f"{error} What was said since is in memory only: save the conversation to another file.",
+                path=str(self.path),
+            ) from error
+
+    def close(self) -> None:
+        """Close the file and end its lock. A second call does nothing."""
+        self._file.close()
+
+
+def read_conversation(path: Path) -> SavedConversation:
+    """Read a conversation's file.
+
+    Raises:
+        ConversationError: It is missing, is no conversation, or is damaged. Names the file and the line.
+    """
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None or not isinstance(first[1], FileHeader):
+        raise ConversationError(f"{path} is not a saved conversation.", path=str(path), line=1)
+    header = first[1]
+    if header.format > FORMAT:
+        raise ConversationError(
+            f"{path} has conversation format {header.format}; this version reads up to {FORMAT}."
+            " Upgrade grue.",
+            path=str(path),
+            line=1,
+        )
+    saved = SavedConversation(header, History(Ledger(), {*header.call_ids}), size=first[2])
+    reader = _Reader(saved)
+    for number, line, size in lines:
+        saved.size = size
+        if line is None:
+            saved.cut_short = True
+            break
+        try:
+            reader.take(line)
+        except ValueError as error:
+            raise _damaged(path, number, str(error)) from error
+    return saved
+
+
+class _Reader:
+    """Builds the history from the lines, by the steps that made them."""
+
+    def __init__(self, saved: SavedConversation) -> None:
+        self._saved = saved
+        self._counted = saved.header.entries
+        self._resume_ledger()
+
+    def take(self, line: Line) -> None:
+        """Add a line.
+
+        Raises:
+            ValueError: It does not fit what is before it.
+        """
+        history = self._saved.history
+        if isinstance(line, Learned):
+            self._saved.learned = line
+        elif self._counted and isinstance(line, Said | AssistantReply):
+            self._counted -= 1
+            history.restore(line)
+        else:
+            self._step(history, line)
+
+    @staticmethod
+    def _step(history: History, line: Line) -> None:
+        match line:
+            case Said(items=items, answer=answer):
+                history.say(items, answer)
+            case AssistantReply():
+                history.say(())
+                history.keep(line)
+            case Rewritten():
+                history.rewrite(line)
+            case Dropped():
+                history.unread = None
+            case _:
+                raise ValueError("it is a second header")
+
+    def _resume_ledger(self) -> None:
+        ledger, header = self._saved.history.ledger, self._saved.header
+        assert ledger is not None, "a saved conversation has a ledger"
+        ledger.length, ledger.digest = header.length, header.digest
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Line | None, int]]:
+    """Yield each line with its number and where it ends; `None` for a last line that is cut short."""
+    number, size = 1, 0
+    try:
+        with open_regular(path) as file:
+            while text := next_line(file):
+                size += len(text)
+                yield number, _LINES.decode(text) if text.endswith(b"\n") else None, size
+                number += 1
+    except OSError as error:
+        why = error.strerror or error
+        raise ConversationError(
+            f"Cannot read the conversation file {path}: {why}.", path=str(path)
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(path, number, str(error)) from error
+
+
+def _damaged(path: Path, line: int, why: str) -> ConversationError:
+    return ConversationError(
+        f"{path}, line {line} is damaged ({why}). The lines before it are whole: a copy that ends there can"
+        " be loaded.",
+        path=str(path),
+        line=line,
+    )
+
+
+def lines_of(history: History) -> tuple[bytes, ...]:
+    """Return the entries of a history between two turns as lines of a new file."""
+    return tuple(map(msgspec.json.encode, history.entries))

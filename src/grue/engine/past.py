@@ -1,0 +1,75 @@
+"""What a turn continues: nothing, a conversation that its runner keeps, or a history given as plain data."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from grue.engine.wiring import Wiring
+from grue.errors import ConversationError
+from grue.messages import HistoryReference, RequestCompletion, TurnCompleted, TurnFailed
+from grue.turn_request import TurnRequest
+
+
+class TurnReport(Protocol):
+    """What a conversation asks a turn's actors after the turn."""
+
+    @property
+    def end(self) -> TurnCompleted | TurnFailed | None:
+        """How the turn ended; `None`: its agent did not report it."""
+        ...
+
+    @property
+    def last_request(self) -> RequestCompletion | None:
+        """The last request to the model; `None`: there was none."""
+        ...
+
+
+class Past:
+    """What a turn continues.
+
+    Args:
+        wiring: The parts that the turn is made from.
+        history: What was said before; `None`: nothing.
+
+    Attributes:
+        actors: The turn's actors, as soon as there are some.
+    """
+
+    def __init__(self, wiring: Wiring, history: HistoryReference | None = None) -> None:
+        self.wiring = wiring
+        self.history = history
+        self.actors: TurnReport | None = None
+
+
+@contextlib.contextmanager
+def continued(request: TurnRequest[Any], number: int, wiring: Wiring) -> Iterator[Past]:
+    """Give a turn what it continues, and keep what is said in it.
+
+    Raises:
+        ConversationError: There is both a conversation and a history, or one of them cannot be used.
+    """
+    if request.conversation is None and not request.history:
+        yield Past(wiring)
+        return
+    if request.conversation is not None and request.history:
+        raise ConversationError("A turn continues either a conversation or a history, not both.")
+    # Few programs need it.
+    from grue.engine.kept_conversation import given_conversation
+
+    kept = request.conversation or given_conversation(f"turn-{number}", request.system, request.history)
+    with kept.turn(wiring) as past:
+        yield past
+
+
+def reference_of(request: TurnRequest[Any], number: int) -> HistoryReference | None:
+    """Return the reference to a history that is given as plain data; `None`: there is none.
+
+    Raises:
+        ConversationError: It cannot be used.
+    """
+    if not request.history:
+        return None
+    from grue.engine.kept_conversation import given_conversation
+
+    kept = given_conversation(f"turn-{number}", request.system, request.history)
+    return kept.ledger.reference(kept.id)

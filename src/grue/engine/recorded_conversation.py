@@ -1,0 +1,196 @@
+"""Build a conversation from a trace: from the messages that its turns have recorded.
+
+Come here to change how a conversation is resumed without its file. The reader takes the same steps as the
+process that recorded them (`protocol/history.py`), and compares its digest with the one that each turn was
+started with. So a conversation that the trace does not hold completely is refused, and never resumed in part.
+"""
+
+from os import PathLike
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from grue.engine.kept_conversation import KeptConversation
+from grue.errors import ConversationError
+from grue.messages import (
+    AssistantReply,
+    CompletionReceived,
+    ConversationId,
+    HistoryReference,
+    HistoryRewritten,
+    OfferTools,
+    RequestCompletion,
+    RequireAnswer,
+    RunTurn,
+    ToolDefinition,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.protocol.history import History, Ledger
+from grue.tracing.reading import EpisodeEnvelope, open_episode
+
+_Place: TypeAlias = tuple[int, str]
+"""How many entries a conversation has, and the digest of them."""
+
+
+class _Talk(Struct):
+    """A conversation as far as the trace has been read.
+
+    Attributes:
+        tools: The tools that were offered last.
+        flaw: Why it cannot be resumed; empty if it can.
+    """
+
+    system: str
+    history: History
+    tools: tuple[ToolDefinition, ...] = ()
+    flaw: str = ""
+
+    @property
+    def place(self) -> _Place:
+        ledger = self.history.ledger
+        assert ledger is not None, "it was made with one"
+        return ledger.length, ledger.digest
+
+
+def resume_conversation(path: str | PathLike[str], name: str | None = None) -> KeptConversation:
+    """Return a conversation that a trace holds.
+
+    Args:
+        path: The trace, or its run folder.
+        name: The conversation's id; `None`: the one that was continued last. A turn without a conversation
+            has the id `turn-N`.
+
+    Raises:
+        TraceError: The trace cannot be read.
+        ConversationError: It does not hold all of the conversation, or a secret in it was redacted.
+    """
+    reader = _Reader(_branch_points(path))
+    for envelope in open_episode(path):
+        reader.see(envelope)
+    wanted = reader.last if name is None else ConversationId(name)
+    talk = reader.talks.get(wanted)
+    if talk is None:
+        known = ", ".join(reader.talks) or "none"
+        missing = f"no conversation {wanted}" if wanted else "no conversation"
+        raise ConversationError(f"{path} holds {missing}. It holds: {known}.", path=str(path))
+    if talk.flaw:
+        raise ConversationError(
+            f"The conversation {wanted} cannot be resumed from {path}: {talk.flaw}. Load its saved file.",
+            path=str(path),
+        )
+    talk.history.close(None)
+    return KeptConversation(talk.system, name=wanted, history=talk.history, tools=talk.tools)
+
+
+def _branch_points(path: str | PathLike[str]) -> set[_Place]:
+    """Return where conversations begin that the trace does not hold from their first entry."""
+    begun: set[ConversationId] = set()
+    points: set[_Place] = set()
+    for envelope in open_episode(path):
+        if isinstance(envelope.body, RunTurn) and (past := envelope.body.history) is not None:
+            if past.length and past.conversation not in begun:
+                points.add((past.length, past.digest))
+            begun.add(past.conversation)
+    return points
+
+
+class _Reader:
+    """Builds every conversation of a trace, message by message.
+
+    Args:
+        branch_points: Places at which another conversation may go on; copies are kept of these only.
+
+    Attributes:
+        talks: The conversations by id.
+        last: The id of the conversation whose turn began last.
+    """
+
+    def __init__(self, branch_points: set[_Place]) -> None:
+        self.talks: dict[ConversationId, _Talk] = {}
+        self.last = ConversationId("")
+        self._branch_points = branch_points
+        self._branches: dict[_Place, History] = {}
+        self._turns: dict[int, ConversationId] = {}
+        self._requests: dict[int, ConversationId] = {}
+
+    def see(self, envelope: EpisodeEnvelope) -> None:
+        """Take the next message. Messages that no conversation keeps are skipped."""
+        body, cause = envelope.body, envelope.cause or 0
+        match body:
+            case RunTurn():
+                self._begin(envelope, body)
+            case RequestCompletion(conversation=name) if name in self.talks:
+                self._requests[envelope.seq] = name
+                self._step(name, envelope)
+            case HistoryRewritten(conversation=name) if name in self.talks:
+                self._step(name, envelope)
+            case CompletionReceived() if cause in self._requests:
+                self._step(self._requests.pop(cause), envelope)
+            case TurnCompleted() | TurnFailed() if cause in self._turns:
+                self._step(self._turns.pop(cause), envelope)
+
+    def _begin(self, envelope: EpisodeEnvelope, run: RunTurn) -> None:
+        past = run.history
+        if past is None:
+            name = ConversationId(f"turn-{run.turn}")
+            self.talks[name] = _Talk(run.system, History(Ledger()))
+        else:
+            name = past.conversation
+            self._go_on(run, past)
+        self.last = name
+        self._turns[envelope.seq] = name
+        self._mark(self.talks[name], envelope)
+
+    def _go_on(self, run: RunTurn, past: HistoryReference) -> None:
+        """Find what the turn continues: its conversation so far, or another one that it branched from."""
+        place = (past.length, past.digest)
+        talk = self.talks.get(past.conversation)
+        if talk is not None:
+            talk.history.close(None)
+            if talk.place == place:
+                return
+        if not past.length:
+            talk = _Talk(run.system, History(Ledger()))
+        elif place in self._branches:
+            talk = _Talk(run.system, self._branches[place].branch())
+        else:
+            flaw = f"the trace does not hold what was said before turn {run.turn}"
+            talk = _Talk(run.system, History(Ledger()), flaw=flaw)
+        self.talks[past.conversation] = talk
+
+    def _step(self, name: ConversationId, envelope: EpisodeEnvelope) -> None:
+        talk = self.talks[name]
+        self._mark(talk, envelope)
+        if talk.flaw:
+            return
+        try:
+            _take(talk, envelope)
+        except ValueError as error:
+            talk.flaw = f"message {envelope.seq} does not fit what was said before it ({error})"
+        if talk.place in self._branch_points:
+            self._branches[talk.place] = talk.history.branch()
+
+    @staticmethod
+    def _mark(talk: _Talk, envelope: EpisodeEnvelope) -> None:
+        ends = isinstance(envelope.body, TurnCompleted | TurnFailed) and not envelope.body.untold
+        if envelope.redacted and not ends:
+            kind = type(envelope.body).__name__
+            talk.flaw = talk.flaw or f"a secret was redacted in turn {envelope.turn} ({kind})"
+
+
+def _take(talk: _Talk, envelope: EpisodeEnvelope) -> None:
+    """Do with a message what the process did that recorded it."""
+    history = talk.history
+    match envelope.body:
+        case RequestCompletion(new=new, mode=RequireAnswer(answer=answer)):
+            history.say(new, answer)
+        case RequestCompletion(new=new, mode=OfferTools(tools=tools)):
+            history.say(new)
+            talk.tools = talk.tools if tools is None else tools
+        case CompletionReceived(content=content, tool_calls=calls, echo=echo):
+            history.keep(AssistantReply(content=content, tool_calls=calls, echo=echo))
+        case HistoryRewritten(rewrite=rewrite):
+            history.rewrite(rewrite)
+        case TurnCompleted() | TurnFailed() as end:
+            history.close(end)

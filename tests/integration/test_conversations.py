@@ -1,0 +1,242 @@
+"""A conversation over real HTTP: the same whichever format, saved and loaded, failed, branched, resumed."""
+
+import itertools
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from media import GIF, PNG
+from msgspec.structs import replace
+from wire_bodies import up_to_last_message, without_markers
+
+from grue import (
+    AssistantReply,
+    Conversation,
+    ConversationBusy,
+    ConversationError,
+    FunctionTools,
+    LLMError,
+    LlmSettings,
+    MCPError,
+    Recorder,
+    RetryPolicy,
+    Runner,
+    TextDelta,
+    ToolMessage,
+    TraceWriter,
+    TurnCancelled,
+    TurnRequest,
+    UserText,
+)
+from grue.messages import CallId, RequestCompletion, RunTurn, ToolCall
+from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.profiles import profile_for
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tracing.reading import read_episode
+
+WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+TURNS = 30
+
+
+def chatty(request: LlmRequest) -> LlmReply:
+    """Answer each question after a thought and, every third time, two calls at once."""
+    messages = request.messages
+    questions = [message for message in messages if message["role"] == "user"]
+    number = len(questions)
+    if messages[-1]["role"] == "user" and number % 3 == 0:
+        tool = next(name for name in request.tool_names if name.endswith("look"))
+        calls = [(tool, json.dumps({"at": f"{number}-{each}"}, separators=(",", ":"))) for each in "ab"]
+        return tool_calls_reply(*calls, content="One moment.", reasoning_content=f"Thought {number}.")
+    return text_reply(f"Answer {number}.", reasoning_content=f"Reason {number}.")
+
+
+def look(at: str) -> str:
+    return f"seen {at}"
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedLlmServer]:
+    with ScriptedLlmServer(chatty) as server:
+        yield server
+
+
+def runner_for(server: ScriptedLlmServer, wire: WireName = "chat_completions", **how: Any) -> Runner:
+    llm = LlmSettings(base_url=server.base_url, model="scripted", wire=wire, api_key="key")
+    return Runner(llm=llm, servers={"house": FunctionTools({"look": look})}, **how)
+
+
+def broken_runner() -> Runner:
+    """Return a runner whose endpoint nobody serves."""
+    retry = RetryPolicy(max_retries=0)
+    return Runner(llm=LlmSettings(base_url="http://127.0.0.1:9/v1", model="scripted", retry=retry))
+
+
+def changed_prefixes(server: ScriptedLlmServer, wire: WireName) -> int:
+    """Count the requests that do not begin with the bytes of the one before, cache markers apart."""
+    profile = profile_for(server.base_url, wire=wire)
+    raws = [request.raw for request in server.requests]
+    return sum(
+        not without_markers(after).startswith(up_to_last_message(before, profile))
+        for before, after in itertools.pairwise(raws)
+    )
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_thirty_turns_are_the_same_in_every_format_saved_and_loaded_at_each_turn(
+    tmp_path: Path, server: ScriptedLlmServer, wire: WireName, streamed: bool
+) -> None:
+    path, said = tmp_path / "talk.jsonl", []
+    runner_for(server, wire).conversation("Answer briefly.", path=path).close()
+    for number in range(1, TURNS + 1):
+        runner = runner_for(server, wire)  # a new one: nothing is known but what is on file
+        with Conversation.load(path, runner) as talk:
+            how: Any = {"on_delta": lambda _: None} if streamed else {}
+            outcome = talk.ask(f"Question {number}?", **how)
+            said.append((outcome.response, [call.result.content for call in outcome.tool_calls]))
+    expected = [(f"Answer {n}.", [f"seen {n}-a", f"seen {n}-b"] if n % 3 == 0 else []) for n in range(1, 31)]
+    assert said == expected
+    assert [request.refused for request in server.requests if request.refused] == []
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(server.requests) == 40
+    assert changed_prefixes(server, wire) == 0
+
+
+def test_a_conversation_costs_only_what_is_new_in_its_trace(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    recorder = Recorder()
+    recorder.add(trace := TraceWriter(tmp_path / "trace.jsonl", episode="talk"))
+    talk = runner_for(server, recorder=recorder).conversation("Answer briefly.", name="talk")
+    for number in range(1, 6):
+        talk.ask(f"Question {number}?")
+    trace.close()
+    bodies = [envelope.body for envelope in read_episode(tmp_path / "trace.jsonl").envelopes]
+    references = [body.history for body in bodies if isinstance(body, RunTurn)]
+    assert [(each.conversation, each.length) for each in references if each] == [
+        ("talk", 0), ("talk", 2), ("talk", 4), ("talk", 8), ("talk", 10)
+    ]  # fmt: skip
+    new = [body.new for body in bodies if isinstance(body, RequestCompletion)]
+    assert new[-1] == (UserText("Question 5?"),)
+
+
+def test_images_of_the_user_reach_the_model_and_stay_in_the_conversation(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    picture = tmp_path / "map.png"
+    picture.write_bytes(PNG)
+    talk = runner_for(server).conversation()
+    talk.ask("What is this?", images=[picture, GIF])
+    talk.ask("And now?")
+    for request in server.requests:
+        urls = [part["image_url"]["url"] for part in request.messages[0]["content"] if "image_url" in part]
+        assert [url.partition(";")[0] for url in urls] == ["data:image/png", "data:image/gif"]
+        assert request.messages[0]["content"][-1] == {"type": "text", "text": "What is this?"}
+    for image, why in (
+        (b"no image", "Image 1 cannot be shown to the model: it is not a PNG, JPEG, GIF or WebP image."),
+        (
+            tmp_path / "none.png",
+            f"The image {tmp_path / 'none.png'} cannot be read: No such file or directory.",
+        ),
+        (b"%PDF-1.7\n%%EOF", "Image 1 is no image: its content is application/pdf."),
+    ):
+        with pytest.raises(MCPError, match=re.escape(why)):
+            talk.ask("And this?", images=[image])
+    assert len(server.requests) == 2
+
+
+def test_what_was_said_before_can_be_given_as_plain_data(server: ScriptedLlmServer) -> None:
+    call = ToolCall(call_id=CallId("c1"), name="house.look", arguments='{"at":"door"}')
+    history = [
+        UserText("What is at the door?"),
+        AssistantReply(tool_calls=(call,)),
+        ToolMessage(CallId("c1"), '"a mat"'),
+        AssistantReply(content="A mat."),
+    ]
+    request = TurnRequest[str](system="Answer briefly.", user="And under it?", history=history)
+    assert runner_for(server).run_turn(request).response == "Answer 2."
+    roles = [message["role"] for message in server.requests[0].messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+    with pytest.raises(ConversationError, match=r"cannot be used: no call of the last reply has the id c1\."):
+        runner_for(server).run_turn(replace(request, history=history[2:]))
+
+
+def test_a_turn_that_failed_keeps_what_was_said(server: ScriptedLlmServer) -> None:
+    talk = runner_for(server).conversation("Answer briefly.")
+    with pytest.raises(LLMError):
+        Conversation(broken_runner(), talk._kept).ask("Are you there?")
+    assert talk.ask("And now?").response == "Answer 2."
+    assert [message["content"] for message in server.requests[0].messages] == [
+        "Answer briefly.", "Are you there?", "And now?"
+    ]  # fmt: skip
+
+
+def test_a_call_under_way_when_the_turn_is_cancelled_is_answered(server: ScriptedLlmServer) -> None:
+    begun = threading.Event()
+
+    async def hang(at: str) -> str:
+        begun.set()
+        await anyio.sleep_forever()
+        return at
+
+    llm = LlmSettings(base_url=server.base_url, model="scripted")
+    with Runner(llm=llm, servers={"house": FunctionTools({"look": hang})}, lifetime="episode") as runner:
+        talk = runner.conversation()
+        talk.ask("One?")
+        talk.ask("Two?")
+        handle = runner.start_turn(talk.request("Three?"))
+        assert begun.wait(10)
+        with pytest.raises(ConversationBusy):
+            talk.branch()
+        handle.cancel()
+        with pytest.raises(TurnCancelled):
+            handle.result(10)
+        assert talk.ask("Five?").response == "Answer 4."
+    results = [message["content"] for message in server.requests[-1].messages if message["role"] == "tool"]
+    assert results == ['{"error":"interrupted; it may have taken effect","content":null}'] * 2
+
+
+def test_two_asks_at_once_are_refused_and_a_branch_is_not(server: ScriptedLlmServer) -> None:
+    talk = runner_for(server).conversation()
+    talk.ask("One?")
+    seen: list[str] = []
+
+    def interject(_: TextDelta) -> None:
+        if not seen:
+            seen.append("asked")
+            with pytest.raises(ConversationBusy, match="is in the middle of a turn"):
+                Conversation(runner_for(server), talk._kept).ask("Meanwhile?")
+
+    talk.ask("Two?", on_delta=interject)
+    assert seen == ["asked"]
+    branch = talk.branch()
+    assert branch.id != talk.id
+    assert talk.ask("Red?").response == branch.ask("Blue?").response == "Answer 3."
+    asked = [[m["content"] for m in request.messages if m["role"] == "user"] for request in server.requests]
+    assert (asked[-3], asked[-1]) == (["One?", "Two?", "Red?"], ["One?", "Two?", "Blue?"])
+    assert talk.history[:4] == branch.history[:4]
+
+
+def test_a_batch_continues_many_conversations(server: ScriptedLlmServer) -> None:
+    runner = runner_for(server)
+    talks = [runner.conversation(f"You are number {number}.") for number in range(4)]
+    for _ in range(3):
+        items = list(runner.map([talk.request("Next?") for talk in talks], concurrency=4))
+    assert [item.outcome.response for item in items if item.outcome] == ["Answer 3."] * 4
+    assert [len(talk.history) for talk in talks] == [10] * 4
+    twice = list(runner.map([talks[0].request("A?"), talks[0].request("B?")], concurrency=2))
+    errors = [item.error for item in twice if item.error]
+    assert all(isinstance(error, ConversationBusy) for error in errors)
+    assert len(errors) <= 1
+
+
+@pytest.mark.anyio
+async def test_a_conversation_in_the_caller_s_own_event_loop(server: ScriptedLlmServer) -> None:
+    talk = runner_for(server).conversation()
+    assert (await talk.ask_async("One?")).response == "Answer 1."
+    assert (await talk.ask_async("Two?")).response == "Answer 2."
