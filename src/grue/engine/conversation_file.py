@@ -151,7 +151,7 @@ class ConversationFile:
             ConversationError: The disk is full, or the file was deleted or closed.
         """
         try:
-            self._file.require_kept()
+            self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))
         except (TraceError, OSError) as error:
             raise ConversationError(
