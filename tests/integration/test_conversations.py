@@ -1,7 +1,5 @@
 """A conversation over real HTTP: the same whichever format, saved and loaded, failed, branched, resumed."""
 
-import itertools
-import json
 import re
 import threading
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ import anyio
 import pytest
 from media import GIF, PNG
 from msgspec.structs import replace
-from wire_bodies import up_to_last_message, without_markers
+from talks import WIRES, broken_runner, changed_prefixes, chatty, runner_for
 
 from grue import (
     AssistantReply,
@@ -24,7 +22,6 @@ from grue import (
     LlmSettings,
     MCPError,
     Recorder,
-    RetryPolicy,
     Runner,
     TextDelta,
     ToolMessage,
@@ -35,55 +32,16 @@ from grue import (
 )
 from grue.messages import CallId, RequestCompletion, RunTurn, ToolCall
 from grue.protocol.chat_wire.profile import WireName
-from grue.protocol.chat_wire.profiles import profile_for
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.reading import read_episode
 
-WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
 TURNS = 30
-
-
-def chatty(request: LlmRequest) -> LlmReply:
-    """Answer each question after a thought and, every third time, two calls at once."""
-    messages = request.messages
-    questions = [message for message in messages if message["role"] == "user"]
-    number = len(questions)
-    if messages[-1]["role"] == "user" and number % 3 == 0:
-        tool = next(name for name in request.tool_names if name.endswith("look"))
-        calls = [(tool, json.dumps({"at": f"{number}-{each}"}, separators=(",", ":"))) for each in "ab"]
-        return tool_calls_reply(*calls, content="One moment.", reasoning_content=f"Thought {number}.")
-    return text_reply(f"Answer {number}.", reasoning_content=f"Reason {number}.")
-
-
-def look(at: str) -> str:
-    return f"seen {at}"
 
 
 @pytest.fixture
 def server() -> Iterator[ScriptedLlmServer]:
     with ScriptedLlmServer(chatty) as server:
         yield server
-
-
-def runner_for(server: ScriptedLlmServer, wire: WireName = "chat_completions", **how: Any) -> Runner:
-    llm = LlmSettings(base_url=server.base_url, model="scripted", wire=wire, api_key="key")
-    return Runner(llm=llm, servers={"house": FunctionTools({"look": look})}, **how)
-
-
-def broken_runner() -> Runner:
-    """Return a runner whose endpoint nobody serves."""
-    retry = RetryPolicy(max_retries=0)
-    return Runner(llm=LlmSettings(base_url="http://127.0.0.1:9/v1", model="scripted", retry=retry))
-
-
-def changed_prefixes(server: ScriptedLlmServer, wire: WireName) -> int:
-    """Count the requests that do not begin with the bytes of the one before, cache markers apart."""
-    profile = profile_for(server.base_url, wire=wire)
-    raws = [request.raw for request in server.requests]
-    return sum(
-        not without_markers(after).startswith(up_to_last_message(before, profile))
-        for before, after in itertools.pairwise(raws)
-    )
 
 
 @pytest.mark.parametrize("wire", WIRES)

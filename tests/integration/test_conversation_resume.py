@@ -1,0 +1,188 @@
+"""A conversation that goes on in another process: from its file, from its trace, at another endpoint."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from media import PNG
+from talks import WIRES, changed_prefixes, chatty, runner_for, said_to
+
+from grue import Conversation, ConversationError, Recorder, TraceWriter, TurnRequest
+from grue.messages import HistoryRewritten, ThoughtsDropped
+from grue.protocol.chat_wire.profile import WireName
+from grue.provider_rules.chat_rules import ProviderRules
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply
+from grue.tracing.reading import read_episode
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedLlmServer]:
+    with ScriptedLlmServer(chatty) as server:
+        yield server
+
+
+def traced(path: Path) -> tuple[Recorder, TraceWriter]:
+    recorder = Recorder(secrets={"code": "open-sesame"})
+    writer = TraceWriter(path, episode="talks")
+    recorder.add(writer)
+    return recorder, writer
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_conversation_goes_on_from_its_trace_as_if_nothing_had_happened(
+    tmp_path: Path, server: ScriptedLlmServer, wire: WireName
+) -> None:
+    recorder, writer = traced(tmp_path / "trace.jsonl")
+    talk = runner_for(server, wire, recorder=recorder).conversation("Answer briefly.", name="talk")
+    for number in range(1, 5):
+        talk.ask(f"Question {number}?", images=[PNG] if number == 2 else ())
+    branch = talk.branch()
+    branch.ask("And besides?")
+    writer.close()
+    for name, asked in (("talk", 9), (None, 11)):
+        resumed = Conversation.from_trace(tmp_path / "trace.jsonl", runner_for(server, wire), name=name)
+        assert resumed.history == (talk if name else branch).history
+        assert len([item for item in resumed.history if hasattr(item, "echo")]) == (5 if name else 6)
+        del server.requests[asked:]
+    resumed = Conversation.from_trace(tmp_path / "trace.jsonl", runner_for(server, wire), name="talk")
+    del server.requests[5:]
+    assert resumed.ask("Question 5?").response == "Answer 5."
+    assert changed_prefixes(server, wire) == 0
+
+
+def test_a_turn_of_its_own_can_be_continued_too(tmp_path: Path, server: ScriptedLlmServer) -> None:
+    recorder, writer = traced(tmp_path / "trace.jsonl")
+    runner = runner_for(server, recorder=recorder)
+    for text in ("One?", "Two?"):
+        runner.run_turn(TurnRequest[str](system="Answer briefly.", user=text))
+    writer.close()
+    talk = Conversation.from_trace(tmp_path / "trace.jsonl", runner_for(server), name="turn-1")
+    talk.ask("And then?")
+    assert said_to(server) == ["Answer briefly.", "One?", "Answer 1.", "And then?"]
+
+
+def test_what_a_trace_does_not_hold_is_not_resumed(tmp_path: Path, server: ScriptedLlmServer) -> None:
+    recorder, writer = traced(tmp_path / "trace.jsonl")
+    runner = runner_for(server, recorder=recorder)
+    secret = runner.conversation("Answer briefly.", name="secret")
+    secret.ask("Say open-sesame.")
+    early = runner_for(server).conversation(path=tmp_path / "talk.jsonl", name="late")
+    early.ask("Before the trace?")
+    early.close()
+    Conversation.load(tmp_path / "talk.jsonl", runner).ask("In it?")
+    writer.close()
+    for name, why in (
+        ("secret", r"a secret was redacted in turn 1 \(RunTurn\)\. Load its saved file"),
+        ("late", r"the trace does not hold what was said before turn 2\. Load its saved file"),
+        ("other", r"holds no conversation other\. It holds: secret, late\."),
+    ):
+        with pytest.raises(ConversationError, match=why):
+            Conversation.from_trace(tmp_path / "trace.jsonl", runner, name=name)
+
+
+def test_another_model_is_sent_all_but_the_thoughts_that_it_cannot_read(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    with runner_for(server, "messages").conversation("Answer briefly.", path=path) as talk:
+        for number in range(1, 4):
+            talk.ask(f"Question {number}?")
+    assert b"Reason 1" in server.requests[-1].raw
+    recorder, writer = traced(tmp_path / "trace.jsonl")
+    with ScriptedLlmServer(chatty) as another:
+        for number, wire in enumerate(("messages", "responses", "chat_completions"), start=4):
+            with Conversation.load(path, runner_for(another, wire, model="other", recorder=recorder)) as talk:
+                assert talk.ask(f"Question {number}?", tools=False).response == f"Answer {number}."
+            assert b"Reason 1" not in another.requests[-1].raw
+            assert b"seen 3-a" in another.requests[-1].raw
+        assert [request.refused for request in another.requests if request.refused] == []
+    writer.close()
+    bodies = [envelope.body for envelope in read_episode(tmp_path / "trace.jsonl").envelopes]
+    dropped = [body for body in bodies if isinstance(body, ThoughtsDropped)]
+    assert [(each.wire, each.model, each.replies) for each in dropped] == [
+        ("messages", "other", 4), ("responses", "other", 5), ("chat_completions", "other", 6)
+    ]  # fmt: skip
+    with Conversation.load(path, runner_for(server, "messages")) as talk:
+        talk.ask("Question 7?")
+    assert b"Reason 1" in server.requests[-1].raw, "what the other model could not read is still there"
+
+
+def test_what_was_learned_of_the_endpoint_is_loaded_too(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    with ScriptedLlmServer(chatty, rules=ProviderRules(strict_names=True)) as server:
+        with runner_for(server).conversation("Answer briefly.", path=path) as talk:
+            talk.ask("Question 1?")
+        assert [bool(request.refused) for request in server.requests] == [True, False]
+        for number in range(2, 5):
+            with Conversation.load(path, runner_for(server)) as talk:
+                talk.ask(f"Question {number}?")
+        assert [request.refused for request in server.requests[1:] if request.refused] == []
+        del server.requests[0]
+        assert changed_prefixes(server) == 0
+
+
+def test_an_image_that_the_endpoint_refused_is_dropped_for_good(tmp_path: Path) -> None:
+    def blind(request: LlmRequest) -> LlmReply:
+        return error_reply(400, "Bad request.") if b"image_url" in request.raw else chatty(request)
+
+    path = tmp_path / "talk.jsonl"
+    recorder, writer = traced(tmp_path / "trace.jsonl")
+    with ScriptedLlmServer(blind) as server:
+        with runner_for(server, recorder=recorder).conversation(path=path, name="talk") as talk:
+            talk.ask("What is this?", images=[PNG])
+            written = talk.history
+        writer.close()
+        assert len(server.requests) == 2
+        for resumed in (
+            Conversation.from_trace(tmp_path / "trace.jsonl", runner_for(server)),
+            Conversation.load(path, runner_for(server)),
+        ):
+            assert resumed.history == written
+            assert resumed.ask("And now?").response == "Answer 2."
+            assert "not shown: the model's endpoint refused it" in said_to(server)[0]
+        assert len(server.requests) == 4
+    bodies = [envelope.body for envelope in read_episode(tmp_path / "trace.jsonl").envelopes]
+    assert [body.reason for body in bodies if isinstance(body, HistoryRewritten)] == [
+        "the endpoint refused a request with images or files"
+    ]
+
+
+KILLED = """
+import os, signal, sys
+from grue import FunctionTools, LlmSettings, Runner
+
+def look(at):
+    print("called", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+runner = Runner(
+    llm=LlmSettings(base_url=sys.argv[1], model="scripted", api_key="key"),
+    servers={"house": FunctionTools({"look": look})},
+)
+talk = runner.conversation("Answer briefly.", path=sys.argv[2])
+for number in range(1, 4):
+    talk.ask(f"Question {number}?")
+"""
+
+
+def test_a_process_that_is_killed_in_a_tool_call_leaves_a_conversation_to_go_on_with(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    command = [sys.executable, "-c", KILLED, server.base_url, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "called\n"), done.stderr
+    with path.open("ab") as file:
+        file.write(b'{"type":"said","items":[{"ty')  # what a kill in the middle of a write leaves
+    with Conversation.load(path, runner_for(server)) as talk:
+        assert talk.ask("What happened?").response == "Answer 4."
+    results = [message["content"] for message in server.requests[-1].messages if message["role"] == "tool"]
+    assert results == ['{"error":"interrupted; it may have taken effect","content":null}'] * 2
+    assert changed_prefixes(server) == 0
+    with Conversation.load(path, runner_for(server)) as talk:
+        assert talk.ask("Again?").response == "Answer 5."
+    assert changed_prefixes(server) == 0
+    assert path.stat().st_mode & 0o777 == 0o600

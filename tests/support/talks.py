@@ -1,0 +1,55 @@
+"""Conversations for tests: a scripted model that thinks, calls tools and answers, and runners that ask it."""
+
+import itertools
+import json
+from typing import Any
+
+from wire_bodies import up_to_last_message, without_markers
+
+from grue import FunctionTools, LlmSettings, RetryPolicy, Runner
+from grue.protocol.chat_wire.profile import WireName
+from grue.protocol.chat_wire.profiles import profile_for
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")
+
+
+def chatty(request: LlmRequest) -> LlmReply:
+    """Answer each question after a thought and, every third time, two calls at once."""
+    messages = request.messages
+    number = sum(message["role"] == "user" for message in messages)
+    if messages[-1]["role"] == "user" and number % 3 == 0 and request.tool_names:
+        tool = next(name for name in request.tool_names if name.endswith("look"))
+        calls = [(tool, json.dumps({"at": f"{number}-{each}"}, separators=(",", ":"))) for each in "ab"]
+        return tool_calls_reply(*calls, content="One moment.", reasoning_content=f"Thought {number}.")
+    return text_reply(f"Answer {number}.", reasoning_content=f"Reason {number}.")
+
+
+def look(at: str) -> str:
+    return f"seen {at}"
+
+
+def runner_for(server: ScriptedLlmServer, wire: WireName = "chat_completions", **how: Any) -> Runner:
+    llm = LlmSettings(base_url=server.base_url, model=how.pop("model", "scripted"), wire=wire, api_key="key")
+    return Runner(llm=llm, servers={"house": FunctionTools({"look": how.pop("look", look)})}, **how)
+
+
+def broken_runner() -> Runner:
+    """Return a runner whose endpoint nobody serves."""
+    retry = RetryPolicy(max_retries=0)
+    return Runner(llm=LlmSettings(base_url="http://127.0.0.1:9/v1", model="scripted", retry=retry))
+
+
+def changed_prefixes(server: ScriptedLlmServer, wire: WireName = "chat_completions") -> int:
+    """Count the requests that do not begin with the bytes of the one before, cache markers apart."""
+    profile = profile_for(server.base_url, wire=wire)
+    raws = [request.raw for request in server.requests]
+    return sum(
+        not without_markers(after).startswith(up_to_last_message(before, profile))
+        for before, after in itertools.pairwise(raws)
+    )
+
+
+def said_to(server: ScriptedLlmServer) -> list[str]:
+    """Return the texts of the last request, oldest first."""
+    return [str(message["content"]) for message in server.requests[-1].messages]
