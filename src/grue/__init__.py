@@ -61,11 +61,13 @@ if TYPE_CHECKING:
     from grue.tool_sessions.function_tools import FunctionTools
     from grue.tool_sessions.server_options import ServerOptions
     from grue.tool_sessions.server_specs import HttpServer, StdioServer
+    from grue.tool_sessions.shell_tool import ShellTool
     from grue.tool_sessions.tool_context import ToolContext
     from grue.tool_sessions.tool_decorator import tool
 
 _HOMES = {
     "FunctionTools": "grue.tool_sessions.function_tools",
+    "ShellTool": "grue.tool_sessions.shell_tool",
     "ToolContext": "grue.tool_sessions.tool_context",
     "tool": "grue.tool_sessions.tool_decorator",
     "LlmSettings": "grue.llm_transport.endpoint",
@@ -131,6 +133,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "FunctionTools",
     "tool",
     "ToolContext",
+    "ShellTool",
     "ToolClient",
     "TurnLimits",
     "Budget",

@@ -18,8 +18,9 @@ from grue.tool_sessions.connection import Connect, ToolConnection
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.tool_sessions.shell_tool import ShellTool
 
-ToolServer: TypeAlias = McpServer | FunctionTools | Connect
+ToolServer: TypeAlias = McpServer | FunctionTools | ShellTool | Connect
 """A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""
 
 
@@ -37,6 +38,8 @@ def connect_to(
     match server:
         case StdioServer() | HttpServer():
             return lambda note: _mcp_client(server, registry, options or ClientOptions(), note)
+        case ShellTool():
+            return lambda _note: server.connect(ServerName(name), registry)
         case FunctionTools():
             return lambda note: server.connect(ServerName(name), note=note)
         case _:
@@ -63,7 +66,8 @@ def _mcp_client(
 
 def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
     """Register the secrets of the environment and of the servers' settings with the recorder."""
-    configured = [server.named_values() for server in servers if isinstance(server, McpServer)]
+    kinds = McpServer | ShellTool
+    configured = [server.named_values() for server in servers if isinstance(server, kinds)]
     for name, value in secrets_in(os.environ, *configured).items():
         recorder.hide(name, value)
 

@@ -1,168 +1,41 @@
-"""A server process and its pipes: start it, send and receive lines, end it.
+"""A server process: a child process that is sent lines and answers with lines.
 
-Come here for reading, writing and the order of closing. This module knows nothing of MCP: it must not look
-into a line. Whatever the server does, these hold:
+This module knows nothing of MCP: it must not look into a line. Whatever the server does, these hold, beside
+what `child_process.py` promises:
 
 - A line is read in linear time, up to a limit.
-- Sending never blocks, even if the server has stopped reading.
 - Standard error is always drained, and its end is kept.
-- An exit is seen at once, even if a grandchild still holds the pipes open.
-- Leaving takes bounded time, and afterwards no process of the group is alive.
 
 Source: R3.5-R3.7, P9
 """
 
-import contextlib
-import os
-import signal
-from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
 
+from grue.processes.child_process import ChildProcess, Program, read_available
 from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessGroup, ProcessRegistry
-from grue.processes.server_exit import ServerExit
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol.lines import LineBuffer
 from grue.protocol.safe_text import plain_text
-from grue.runtime.background_tasks import BackgroundTasks, leaves_no_time
 from grue.runtime.pace import Pace
-from grue.vocabulary import ProcessEnding
 
-_CHUNK_BYTES = 65_536
-_GRACE_AT_LEAST_S = 0.05
-"""The shortest grace before SIGTERM, and again before SIGKILL, if the deadline has passed."""
-
-_KILL_GRACE_S = 5.0
 _STDERR_READS_AT_ONCE = 64
 
 
-class Program(Protocol):
-    """What to start: a command with its arguments, environment and working directory."""
-
-    @property
-    def command(self) -> str:
-        """A path, relative to `cwd` or absolute, or a name on the PATH."""
-        ...
-
-    @property
-    def args(self) -> tuple[str, ...]:
-        """Its arguments."""
-        ...
-
-    @property
-    def cwd(self) -> str | None:
-        """Its working directory; `None`: the host's."""
-        ...
-
-    def environment(self) -> dict[str, str]:
-        """Return its whole environment."""
-        ...
-
-
-class ServerProcess:
-    """A running server process. The same task enters and leaves it; one task at a time may receive.
-
-    Leaving closes its standard input and waits, sends SIGTERM and waits, then sends SIGKILL. In every case
-    the whole group is killed before the leader is reaped.
-
-    Cancellation is what makes leaving hard. Waiting for an exit needs `await`, and in a cancelled scope every
-    `await` raises at once. Without care a cancelled turn would either skip the graces, so that a server could
-    not save what it holds, or leave the process running. There are three cases:
-
-    1. The block was cancelled, and then it is left. Nobody may wait long now, since the user who pressed
-       Ctrl-C is waiting, so both graces are shortened (`ProcessLimits.when_cancelled`).
-    2. The cancellation arrives while the process is being closed. The wait that it interrupts raises. Closing
-       then starts again under a shield, with the shorter graces, from the step that it had reached: `_ending`
-       and `_asked_to_exit` remember the progress. If it started from the beginning instead, it would wait for
-       a polite exit of a server that has had its SIGTERM, and the user would wait for one grace more.
-    3. The event loop itself is torn down, as by a second Ctrl-C or a `SystemExit`. No shield stops that and
-       nothing can be awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
-       Skipping this would leave the server running after the program has ended.
-
-    Args:
-        program: What to start.
-        registry: Holds the process until it is reaped. Its owner kills leftovers outside the event loop.
-        limits: Time limits for closing, and size limits. If it is entered under a deadline, each grace is cut
-            to a part of the time left, so that SIGTERM and SIGKILL still fit in.
-
-    Raises:
-        SpawnError: On entering, if the command or the directory is not found, or the system refuses.
-        MCPConfigError: On entering, on Windows.
-    """
+class ServerProcess(ChildProcess):
+    """A running server process. One task at a time may receive; everything else is as in `ChildProcess`."""
 
     def __init__(
         self, program: Program, registry: ProcessRegistry, limits: ProcessLimits | None = None
     ) -> None:
-        self._program = program
-        self._registry = registry
-        self._limits = limits or ProcessLimits()
-        self._close_by = float("inf")
-        self._group: ProcessGroup
-        self._tasks = BackgroundTasks()
-        self._gone: anyio.Event
+        super().__init__(program, registry, limits)
         self._lines = LineBuffer(self._limits.max_line_bytes, self._limits.max_message_bytes)
         self._pace = Pace()
         self._receiving: anyio.CancelScope | None = None
-        self._unsent = bytearray()
-        self._flushing = False
         self._stderr = bytearray()
         self._stderr_dropped = False
-        self._ending: ProcessEnding = "none"
-        self._asked_to_exit = False
-
-    async def __aenter__(self) -> Self:
-        program = self._program
-        # Read the deadline now: once a scope is cancelled, anyio reports -inf instead of its deadline.
-        self._close_by = anyio.current_effective_deadline()
-        self._group = self._registry.spawn(program.command, program.args, program.environment(), program.cwd)
-        self._gone = anyio.Event()
-        await self._tasks.__aenter__()
-        self._tasks.start(self._await_exit)
-        self._tasks.start(self._drain_stderr)
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if exc_type is not None and issubclass(exc_type, anyio.get_cancelled_exc_class()):
-            self._limits = self._limits.when_cancelled()
-        try:
-            if not leaves_no_time(exc_type):
-                await self._leave()
-        finally:
-            # Usually the group has ended by now and this does nothing. It matters if `_leave` was skipped or
-            # was broken off in spite of its shield, as a second Ctrl-C does: then this blocking call kills
-            # the group, because there is no event loop left to wait with.
-            self._group.end()
-            self._gone.set()
-            self._close_descriptors()
-
-    @property
-    def pid(self) -> int:
-        """The process id, which is also the id of its process group and of its session."""
-        return self._group.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended, reaped or not."""
-        return self._group.exit is not None or self._group.watch.exited_within(0)
-
-    @property
-    def exited(self) -> ServerExit | None:
-        """How the process ended, or `None` while it runs."""
-        return self._group.exit
-
-    @property
-    def ending(self) -> ProcessEnding:
-        """How the process was ended."""
-        return "died" if self._ending == "none" and self.exited else self._ending
-
-    async def wait_exit(self) -> ServerExit:
-        """Wait until the process has exited and its group is killed. Safe to cancel."""
-        await self._gone.wait()
-        return self._group.exit or ServerExit()
 
     async def receive_line(self) -> bytes:
         """Return the next line of standard output, as bytes without the newline.
@@ -196,19 +69,9 @@ class ServerProcess:
             anyio.BrokenResourceError: The process has exited, has closed its input, or has left more than
                 `max_line_bytes` unread.
         """
-        if self._group.exit is not None or self._group.stdin < 0:
-            raise anyio.BrokenResourceError
         if len(self._unsent) + len(line) > self._limits.max_line_bytes:
             raise anyio.BrokenResourceError
-        self._unsent += line
-        self._unsent += b"\n"
-        if self._flushing:
-            return
-        if not self._write():
-            raise anyio.BrokenResourceError
-        if self._unsent:
-            self._flushing = True
-            self._tasks.start(self._flush)
+        self.send(line + b"\n")
 
     def stderr_tail(self, redacted: Callable[[str], str] = str) -> str:
         """Return the end of the server's standard error, made safe to print.
@@ -229,6 +92,19 @@ class ServerProcess:
             kept = kept.partition("\n")[2]  # the first line is incomplete
         return kept.strip()
 
+    def _readers(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        return (self._drain_stderr,)
+
+    def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+        return self._drain_stderr, self._discard_stdout
+
+    def _on_exit(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    def _read_rest(self) -> None:
+        self._read_stderr()
+
     async def _receive_more(self) -> bool:
         """Wait for output and add it to the buffer; return `False` at its end."""
         if self.exited is None:
@@ -236,41 +112,12 @@ class ServerProcess:
                 await anyio.wait_readable(self._group.stdout)
             self._receiving = None
             self._pace.paused()
-        chunk = _read(self._group.stdout)
+        chunk = read_available(self._group.stdout)
         if chunk:
             self._lines.feed(chunk)
         # After the process has exited, an empty pipe counts as the end of the output. A grandchild may hold
         # the pipe open for ever, and waiting for a real end would hang; its output is not the server's.
         return bool(chunk) or (chunk is None and self.exited is None)
-
-    def _write(self) -> bool:
-        """Write what the pipe takes; return `False` if its other end is closed."""
-        try:
-            while self._unsent:
-                del self._unsent[: os.write(self._group.stdin, self._unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()
-            self._group.close_stdin()
-            return False
-        return True
-
-    async def _flush(self) -> None:
-        while self._unsent:
-            try:
-                await anyio.wait_writable(self._group.stdin)
-            except (anyio.ClosedResourceError, OSError, ValueError):
-                break  # closed while waiting; the next `send_line` raises
-            self._write()
-        self._flushing = False
-
-    async def _await_exit(self) -> None:
-        await self._group.watch.wait()
-        self._group.end()
-        self._gone.set()
-        if self._receiving is not None:
-            self._receiving.cancel()
 
     async def _drain_stderr(self) -> None:
         while True:
@@ -281,7 +128,7 @@ class ServerProcess:
     def _read_stderr(self) -> bool:
         """Read what is available, up to a limit; return `False` at the end."""
         for _ in range(_STDERR_READS_AT_ONCE):
-            chunk = _read(self._group.stderr)
+            chunk = read_available(self._group.stderr)
             if not chunk:
                 return chunk is None
             self._stderr += chunk
@@ -293,90 +140,7 @@ class ServerProcess:
     async def _discard_stdout(self) -> None:
         # Otherwise a server that still writes would block on a full pipe and not get to its exit.
         try:
-            while _read(self._group.stdout) != b"":
+            while read_available(self._group.stdout) != b"":
                 await anyio.wait_readable(self._group.stdout)
         except anyio.BusyResourceError:
             return  # another task is still receiving, which drains the pipe
-
-    async def _leave(self) -> None:
-        # The tasks that watch and drain the process belong to a group, and leaving a group is an `await`. If
-        # the scope around us is cancelled, that `await` raises the cancellation here, before anything was
-        # closed. So catch it, close, and raise it again. Order matters: the tasks end first, because two
-        # tasks must not read the same pipe, and `_await_end` starts its own to drain them. The pipes have to
-        # be drained while we wait, or a server that still writes would block on a full one and not exit.
-        try:
-            await self._tasks.__aexit__(None, None, None)
-        except anyio.get_cancelled_exc_class():
-            await self._close()
-            raise
-        await self._close()
-
-    async def _close(self) -> None:
-        died = self._group.watch.exited_within(0)
-        self._stop_sending()
-        try:
-            await self._await_end(died=died)
-        except anyio.get_cancelled_exc_class():
-            # Case 2 of the class's docstring. The process still runs. If this were passed on at once, the
-            # `finally` in `__aexit__` would kill it without SIGTERM. So wait again, shielded and for less
-            # time, and only then pass the cancellation on: swallowing it would let the turn go on.
-            self._limits = self._limits.when_cancelled()
-            with anyio.CancelScope(shield=True):
-                await self._await_end(died=died)
-            raise
-
-    async def _await_end(self, *, died: bool) -> None:
-        async with BackgroundTasks() as drains:
-            drains.start(self._drain_stderr)
-            drains.start(self._discard_stdout)
-            if self._ending == "none":
-                self._ending = "died" if died else await self._terminate_in_steps()
-
-    async def _terminate_in_steps(self) -> ProcessEnding:
-        if not self._asked_to_exit and await self._exited_within(self._shortened(self._limits.exit_grace_s)):
-            return "polite"
-        self._asked_to_exit = True
-        self._group.signal(signal.SIGTERM)
-        if await self._exited_within(self._shortened(self._limits.term_grace_s)):
-            return "terminated"
-        self._group.signal(signal.SIGKILL)
-        await self._exited_within(_KILL_GRACE_S)
-        return "killed"
-
-    def _shortened(self, grace_s: float) -> float:
-        """Return the grace, or half of the time left for closing if that is less.
-
-        Half, so that the first wait leaves time for the second.
-        """
-        left_s = self._close_by - anyio.current_time()
-        return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
-
-    async def _exited_within(self, limit_s: float) -> bool:
-        with anyio.move_on_after(limit_s):
-            await self._group.watch.wait()
-        return self._group.watch.exited_within(0)
-
-    def _stop_sending(self) -> None:
-        self._unsent.clear()
-        if self._group.stdin >= 0:
-            anyio.notify_closing(self._group.stdin)
-            self._group.close_stdin()
-
-    def _close_descriptors(self) -> None:
-        group = self._group
-        self._read_stderr()
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and nothing waits on them
-            for fd in (group.stdin, group.stdout, group.stderr, group.watch.descriptor()):
-                if fd is not None and fd >= 0:
-                    anyio.notify_closing(fd)
-        group.close_descriptors()
-
-
-def _read(fd: int) -> bytes | None:
-    """Read what is available: `None` if there is nothing yet, empty bytes at the end."""
-    try:
-        return os.read(fd, _CHUNK_BYTES) if fd >= 0 else b""
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""

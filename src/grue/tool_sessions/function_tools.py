@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.messages import JsonObject, ServerName, ServerNoted, ToolCallResult, ToolDefinition
+from grue.messages import JsonObject, ServerName, ServerNoted, ToolAnnotations, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.runtime.actor import Note
 from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
@@ -48,6 +48,7 @@ class _Function(Struct, frozen=True):
     parameters: Parameters
     call: Callable[..., Any]
     timeout_s: float | None
+    annotations: ToolAnnotations | None
 
 
 class FunctionTools:
@@ -131,6 +132,8 @@ class FunctionConnection:
                 tool=function.tool,
                 description=function.description,
                 input_schema=function.parameters.schema,
+                annotations=function.annotations,
+                trusted=function.annotations is not None,
             )
             for function in self._functions.values()
         )
@@ -253,4 +256,5 @@ def _function(name: str, function: Callable[..., Any]) -> _Function:
         parameters=Parameters(name, function, docs.parameters),
         call=function,
         timeout_s=settings.timeout_s if settings else None,
+        annotations=settings.annotations if settings else None,
     )

@@ -5,6 +5,8 @@ from typing import Any, TypeVar, overload
 
 from msgspec import Struct
 
+from grue.messages import ToolAnnotations
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ATTRIBUTE = "__grue_tool__"
@@ -17,11 +19,13 @@ class ToolSettings(Struct, frozen=True, kw_only=True):
         name: The tool's bare name; `None`: the function's name.
         description: What the model reads; `None`: the docstring up to its first section.
         timeout_s: Time limit of a call; `None`: the turn's.
+        annotations: What the tool does, for the tool policy; `None`: nothing is known.
     """
 
     name: str | None = None
     description: str | None = None
     timeout_s: float | None = None
+    annotations: ToolAnnotations | None = None
 
 
 @overload
@@ -30,7 +34,11 @@ def tool(function: F, /) -> F: ...
 
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, timeout_s: float | None = None
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_s: float | None = None,
+    annotations: ToolAnnotations | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -41,6 +49,7 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     timeout_s: float | None = None,
+    annotations: ToolAnnotations | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a function as a tool that `FunctionTools` can serve, and return the same function.
 
@@ -67,8 +76,10 @@ def tool(
         name: The tool's bare name; `None`: the function's name.
         description: What the model reads; `None`: the docstring up to its first section.
         timeout_s: Time limit of a call in seconds; `None`: the turn's. A smaller limit of the turn wins.
+        annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy matches
+            and believes them, since they are the host's own. `None`: MCP's defaults, which assume the worst.
     """
-    settings = ToolSettings(name=name, description=description, timeout_s=timeout_s)
+    settings = ToolSettings(name=name, description=description, timeout_s=timeout_s, annotations=annotations)
 
     def mark(marked: F) -> F:
         setattr(marked, _ATTRIBUTE, settings)

@@ -1,0 +1,260 @@
+"""`ShellTool`: a tool server whose one tool runs commands on this machine. Off unless a host configures it.
+
+An allow-list of programs, a working folder and a small environment limit what a model can start. They do not
+limit what a started program does: it can read every file that this user can read. For that use a container.
+
+A command is ended as a server is: it leads its own process group behind the guard, and afterwards nothing
+that it started is alive, however it ended.
+"""
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import anyio
+from msgspec import Meta, Struct, field
+
+from grue.errors import MCPConfigError
+from grue.messages import JsonObject, ServerName, ToolAnnotations, ToolCallResult
+from grue.processes.command import Capture, Command
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry, SpawnError
+from grue.protocol import tool_results
+from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools
+from grue.tool_sessions.tool_decorator import tool
+
+_SHELL = "/bin/sh"
+_NUL_WITHIN = 8192
+_DAMAGED_SHARE = 0.1
+"""Output of which more than this share is not UTF-8 is called binary."""
+
+AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
+"""What may be run: programs, or programs with their first arguments; or `any`."""
+
+
+class ShellTool(Struct, frozen=True, kw_only=True):
+    """A tool server with the tool `run`, which runs a command and returns its output and exit status.
+
+    ```python
+    servers={"sh": ShellTool(folder="/work/repo", commands=["ls", "rg", ["git", "diff"], ["git", "status"]])}
+    ```
+
+    The model passes a list of arguments, which no shell reads. With `shell=True` it passes one string, which
+    `/bin/sh` reads. Its `repr` shows only the names of `env`.
+
+    Attributes:
+        folder: Working directory of every command.
+        commands: The programs that may be run: a name on the PATH, or a path. An entry that is a list has to
+            match the first arguments too. `any` allows everything. A program that starts others, such as
+            `env`, `find`, `xargs` or an interpreter, allows everything too.
+        shell: Whether the model passes a string for `/bin/sh`. It can name any program, so this needs
+            `commands="any"`.
+        inherit: Names of the host's environment variables that a command gets. No others are inherited.
+        env: Variables that are added.
+        timeout_s: Time limit of one command in seconds. A smaller limit of the turn wins.
+        max_output_bytes: How much of each output stream the model gets: its beginning and its end.
+        max_written_bytes: A command that writes more than this is ended.
+        limits: Time between SIGTERM and SIGKILL.
+
+    Raises:
+        MCPConfigError: The folder or a program does not exist, or `shell` is used with an allow-list.
+    """
+
+    folder: str | os.PathLike[str]
+    commands: AllowedCommands
+    shell: bool = False
+    inherit: Sequence[str] = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ", "USER")
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 60.0
+    max_output_bytes: int = 30_000
+    max_written_bytes: int = 16 * 1024 * 1024
+    limits: ProcessLimits = ProcessLimits(term_grace_s=1.0)
+
+    def __post_init__(self) -> None:
+        if not Path(self.folder).is_dir():
+            raise MCPConfigError(f"ShellTool: the folder {os.fspath(self.folder)!r} does not exist.")
+        if self.shell and self.commands != "any":
+            raise MCPConfigError(
+                "ShellTool: a string for the shell can name any program, so an allow-list cannot hold. Use"
+                ' shell=False, or allow everything with commands="any".'
+            )
+        if isinstance(self.commands, str) and self.commands != "any":
+            raise MCPConfigError(f"ShellTool: commands is a list of programs, not {self.commands!r}.")
+        self.allowed()
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Return the fields with secrets redacted; rich shows them in tracebacks."""
+        hidden = dict.fromkeys(self.env, "[redacted]")
+        return [("folder", self.folder), ("commands", self.commands), ("shell", self.shell), ("env", hidden)]
+
+    def __repr__(self) -> str:
+        return f"ShellTool({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def environment(self) -> dict[str, str]:
+        """Return a command's whole environment."""
+        return {**{name: os.environ[name] for name in self.inherit if name in os.environ}, **self.env}
+
+    def named_values(self) -> Mapping[str, str]:
+        """Return the configured values that may be secret, by name, for redaction."""
+        return self.env
+
+    def allowed(self) -> "tuple[_Allowed, ...] | None":
+        """Return the allow-list with the programs' paths; `None`: everything is allowed.
+
+        Raises:
+            MCPConfigError: A program does not exist.
+        """
+        if self.commands == "any":
+            return None
+        entries = [(entry,) if isinstance(entry, str) else tuple(entry) for entry in self.commands]
+        return tuple(self._allowed(entry) for entry in entries)
+
+    def connect(self, server: ServerName, registry: ProcessRegistry) -> FunctionConnection:
+        """Make the connection for one session.
+
+        Args:
+            server: The server name of its tool.
+            registry: Holds the running command's process.
+        """
+        return FunctionTools([_Commands(self, registry).tool()]).connect(server)
+
+    def _allowed(self, entry: tuple[str, ...]) -> "_Allowed":
+        if not entry:
+            raise MCPConfigError("ShellTool: an entry of commands is empty.")
+        path = self.environment().get("PATH", os.defpath)
+        found = shutil.which(
+            entry[0] if "/" not in entry[0] else str(Path(self.folder) / entry[0]), path=path
+        )
+        if found is None:
+            raise MCPConfigError(
+                f"ShellTool: the program {entry[0]!r} was not found. Install it, or leave it out."
+            )
+        return _Allowed(entry, str(Path(found).absolute()))
+
+
+class _Allowed(Struct, frozen=True):
+    """An entry of the allow-list, and the path that its program was found at.
+
+    The path is looked up once. A program of the same name that a command puts first on the PATH is not used.
+    """
+
+    words: tuple[str, ...]
+    program: str
+
+
+class _Program(Struct, frozen=True):
+    """One command, as `ChildProcess` starts it."""
+
+    command: str
+    args: tuple[str, ...]
+    cwd: str
+    variables: Mapping[str, str]
+
+    def environment(self) -> dict[str, str]:
+        """Return its whole environment."""
+        return dict(self.variables)
+
+
+class _Commands:
+    """Runs the commands of one session."""
+
+    def __init__(self, spec: ShellTool, registry: ProcessRegistry) -> None:
+        self._spec = spec
+        self._registry = registry
+        self._allowed = spec.allowed()
+
+    def tool(self) -> Any:
+        """Return the function that the model calls."""
+        spec = self._spec
+        marks = tool(name="run", description=self._description(), annotations=_ANNOTATIONS)
+
+        async def run(
+            argv: Annotated[list[str], Meta(min_length=1, description="The program and its arguments.")],
+            stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
+        ) -> ToolCallResult:
+            program = self._program_of(argv)
+            if program is None:
+                return tool_results.failure(
+                    f"{shlex.join(argv)} is not allowed. Allowed: {self._allowed_text()}"
+                )
+            return await self._run(_Program(program, tuple(argv[1:]), *self._place()), stdin)
+
+        async def run_line(
+            command: Annotated[str, Meta(description="A command line for /bin/sh.")],
+            stdin: Annotated[str, Meta(description="Text for its standard input.")] = "",
+        ) -> ToolCallResult:
+            return await self._run(_Program(_SHELL, ("-c", command), *self._place()), stdin)
+
+        return marks(run_line if spec.shell else run)
+
+    def _place(self) -> tuple[str, Mapping[str, str]]:
+        return os.fspath(self._spec.folder), self._spec.environment()
+
+    def _description(self) -> str:
+        spec = self._spec
+        what = "Run a command line in /bin/sh" if spec.shell else "Run a program without a shell"
+        return (
+            f"{what}, in {os.fspath(spec.folder)}, for at most {spec.timeout_s:g} s; return its output and"
+            f" exit status. Allowed: {self._allowed_text()}."
+        )
+
+    def _allowed_text(self) -> str:
+        if self._allowed is None:
+            return "every program"
+        return ", ".join(shlex.join(each.words) for each in self._allowed) or "none"
+
+    def _program_of(self, argv: Sequence[str]) -> str | None:
+        """Return the path of the program to run; `None` if it is not allowed."""
+        if self._allowed is None:
+            return argv[0]
+        found = (each for each in self._allowed if tuple(argv[: len(each.words)]) == each.words)
+        return next((each.program for each in found), None)
+
+    async def _run(self, program: _Program, stdin: str) -> ToolCallResult:
+        spec = self._spec
+        command = Command(
+            program,
+            self._registry,
+            spec.limits,
+            max_output_bytes=spec.max_output_bytes,
+            max_written_bytes=spec.max_written_bytes,
+        )
+        finished: bool | None = None
+        try:
+            async with command:
+                # The scope is inside the block, so that after its own limit a command still has its whole
+                # grace. The turn's limit and a cancellation come from outside and shorten the graces.
+                with anyio.move_on_after(spec.timeout_s):
+                    finished = await command.finish(stdin.encode("utf-8", "replace"))
+        except SpawnError as error:
+            return tool_results.failure(f"It could not be started: {error}")
+        content = _content(command)
+        if finished:
+            return tool_results.success(content)
+        if finished is None:
+            return tool_results.failure(f"It was ended after {spec.timeout_s:g} s, its time limit.", content)
+        most = spec.max_written_bytes
+        return tool_results.failure(f"It was ended because it wrote more than {most} bytes.", content)
+
+
+_ANNOTATIONS = ToolAnnotations(read_only=False, destructive=True, idempotent=False, open_world=True)
+
+
+def _content(command: Command) -> JsonObject:
+    ended = command.exited
+    content: JsonObject = {"stdout": _text(command.stdout), "stderr": _text(command.stderr)}
+    if ended is not None and ended.signal:
+        return {"signal": ended.signal, **content}
+    return {"exit_status": ended.status if ended else None, **content}
+
+
+def _text(capture: Capture) -> str:
+    """Return captured output as text, with a line in place of what was left out."""
+    texts = [part.decode("utf-8", "replace") for part in capture.parts]
+    damaged = sum(text.count("\ufffd") for text in texts)
+    if b"\0" in capture.parts[0][:_NUL_WITHIN] or damaged > _DAMAGED_SHARE * max(1, sum(map(len, texts))):
+        return f"[{capture.size} bytes of binary output]"
+    return f"\n[... {capture.dropped} bytes were left out here ...]\n".join(texts)

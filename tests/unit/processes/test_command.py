@@ -1,0 +1,24 @@
+"""What is kept of a command's output."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.processes.command import Capture
+
+
+@given(chunks=st.lists(st.binary(max_size=50), max_size=20), limit=st.integers(0, 60))
+def test_the_beginning_and_the_end_are_kept_within_the_limit(chunks: list[bytes], limit: int) -> None:
+    capture, written = Capture(limit), b"".join(chunks)
+    for chunk in chunks:
+        capture.add(chunk)
+    kept = b"".join(capture.parts)
+    assert capture.size == len(written)
+    assert len(kept) == len(written) - capture.dropped
+    assert len(kept) <= max(2, limit)
+    if capture.dropped:
+        head, tail = capture.parts
+        assert written.startswith(head)
+        assert written.endswith(tail)
+        assert abs(len(head) - len(tail)) <= 1
+    else:
+        assert capture.parts == (written,)
