@@ -21,7 +21,7 @@ from typing import Any, Self
 from memory import peak_mb
 
 from grue import HttpServer, LlmSettings, Runner, StdioServer, TurnLimits, TurnRequest
-from grue.facts import Observed
+from grue.hosts.zork.facts import Observed
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceWriter
 from grue.runtime.trace_reader import TraceReader

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 from memory import peak_mb
 
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import (
     AnswerAccepted,
     CallId,

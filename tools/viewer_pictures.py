@@ -22,8 +22,8 @@ from playwright.sync_api import Page, sync_playwright
 
 from grue import __version__
 from grue.errors import MCPError
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.games.catalogue import open_game
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import TurnLimits
 from grue.processes.limits import ProcessLimits

@@ -1,26 +1,117 @@
-"""Messages that a host records in the trace, in addition to the messages of its turns.
+"""What a host records in the trace, besides the messages of its turns.
 
-With them a trace describes a whole episode: the configuration, what the game showed, each decision and its
-result. Logs, statistics and `--resume` read them. A host records them through its runner's recorder. They are
-not sent to any actor.
+A host is a program that runs turns, such as a game or a mail desk. With its facts a trace describes a whole
+episode. Logs, statistics and the host's own resume read them. A host records a fact through its runner's
+recorder: `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
+
+The three facts of an episode's course are here. A host declares further ones:
+
+```python
+class Assigned(Fact, frozen=True, kw_only=True, tag="maildesk.Assigned"):
+    mail: str
+    to: str
+
+    def summary(self) -> str:
+        return f"{self.mail} to {self.to}"
+
+register_facts("maildesk", Assigned)
+```
+
+Where the host is not installed, or its facts are not registered, a reader shows its facts as data.
 """
 
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from grue.messages import JsonObject, Message, OutcomeKind
-from grue.vocabulary import EndReason
+from grue.messages import JsonObject, Message
+
+LogLevel: TypeAlias = Literal["info", "warning", "error"]
+Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
+"""`fail`: a call, a server or a turn failed. `warn`: a problem that the turn recovers from. `good`: a result.
+`quiet`: a detail that is rarely of interest. Empty: anything else."""
+
+_NOT_LOGGED = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
+_LONGEST_VALUE = 200
+
+
+class LogLine(Struct, frozen=True):
+    """One event for the logs.
+
+    Attributes:
+        event: Name of the event, such as `mail_assigned`.
+        message: A sentence for people; untrusted text in it is escaped later.
+        fields: Further data: JSON values by name.
+    """
+
+    level: LogLevel
+    event: str
+    message: str
+    fields: JsonObject = {}
+
+
+class Fact(Message, frozen=True, kw_only=True):
+    """Base of all facts. A host's own facts have tags with a prefix: `tag="maildesk.Assigned"`.
+
+    If a fact has a field `turn`, readers show it with that turn. Override the methods below to choose how
+    readers present the fact; each has a default.
+
+    Attributes:
+        between_turns: The host records it only while none of its turns runs. Then a turn whose end is
+            missing, because it was killed, is over for statistics when the fact comes.
+        step: `begins`: the host starts some work of its own with this fact; `ends`: that work is done. The
+            viewer draws the time between the two.
+    """
+
+    between_turns: ClassVar[bool] = False
+    step: ClassVar[Literal["", "begins", "ends"]] = ""
+
+    def summary(self) -> str:
+        """Return the most important fields as one line, for `grue trace show` and the viewer."""
+        return ", ".join(f"{name} {_json(value)}" for name, value in _fields(self).items() if name != "turn")
+
+    def severity(self) -> Severity:
+        """Return how serious the fact is."""
+        return ""
+
+    def mark(self) -> str:
+        """Return a word for the problem that the fact reports; empty if it reports none."""
+        return ""
+
+    def headline(self) -> str:
+        """Return a few words for its turn's heading in the viewer; empty: not this fact."""
+        return ""
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return the events that the logs get; by default one at the level `info`."""
+        kind = str(self.__struct_config__.tag)
+        name = kind.replace(".", "_").lower()
+        return (LogLine("info", name, f"{kind}: {self.summary()}", self.log_fields()),)
+
+    def log_fields(self) -> JsonObject:
+        """Return the fields for a log line, without those that every line has."""
+        return {name: value for name, value in _fields(self).items() if name not in _NOT_LOGGED}
+
+
+def _fields(fact: Struct) -> JsonObject:
+    fields: JsonObject = msgspec.to_builtins(fact)
+    return {name: value for name, value in fields.items() if name != "type"}
+
+
+def _json(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):
-    """What an episode is played with differs from what it was last played with.
+    """A condition of a resumed episode that has changed.
 
     Attributes:
-        what: `model`, `endpoint`, ...; in words, for people.
-        before: In words, without secrets.
-        now: The same.
+        what: Name of the condition: `model`, `endpoint`, ...
+        before: Its former value, in words, without secrets.
+        now: Its present value, likewise.
     """
 
     what: str
@@ -29,28 +120,25 @@ class ConditionChanged(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The same as a sentence, without its full stop; what is in it may be untrusted."""
+        """The change as a sentence without a full stop; parts of it may be untrusted."""
         return f"The {self.what} has changed since the episode was last played: {self.before} -> {self.now}"
 
 
-class EpisodeStarted(Message, frozen=True, kw_only=True):
-    """The host begins an episode.
+class EpisodeStarted(Fact, frozen=True, kw_only=True):
+    """The host begins an episode. A host that records more can declare a subclass with the same tag.
 
     Attributes:
-        game: Title of the game.
-        game_hash: SHA-256 of the story file, or the version of an embedded world.
         servers: Names of the tool servers in use; empty: MCP is off.
-        scripted: The model is the offline script, not an LLM.
-        max_turns: Turns after which the host stops.
+        scripted: The model is a script, not an LLM.
+        max_turns: Turns after which the host stops; 0: no limit.
         settings: Further settings of the host; those that it needs to resume the episode.
-        conditions: What it is played with, by name, in words: model, endpoint, server, limits, tool lock.
+        conditions: The configuration by name, in words: model, endpoint, server, limits, tool lock.
     """
 
+    between_turns: ClassVar[bool] = True
+
     episode_id: str
-    game: str
-    game_hash: str
-    seed: int
-    model: str
+    model: str = ""
     servers: tuple[str, ...] = ()
     scripted: bool = False
     max_turns: int = 0
@@ -58,94 +146,97 @@ class EpisodeStarted(Message, frozen=True, kw_only=True):
     settings: JsonObject = msgspec.field(default_factory=dict)
     conditions: dict[str, str] = msgspec.field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """What the episode is about, in a few words; by default its id."""
+        return self.episode_id
 
-class McpInitialized(Message, frozen=True, kw_only=True):
-    """The MCP configuration was loaded and is valid.
+    @property
+    def played_by(self) -> str:
+        """The model's name, marked if it is a script."""
+        return f"{self.model} (scripted)" if self.scripted else self.model
 
-    Attributes:
-        ignored: Configured servers that are not used.
-        warnings: Other settings that have no effect, one sentence each.
+    def labels(self) -> JsonObject:
+        """Return the fields that Langfuse and OpenTelemetry get."""
+        return {
+            "model": self.model,
+            "scripted": self.scripted,
+            "max_turns": self.max_turns,
+            "version": self.version,
+        }
 
-    Source: R2.6, R9.1
-    """
+    def summary(self) -> str:
+        """Return id, title, model and servers."""
+        tools = f"tools from {', '.join(self.servers)}" if self.servers else "no tools"
+        about = "" if self.title == self.episode_id else f": {self.title}"
+        return f"{self.episode_id}{about}, model {self.played_by}, {tools}"
 
-    server: str
-    ignored: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-class McpInitFailed(Message, frozen=True, kw_only=True):
-    """The MCP configuration cannot be used.
-
-    Source: R9.3
-    """
-
-    error: str
-
-
-class Observed(Message, frozen=True, kw_only=True):
-    """The state of the game before a turn; unknown values are `None`."""
-
-    turn: int
-    text: str
-    location: str | None = None
-    score: int | None = None
-    max_score: int | None = None
-    moves: int | None = None
-    inventory: tuple[str, ...] | None = None
-    died: bool = False
-    won: bool = False
-    done: bool = False
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `episode_started`."""
+        message = f"Episode started: {self.title}, model {self.played_by}"
+        return (LogLine("info", "episode_started", message, self.log_fields()),)
 
 
-class Decided(Message, frozen=True, kw_only=True):
-    """The command that will be played, and how it was decided. Recorded before it is played.
-
-    Attributes:
-        kind: As in `TurnCompleted`. A failed turn is a `fallback`, with the failure as its reason.
-    """
-
-    turn: int
-    action: str
-    reasoning: str
-    new_objective: str | None
-    kind: OutcomeKind
-    reason: str = ""
-
-
-class Remembered(Message, frozen=True, kw_only=True):
-    """The host keeps a memory of a place."""
-
-    turn: int
-    location: str
-    text: str
-
-
-class EpisodeEnded(Message, frozen=True, kw_only=True):
+class EpisodeEnded(Fact, frozen=True, kw_only=True):
     """The host ends an episode.
 
     Attributes:
-        reason: Why it ends. `died`: the player died for good. `fallbacks`: too many fallback turns in a row.
+        reason: Why it ends, in one word of the host's. `failed` and `interrupted` have the same meaning for
+            all hosts.
         detail: The reason as a sentence, with the cause.
     """
 
-    reason: EndReason
+    between_turns: ClassVar[bool] = True
+
+    reason: str
     detail: str
     turns: int
-    score: int | None = None
-    max_score: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the host gave up because of failures."""
+        return self.reason == "failed"
+
+    @property
+    def result(self) -> str:
+        """The result in a few words, such as a score; empty if there is none."""
+        return ""
+
+    def labels(self) -> JsonObject:
+        """Return the fields that Langfuse and OpenTelemetry get."""
+        return {"reason": self.reason, "turns": self.turns}
+
+    def summary(self) -> str:
+        """Return reason, turns and detail."""
+        return f"{self.reason} after {_turns(self.turns)}: {self.detail}"
+
+    def severity(self) -> Severity:
+        """Return `fail` if the episode failed or was interrupted."""
+        return "fail" if self.mark() else ""
+
+    def mark(self) -> str:
+        """Return the reason if the episode failed or was interrupted."""
+        return self.reason if self.failed or self.reason == "interrupted" else ""
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `episode_ended`."""
+        result = f", {self.result}" if self.result else ""
+        message = f"Episode ended ({self.reason}{result}): {self.detail}"
+        return (LogLine("error" if self.failed else "info", "episode_ended", message, self.log_fields()),)
 
 
-class EpisodeResumed(Message, frozen=True, kw_only=True):
+class EpisodeResumed(Fact, frozen=True, kw_only=True):
     """The host resumes an interrupted episode. The messages before this one belong to the earlier run.
 
     Attributes:
-        turns: Finished turns. None of them is played or paid for again.
+        turns: Finished turns. None of them is run or paid for again.
         max_turns: Turns after which the host now stops; 0: as in `EpisodeStarted`.
         version: Version of the program that resumes.
-        conditions: As in `EpisodeStarted`, as they are now.
-        changes: What of them is not as it was when the episode was last played.
+        conditions: The configuration now; see `EpisodeStarted`.
+        changes: The conditions that have changed since the last run.
     """
+
+    between_turns: ClassVar[bool] = True
 
     episode_id: str
     turns: int
@@ -154,14 +245,68 @@ class EpisodeResumed(Message, frozen=True, kw_only=True):
     conditions: dict[str, str] = msgspec.field(default_factory=dict)
     changes: tuple[ConditionChanged, ...] = ()
 
+    def summary(self) -> str:
+        """Return id, finished turns and changes."""
+        changed = "".join(f"; {each.what}: {each.before} -> {each.now}" for each in self.changes)
+        return f"{self.episode_id} goes on after {_turns(self.turns, 'finished turn')}{changed}"
 
-HostFact: TypeAlias = (
-    EpisodeStarted
-    | EpisodeResumed
-    | McpInitialized
-    | McpInitFailed
-    | Observed
-    | Decided
-    | Remembered
-    | EpisodeEnded
-)
+    def severity(self) -> Severity:
+        """Return `warn` if conditions have changed."""
+        return "warn" if self.changes else ""
+
+    def mark(self) -> str:
+        """Return a word if conditions have changed."""
+        return "changed" if self.changes else ""
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `episode_resumed`, and `episode_changed` for each change."""
+        resumed = LogLine(
+            "info", "episode_resumed", f"Episode resumed after turn {self.turns}", self.log_fields()
+        )
+        changed = (
+            LogLine("warning", "episode_changed", each.text, msgspec.to_builtins(each))
+            for each in self.changes
+        )
+        return (resumed, *changed)
+
+
+EPISODE_FACTS: tuple[type[Fact], ...] = (EpisodeStarted, EpisodeResumed, EpisodeEnded)
+"""The facts that every reader knows."""
+
+
+def _turns(count: int, noun: str = "turn") -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+# --- The facts of hosts ---
+
+_registered: dict[str, type[Fact]] = {}
+
+
+def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fact]] = ()) -> None:
+    """Declare a host's facts, so that traces are read into these classes from now on.
+
+    Args:
+        prefix: The host's name. The tag of each fact begins with it and a dot.
+        kinds: The facts.
+        unprefixed: Facts whose tags have no prefix: those of traces that are older than prefixes, and
+            subclasses of `EpisodeStarted`, `EpisodeResumed` and `EpisodeEnded` with the same tag.
+
+    Raises:
+        ValueError: A tag lacks the prefix, or another class is registered for it.
+    """
+    others = tuple(unprefixed)
+    for kind in (*kinds, *others):
+        tag = str(kind.__struct_config__.tag)
+        where = f"the tag {tag!r} of {kind.__name__}"
+        if kind not in others and not tag.startswith(f"{prefix}."):
+            raise ValueError(f"{where} has to begin with '{prefix}.'")
+        known = _registered.get(tag, kind)
+        if known is not kind:
+            raise ValueError(f"{where} is taken by {known.__module__}.{known.__name__}")
+    _registered.update({str(kind.__struct_config__.tag): kind for kind in (*kinds, *others)})
+
+
+def registered_facts() -> dict[str, type[Fact]]:
+    """Return the classes of all known facts by tag: grue's own, and those that hosts have registered."""
+    return {**{str(kind.__struct_config__.tag): kind for kind in EPISODE_FACTS}, **_registered}

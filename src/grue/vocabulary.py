@@ -55,8 +55,3 @@ ToolChange: TypeAlias = Literal["added", "removed", "changed"]
 
 ForceReason: TypeAlias = Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
 """Why the final answer is requested without tools."""
-
-EndReason: TypeAlias = Literal[
-    "won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"
-]
-"""Why an episode ended."""

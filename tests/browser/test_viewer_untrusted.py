@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from viewer_traces import EpisodeTape, TurnTape, begin
 
-from grue.facts import Observed
+from grue.hosts.zork.facts import Observed
 from grue.messages import ServerNoted, ToolReturned
 from grue.tracing.reading import read_episode
 from grue.tracing.viewer import write_html

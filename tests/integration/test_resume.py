@@ -14,8 +14,9 @@ from typer.testing import CliRunner, Result
 
 from grue.cli.app import app
 from grue.config.settings import GameConfiguration
-from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.facts import EpisodeResumed
 from grue.games.house import HouseGame
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import read_past
 from grue.messages import RunTurn

@@ -24,7 +24,7 @@ from killable_episodes import Episode, Kill, Stage, alive_of, turns_over
 from msgspec import Struct
 
 from grue.errors import TraceError
-from grue.facts import Decided, EpisodeStarted, Observed, Remembered
+from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
 from grue.messages import RequestCompletion, RunTurn, TurnCompleted
 from grue.offline import playbook_for
 from grue.offline.chat_request import decode_body, read_request

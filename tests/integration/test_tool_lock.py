@@ -11,7 +11,7 @@ from typed_server import typed_server
 from grue import FailurePolicy, LlmSettings, Runner, StdioServer, TurnOutcome, TurnRequest
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
-from grue.facts import HostFact
+from grue.facts import Fact
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.manager import MCPManager
@@ -35,7 +35,7 @@ class Turns:
     """Turns with one runner: their outcomes, what was said, what the model was asked."""
 
     def __init__(self, server: StdioServer, replies: list[Any], *, turns: int = 1, **options: Any) -> None:
-        self.said: list[AnyMessage | HostFact] = []
+        self.said: list[AnyMessage | Fact] = []
         self.events: list[Event] = []
         self._feed = EventFeed("e")
         with ScriptedLlmServer(replies) as llm, assert_nothing_left():

@@ -16,7 +16,7 @@ from commands import DEADLINE_S, command, environment, grue, start
 from recorded_turns import Called, Play, Tape
 from trace_files import TraceFile
 
-from grue.facts import EpisodeEnded, McpInitFailed
+from grue.hosts.zork.facts import EpisodeEnded, McpInitFailed
 from grue.messages import RunTurn
 
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\r\x7f<script>alert(1)</script>"

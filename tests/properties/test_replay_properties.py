@@ -13,12 +13,12 @@ from grue.messages import FinalForced, RequestCompletion, ServerDied, ToolSkippe
 from grue.protocol.tool_results import SKIPPED_AFTER_TIMEOUT
 from grue.runtime.trace import Envelope
 from grue.tracing.diff import diff
-from grue.tracing.reading import EpisodeBody
+from grue.tracing.reading import known_kinds, union_of
 from grue.tracing.replay import Changes, TurnReplay, render, replay
 
 runs = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
-_BODIES = msgspec.json.Decoder(EpisodeBody)
+_BODIES = msgspec.json.Decoder(union_of(known_kinds().values()))
 
 
 def recorded(turn: ArbitraryTurn) -> list[Envelope[Any]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from recorded_turns import Tape, refused_connection
 
-from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     AssistantText,
     CallTools,

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from grue.errors import MCPError
-from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import TurnLimits
 from grue.processes.limits import ProcessLimits

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from grue.facts import Decided, EpisodeStarted, Observed
+from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed
 from grue.messages import (
     AnswerAccepted,
     CallTools,

@@ -6,7 +6,8 @@ from typing import Any, TextIO
 import msgspec
 from msgspec import structs
 
-from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, Observed
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import TurnCompleted
 from grue.runtime.trace import Envelope
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.cli.live_story import call_text, tool_name
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import (
     CallTools,
     CheckToolSupport,

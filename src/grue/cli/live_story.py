@@ -10,7 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.facts import Decided, EpisodeResumed, EpisodeStarted, Observed
+from grue.facts import EpisodeResumed, Severity
+from grue.hosts.zork.facts import Decided, EpisodeStarted, McpInitialized, Observed
 from grue.messages import (
     CallId,
     ServerDied,
@@ -24,7 +25,7 @@ from grue.messages import (
 )
 from grue.protocol.safe_text import printable
 from grue.tracing.columns import cells
-from grue.tracing.presentation import COLOURS, DIM, GREEN, RED, YELLOW, Severity, problem_in, severity_of
+from grue.tracing.presentation import COLOURS, DIM, GREEN, RED, YELLOW, problem_in, severity_of
 from grue.tracing.stats_table import duration
 
 BOLD, CYAN = "1", "36"
@@ -107,6 +108,7 @@ class Story:
         self._printers: dict[type[Struct], Callable[[Any], Iterator[Line]]] = {
             EpisodeStarted: self._started,
             EpisodeResumed: self._resumed,
+            McpInitialized: self._configured,
             Observed: self._observed,
             Decided: self._decided,
             ToolCalled: self._called,
@@ -136,6 +138,10 @@ class Story:
         yield Line(printable(f"Resuming {body.episode_id} after {turns}."), DIM)
         for change in body.changes:
             yield Line(printable(f"{change.text}."), YELLOW)
+
+    def _configured(self, body: McpInitialized) -> Iterator[Line]:
+        if body.problem():
+            yield _complaint(body.problem())
 
     def _observed(self, body: Observed) -> Iterator[Line]:
         for paragraph in body.text.strip().split("\n"):

@@ -13,6 +13,7 @@ from grue.tracing import show as table
 from grue.tracing import stats_table
 from grue.tracing.counting import count_episode
 from grue.tracing.filters import EVERYTHING, Filter
+from grue.tracing.presentation import kind_of
 from grue.tracing.reading import EpisodeReader, open_episode
 
 _UNKNOWN_WIDTH = 100
@@ -40,8 +41,14 @@ def show(options: ShowOptions) -> None:
         MCPConfigError: A filter cannot be read.
         TraceError: The trace cannot be read.
     """
-    wanted = Filter.of(turns=options.turns, actors=options.actors, kinds=options.kinds, texts=options.texts)
     episode = open_episode(options.file)
+    wanted = Filter.of(
+        turns=options.turns,
+        actors=options.actors,
+        kinds=options.kinds,
+        texts=options.texts,
+        facts={kind_of(envelope.body) for envelope in episode} if options.kinds else (),
+    )
     lines = _live_lines(episode, wanted, options) if options.follow else _lines(episode, wanted, options)
     _print(lines, at_once=options.follow)
 

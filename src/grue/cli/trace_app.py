@@ -10,6 +10,15 @@ from grue.cli.plain_errors import FAILED, Commands, plain_errors
 
 trace_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Read the trace of an episode.")
 
+
+@trace_app.callback()
+def trace_root() -> None:
+    """Read the trace of an episode."""
+    from grue.cli.hosts import load_hosts
+
+    load_hosts()
+
+
 _File = Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")]
 _Width = Annotated[int | None, typer.Option(min=20, help="Columns.", show_default="the terminal's")]
 

@@ -1,13 +1,12 @@
 """One event of an episode, in the form that all logs share."""
 
-from typing import Literal
-
 from msgspec import Struct
 
+from grue.facts import LogLevel, LogLine
 from grue.messages import JsonObject
 from grue.protocol.safe_text import printable
 
-Level = Literal["info", "warning", "error"]
+Level = LogLevel
 
 MESSAGE_LIMIT = 2000
 """Longest message of an event, in characters. The event's fields hold the whole text."""
@@ -61,6 +60,10 @@ class Moment(Struct, frozen=True):
     def error(self, event_type: str, message: str, **fields: object) -> Event:
         """Return an event of this level."""
         return self._event("error", event_type, message, fields)
+
+    def event(self, line: LogLine) -> Event:
+        """Return a fact's event."""
+        return self._event(line.level, line.event, line.message, line.fields)
 
     def _event(self, level: Level, event_type: str, message: str, fields: JsonObject) -> Event:
         return Event(

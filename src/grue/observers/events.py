@@ -26,10 +26,9 @@ Source: R7.1-3, P21, P28-30
 
 from typing import Any, TypeAlias, assert_never
 
-import msgspec
 from msgspec import Struct
 
-from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, McpInitFailed, McpInitialized
+from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact
 from grue.messages import (
     CompletionReceived,
     CompletionRetried,
@@ -104,9 +103,6 @@ _Asking: TypeAlias = (
     IterationStarted | CompletionRetried | ReplyCut | ReplyUnusable | FinalForced | RepairRequested | FellBack
 )
 _Ending: TypeAlias = TurnCompleted | TurnFailed | ActorFailed
-_Hosting: TypeAlias = (
-    EpisodeStarted | EpisodeResumed | McpInitialized | McpInitFailed | Decided | EpisodeEnded
-)
 
 
 class EventFeed:
@@ -139,7 +135,7 @@ class EventFeed:
         body = envelope.body
         if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id
-        turn = envelope.turn or (body.turn if isinstance(body, Decided) else 0)
+        turn = envelope.turn or (body.turns if isinstance(body, EpisodeEnded) else getattr(body, "turn", 0))
         moment = Moment(envelope.at, self._episode_id, turn)
         if isinstance(body, _Connecting):
             return self._connecting(moment, body)
@@ -149,8 +145,8 @@ class EventFeed:
             return self._asking(moment, body)
         if isinstance(body, _Ending):
             return self._ending(moment, body)
-        if isinstance(body, _Hosting):
-            return _hosting(moment, body)
+        if isinstance(body, Fact):
+            return [moment.event(line) for line in body.log_lines()]
         return []
 
     def _connecting(self, moment: Moment, body: _Connecting) -> list[Event]:
@@ -425,45 +421,3 @@ def _retried(moment: Moment, server: str, attempt: int) -> Event:
 
 def _unparsed(moment: Moment, reason: str, raw: str | None) -> Event:
     return moment.error("agent_parse_error", f"Failed to parse agent response: {reason}", raw_response=raw)
-
-
-def _hosting(moment: Moment, body: _Hosting) -> list[Event]:
-    match body:
-        case EpisodeStarted(game=game, model=model):
-            by = f"{model} (scripted)" if body.scripted else model
-            return [
-                moment.info("episode_started", f"Episode started: {game}, played by {by}", **_plain(body))
-            ]
-        case EpisodeResumed(turns=turns, changes=changes):
-            resumed = moment.info("episode_resumed", f"Episode resumed after turn {turns}", **_plain(body))
-            changed = [moment.warning("episode_changed", c.text, **msgspec.to_builtins(c)) for c in changes]
-            return [resumed, *changed]
-        case McpInitialized(server=server, ignored=ignored):
-            started = [moment.info("mcp_manager_init", "MCP Manager initialized")]
-            if ignored:
-                message = f"Only the first MCP server is used, '{server}'; ignored: {', '.join(ignored)}"
-                started.append(moment.warning("mcp_servers_ignored", message, servers=list(ignored)))
-            return [*started, *(moment.warning("mcp_config_warning", text) for text in body.warnings)]
-        case McpInitFailed(error=error):
-            message = f"Failed to initialize MCP Manager: {error}"
-            return [moment.error("mcp_init_error", message, error=error)]
-        case Decided(action=action):
-            return [moment.info("agent_action", f"Agent action: {action}", **_plain(body))]
-        case EpisodeEnded(reason=reason, detail=detail):
-            moment = msgspec.structs.replace(moment, turn=moment.turn or body.turns)
-            score = f", score {body.score}" if body.score is not None else ""
-            of = f" of {body.max_score}" if score and body.max_score is not None else ""
-            message = f"Episode ended ({reason}{score}{of}): {detail}"
-            event = moment.error if reason in {"failed", "fallbacks"} else moment.info
-            return [event("episode_ended", message, **_plain(body))]
-        case never:
-            assert_never(never)
-
-
-_OMITTED = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
-
-
-def _plain(fact: Struct) -> dict[str, Any]:
-    """Return the fields of a host's fact, without those that every event has."""
-    fields: dict[str, Any] = msgspec.to_builtins(fact)
-    return {key: value for key, value in fields.items() if key not in _OMITTED}

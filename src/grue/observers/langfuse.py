@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from typing import Any, assert_never
 
 from grue.errors import MissingDependencyError
-from grue.facts import EpisodeEnded
+from grue.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     CompletionFailed,
     CompletionReceived,
@@ -204,7 +204,7 @@ class _LangfuseSink(SpanSink):
     def _begin_trace(self, episode: Episode) -> None:
         seed = episode.episode_id
         self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
-        name = episode.started.game if episode.started else "grue"
+        name = episode.started.title if episode.started else "grue"
         self._for_the_whole_trace = _propagation(seed, name)
 
     def _start(self, parent: SpanId | None, at: float, beginning: JsonObject) -> Any:
@@ -253,8 +253,8 @@ class _LangfuseSink(SpanSink):
         match outcome:
             case None | CompletionFailed():
                 return {}
-            case EpisodeEnded(reason=reason, turns=turns, score=score, max_score=most):
-                return {"metadata": {"reason": reason, "turns": turns, "score": score, "max_score": most}}
+            case EpisodeEnded() as ended:
+                return {"metadata": ended.labels()}
             case TurnCompleted(answer=answer, kind=kind):
                 return self._content("output", clipped(answer), {"kind": kind, **_turn_facts(outcome)})
             case TurnFailed():
@@ -316,9 +316,8 @@ def usage_details(usage: Usage) -> dict[str, int]:
     return {name: tokens for name, tokens in details.items() if tokens or name in ("input", "output")}
 
 
-def _episode_facts(started: Any) -> JsonObject:
-    names = ("game", "game_hash", "seed", "model", "scripted", "max_turns", "version")
-    return {**{name: getattr(started, name) for name in names}, "servers": list(started.servers)}
+def _episode_facts(started: EpisodeStarted) -> JsonObject:
+    return {**started.labels(), "servers": list(started.servers)}
 
 
 def _turn_facts(end: TurnCompleted | TurnFailed) -> JsonObject:

@@ -263,12 +263,11 @@ class _Conventions:
         started = episode.started
         if started is None:
             return "invoke_workflow", {"gen_ai.operation.name": "invoke_workflow"}
-        return f"invoke_workflow {started.game}", {
+        return f"invoke_workflow {started.title}", {
             "gen_ai.operation.name": "invoke_workflow",
-            "gen_ai.workflow.name": started.game,
+            "gen_ai.workflow.name": started.title,
             "gen_ai.request.model": started.model,
-            "grue.seed": started.seed,
-            "grue.scripted": started.scripted,
+            **{f"grue.{name}": value for name, value in started.labels().items() if name != "model"},
         }
 
     def _tool_use(self, use: ToolUse) -> tuple[str, Attributes]:
@@ -293,8 +292,8 @@ class _Conventions:
         match outcome:
             case None:
                 return {}
-            case EpisodeEnded(reason=reason, turns=turns, score=score):
-                return {"grue.reason": reason, "grue.turns": turns, "grue.score": score}
+            case EpisodeEnded() as ended:
+                return {f"grue.{name}": value for name, value in ended.labels().items()}
             case TurnCompleted(kind=kind, answer=answer, usage=usage):
                 spoken = {"gen_ai.output.messages": self._reply([_text_part(_text(answer))], None)}
                 return {"grue.kind": kind, **_used(usage), **(spoken if self._capture else {})}

@@ -211,8 +211,8 @@ def verdict_of(
             return Verdict("warning" if kind in ("fallback", "degraded") else "default", detail=reason)
         case TurnFailed(failure=failure):
             return _failed(failure)
-        case EpisodeEnded(reason=reason, detail=detail):
-            if reason in ("failed", "fallbacks"):
+        case EpisodeEnded(reason=reason, detail=detail) as ended:
+            if ended.failed:
                 return Verdict("error", reason, detail)
             return Verdict("warning" if reason == "interrupted" else "default", detail=detail)
         case never:

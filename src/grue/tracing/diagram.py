@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from grue.facts import Severity
 from grue.messages import (
     CallTools,
     CheckAnswer,
@@ -22,7 +23,7 @@ from grue.messages import (
 )
 from grue.protocol.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
-from grue.tracing.presentation import Severity, severity_of, summarize
+from grue.tracing.presentation import kind_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, split_turns
 
@@ -65,7 +66,7 @@ def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | Non
     sender = "agent" if isinstance(body, DeadlinePassed | TurnInterrupted) else envelope.sender
     noted = envelope.receiver == _TRACE or envelope.receiver == sender
     severity, summary = severity_of(body), summarize(body)
-    text = f"{_SIGNS.get(severity, '')}{type(body).__name__}{': ' if summary else ''}{summary}"
+    text = f"{_SIGNS.get(severity, '')}{kind_of(body)}{': ' if summary else ''}{summary}"
     return Drawn(
         sender=printable(sender, limit) or "?",
         receiver=None if noted else printable(envelope.receiver, limit) or "?",

@@ -17,6 +17,7 @@ from msgspec import Struct
 from grue.messages import TextDelta
 from grue.tracing.differences import Comparison
 from grue.tracing.divergence import Divergence
+from grue.tracing.presentation import kind_of
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
@@ -107,7 +108,7 @@ class _Tree:
     def children(self, seq: int) -> dict[_Key, _Siblings]:
         found: dict[_Key, _Siblings] = {}
         for envelope in self._children.get(seq, ()):
-            key = (envelope.sender, envelope.receiver, type(envelope.body).__name__)
+            key = (envelope.sender, envelope.receiver, kind_of(envelope.body))
             found.setdefault(key, []).append(envelope)
         return found
 

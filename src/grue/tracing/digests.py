@@ -2,7 +2,8 @@
 
 from msgspec import Struct
 
-from grue import facts, messages
+from grue import messages
+from grue.facts import Fact
 from grue.protocol.safe_text import printable
 from grue.tracing.presentation import summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
@@ -20,7 +21,7 @@ class TurnDigest(Struct, kw_only=True):
         end_s: Time of its last message.
         outcome: As in `TurnCompleted`; `failed`, `unfinished` (the trace ends in it), or empty for no turn.
         reason: Why it is not `answered`; printable.
-        action: The action that the host decided on; printable.
+        action: What the host did with the answer, in a few words; printable.
         requests: How many completions were requested.
         tool_calls: How many tool calls the model made.
         usage: Usage of all its completions.
@@ -74,5 +75,5 @@ def _add(digest: TurnDigest, body: EpisodeBody) -> None:
         case messages.CompletionReceived(usage=usage, tool_calls=calls):
             digest.usage += usage
             digest.tool_calls += len(calls)
-        case facts.Decided(action=action):
-            digest.action = printable(action, _REASON_CHARS)
+        case Fact() as fact if headline := fact.headline():
+            digest.action = printable(headline, _REASON_CHARS)

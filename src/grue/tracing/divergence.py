@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from grue.protocol.safe_text import printable
 from grue.tracing.differences import ABSENT, Difference
-from grue.tracing.presentation import summarize
+from grue.tracing.presentation import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
 _CHAIN = 12
@@ -83,7 +83,7 @@ def described(envelope: EpisodeEnvelope) -> str:
     """Return an envelope as one line: number, sender and receiver, kind, summary."""
     number = f"#{envelope.seq} " if envelope.seq else ""
     way = f"{envelope.sender} → {envelope.receiver}"
-    summary = f"{type(envelope.body).__name__} {summarize(envelope.body)}"
+    summary = f"{kind_of(envelope.body)} {summarize(envelope.body)}"
     return printable(f"{number}{way}  {summary}".rstrip(), _LINE_CHARS)
 
 

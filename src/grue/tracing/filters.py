@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
+from grue.tracing.presentation import kind_of, name_of
+from grue.tracing.reading import EpisodeEnvelope, known_kinds
 
 T = TypeVar("T")
-
-KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(EpisodeBody)}
-"""Every kind of message that a trace can hold, by its name in lower case."""
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -22,13 +20,13 @@ class Filter(Struct, frozen=True, kw_only=True):
     Attributes:
         turns: Ranges of turns; 0 stands for messages outside turns.
         actors: Names of senders or receivers, in lower case.
-        kinds: Types of messages.
+        kinds: Kinds of messages, as `kind_of` names them.
         texts: Texts, one of which the message's JSON must contain; case is ignored.
     """
 
     turns: tuple[range, ...] = ()
     actors: frozenset[str] = frozenset()
-    kinds: frozenset[type] = frozenset()
+    kinds: frozenset[str] = frozenset()
     texts: tuple[str, ...] = ()
 
     @classmethod
@@ -39,17 +37,26 @@ class Filter(Struct, frozen=True, kw_only=True):
         actors: Iterable[str] = (),
         kinds: Iterable[str] = (),
         texts: Iterable[str] = (),
+        facts: Iterable[str] = (),
     ) -> "Filter":
         """Read a filter as people write it: turns as `3` or `3-7`, kinds as a beginning or a part of a name.
+
+        Args:
+            turns: `3` or `3-7` each.
+            actors: Names of senders or receivers.
+            kinds: Kinds of messages, or the beginning or a part of a name.
+            texts: Texts in the message.
+            facts: Further kinds: facts of hosts that are not installed, as the trace has them.
 
         Raises:
             MCPConfigError: A turn cannot be read, or a kind is unknown or ambiguous; the text makes
             suggestions.
         """
+        names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
             turns=tuple(map(_turns, turns)),
             actors=frozenset(name.lower() for name in actors),
-            kinds=frozenset(map(_kind, kinds)),
+            kinds=frozenset(_kind(kind, names) for kind in kinds),
             texts=tuple(spelling for text in texts for spelling in _spellings(text)),
         )
 
@@ -58,7 +65,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         return (
             _any(self.turns, lambda turns: turn_of(envelope) in turns)
             and _any(self.actors, lambda name: name in (envelope.sender.lower(), envelope.receiver.lower()))
-            and (not self.kinds or type(envelope.body) in self.kinds)
+            and (not self.kinds or kind_of(envelope.body) in self.kinds)
             and self._says(envelope)
         )
 
@@ -94,27 +101,27 @@ def _turns(written: str) -> range:
     return range(first, last + 1)
 
 
-def _kind(written: str) -> type:
+def _kind(written: str, names: Iterable[str]) -> str:
+    kinds = {name.lower(): name for name in names}
     word = written.strip().lower()
-    if word in KINDS:
-        return KINDS[word]
+    if word in kinds:
+        return kinds[word]
     for fits in (str.startswith, str.__contains__):
-        found = [kind for name, kind in KINDS.items() if word and fits(name, word)]
+        found = [kind for name, kind in kinds.items() if word and fits(name, word)]
         if len(found) == 1:
             return found[0]
         if found:
-            names = ", ".join(sorted(kind.__name__ for kind in found))
-            raise MCPConfigError(f"{written!r} can be more than one kind of message: {names}.")
-    raise MCPConfigError(
-        f"There is no kind of message {written!r}; the nearest is {_nearest(word).__name__}."
-    )
+            raise MCPConfigError(
+                f"{written!r} can be more than one kind of message: {', '.join(sorted(found))}."
+            )
+    raise MCPConfigError(f"There is no kind of message {written!r}; the nearest is {_nearest(word, kinds)}.")
 
 
-def _nearest(word: str) -> type:
+def _nearest(word: str, kinds: dict[str, str]) -> str:
     import difflib
 
-    (name,) = difflib.get_close_matches(word, KINDS, n=1, cutoff=0.0)
-    return KINDS[name]
+    (name,) = difflib.get_close_matches(word, kinds, n=1, cutoff=0.0)
+    return kinds[name]
 
 
 def _spellings(text: str) -> set[str]:

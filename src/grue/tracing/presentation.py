@@ -5,19 +5,15 @@ that the table does not know is presented by its fields.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import msgspec
 from msgspec import Struct
 
-from grue import facts
 from grue import messages as m
+from grue.facts import Fact, Severity
 from grue.protocol.tool_lock import drift_text
 from grue.runtime.supervisor import ActorFailed
-
-Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
-"""`fail`: a call, a server or a turn failed. `warn`: a problem that the turn recovers from. `good`: a result.
-`quiet`: a detail that is rarely of interest. Empty: anything else."""
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
@@ -25,6 +21,7 @@ COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "qui
 
 _SHORT = 80
 _LONG = 200
+_LONGEST_FACT = 1000
 _Words: TypeAlias = Callable[[Any], str]
 _Judge: TypeAlias = Callable[[Any], tuple[Severity, str]]
 
@@ -56,6 +53,16 @@ def summarize(body: Struct) -> str:
     return f"{row.subject(body)}: {words}" if row.subject else words
 
 
+def kind_of(body: Struct) -> str:
+    """Return the name of a message's kind; a host's fact has the name of its host before it."""
+    return name_of(type(body))
+
+
+def name_of(kind: type[Struct]) -> str:
+    """Return the name of a kind of message."""
+    return str(kind.__struct_config__.tag) if issubclass(kind, Fact) else kind.__name__
+
+
 def severity_of(body: Struct) -> Severity:
     """Return how serious a message is."""
     return _judged(body)[0]
@@ -78,7 +85,7 @@ def _judged(body: Struct) -> tuple[Severity, str]:
 
 
 def _row(body: Struct) -> _Row:
-    return _TABLE.get(type(body), _GENERIC)
+    return _TABLE.get(type(body)) or (_FACT if isinstance(body, Fact) else _GENERIC)
 
 
 def _always(body: object) -> bool:
@@ -215,34 +222,6 @@ def _delta(body: m.TextDelta) -> str:
     return f"{'' if body.part == 'content' else f'{body.part} '}{_quoted(body.text, strip=False)}"
 
 
-def _started(body: facts.EpisodeStarted) -> str:
-    by = f"{body.model} (scripted)" if body.scripted else body.model
-    return f"{body.episode_id}: {body.game}, played by {by}, seed {body.seed}, {_tools_from(body.servers)}"
-
-
-def _resumed(body: facts.EpisodeResumed) -> str:
-    changed = "".join(f"; {each.what}: {each.before} -> {each.now}" for each in body.changes)
-    return f"{body.episode_id} goes on after {_many(body.turns, 'finished turn')}{changed}"
-
-
-def _configured(body: facts.McpInitialized) -> str:
-    only = [f"only {body.server} is used; ignored: {', '.join(body.ignored)}"] if body.ignored else []
-    return " ".join([*only, *body.warnings]) or body.server
-
-
-def _configured_in_part(body: facts.McpInitialized) -> bool:
-    return bool(body.ignored or body.warnings)
-
-
-def _observed(body: facts.Observed) -> str:
-    score = "unknown" if body.score is None else body.score
-    return f"{body.location or 'somewhere'}, score {score}: {_quoted(body.text)}"
-
-
-def _decided(body: facts.Decided) -> str:
-    return f"{_quoted(body.action)} ({body.kind}{', ' + body.reason if body.reason else ''})"
-
-
 def _crashed(body: ActorFailed) -> str:
     return f"{body.error}; at {body.where[-1]}" if body.where else body.error
 
@@ -256,6 +235,11 @@ def _any_fields(body: Struct) -> str:
 
 
 _GENERIC = _Row(_any_fields)
+_FACT = _Row(
+    lambda fact: _short(fact.summary(), _LONGEST_FACT),
+    judge=lambda fact: (fact.severity(), fact.mark()),
+)
+"""A host's facts present themselves."""
 
 _TABLE: dict[type, _Row] = {
     # The turn
@@ -340,22 +324,6 @@ _TABLE: dict[type, _Row] = {
     m.TextDelta: _Row(_delta, "quiet"),
     m.HistoryRewritten: _warn("rewritten", _rewritten),
     m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always),
-    # The host
-    facts.EpisodeStarted: _Row(_started),
-    facts.EpisodeResumed: _Row(_resumed, judge=_if(lambda body: bool(body.changes), "warn", "changed")),
-    facts.McpInitialized: _Row(
-        _configured, judge=_if(_configured_in_part, "warn", "config"), live=_configured_in_part
-    ),
-    facts.McpInitFailed: _fail("bad config", lambda body: body.error),
-    facts.Observed: _Row(_observed),
-    facts.Decided: _Row(_decided, "good"),
-    facts.Remembered: _Row(lambda body: f"{body.location}: {_quoted(body.text)}"),
-    facts.EpisodeEnded: _Row(
-        lambda body: f"{body.reason} after {_many(body.turns, 'turn')}: {body.detail}",
-        judge=lambda body: (
-            ("fail", body.reason) if body.reason in {"failed", "interrupted", "fallbacks"} else ("", "")
-        ),
-    ),
 }
 
 

@@ -1,32 +1,62 @@
 """Read an episode's trace file as the messages it holds."""
 
+import functools
+import operator
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, get_args
 
-from grue.facts import EpisodeEnded, HostFact
+from msgspec import Struct
+
+from grue.facts import EpisodeEnded, Fact, registered_facts
 from grue.messages import AnyMessage
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
+from grue.runtime.trace_format import TraceLine
 from grue.runtime.trace_reader import Trace, TraceReader
+from grue.tracing.unknown_facts import can_be_fact, tag_of, unknown_fact, with_unknown_fields
 
-EpisodeBody: TypeAlias = AnyMessage | HostFact | ActorFailed
+EpisodeBody: TypeAlias = AnyMessage | Fact | ActorFailed
 """The types of all messages that an episode's trace can hold."""
 
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]
 
+NOTES = "trace"
+"""The receiver of notes and facts."""
+
 TRACE_FILE = "trace.jsonl"
 """Name of the trace in a run folder."""
+
+
+def known_kinds() -> dict[str, type[Struct]]:
+    """Return the classes of all messages by tag: grue's own, and the facts of the hosts that are loaded."""
+    own = {str(kind.__struct_config__.tag): kind for kind in (*get_args(AnyMessage), ActorFailed)}
+    return {**own, **registered_facts()}
+
+
+def union_of(kinds: Iterable[type[Struct]]) -> Any:
+    """Return the union of message classes, as msgspec takes it."""
+    return functools.reduce(operator.or_, kinds)
 
 
 class EpisodeReader(TraceReader[EpisodeBody]):
     """Yield an episode's envelopes in order, one line in memory at a time; `open_episode` makes one."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, EpisodeBody)
+        kinds = known_kinds()
+        super().__init__(path, union_of(kinds.values()))
+        self._kinds = kinds
+
+    def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
+        # Facts are notes. An unknown message from one actor to another is an error, because a replay needs
+        # it.
+        if line.receiver == NOTES and (tag := tag_of(written)) not in self._kinds and can_be_fact(tag):
+            return unknown_fact(written)
+        body = super()._body(line, written)
+        return with_unknown_fields(body, written) if isinstance(body, Fact) else body
 
     def follow(
         self,

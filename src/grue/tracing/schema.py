@@ -6,22 +6,23 @@ from typing import Any
 import msgspec
 
 from grue.runtime.trace_format import FORMAT, PayloadReference, TraceHeader, TraceLine
-from grue.tracing.reading import EpisodeBody
+from grue.tracing.reading import known_kinds, union_of
 
 
 def trace_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a line of a trace file: its header, or an envelope.
 
-    The bodies are under `$defs` by the name that is their tag. A message may get fields in later versions:
-    readers pass over those that they do not know.
+    The bodies are under `$defs` by the name of their class: grue's messages, and the facts of the hosts that
+    are loaded. The facts of other hosts have a tag with a prefix and any fields. A message may get fields in
+    later versions: readers pass over those that they do not know.
     """
-    types = (TraceHeader, TraceLine, PayloadReference, EpisodeBody)
+    types = (TraceHeader, TraceLine, PayloadReference, union_of(known_kinds().values()))
     (header, line, reference, body), definitions = msgspec.json.schema_components(
         types, schema_hook=_any_json, ref_template="#/$defs/{name}"
     )
     for definition in definitions.values():
         definition["description"] = inspect.cleandoc(definition.get("description", ""))
-    definitions["TraceLine"]["properties"]["body"] = {"anyOf": [body, reference]}
+    definitions["TraceLine"]["properties"]["body"] = {"anyOf": [body, _FACT, reference]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A line of a grue trace, format {FORMAT}",
@@ -29,6 +30,14 @@ def trace_schema() -> dict[str, Any]:
         "anyOf": [header, line],
         "$defs": definitions,
     }
+
+
+_FACT: dict[str, Any] = {
+    "description": "A fact of a host: its tag is the host's name, a dot and the kind.",
+    "type": "object",
+    "properties": {"type": {"type": "string", "pattern": r"^[A-Za-z_]\w*\.\w[\w.]*$"}},
+    "required": ["type"],
+}
 
 
 def _any_json(kind: type) -> dict[str, Any]:

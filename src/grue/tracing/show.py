@@ -19,7 +19,7 @@ from grue.protocol.safe_text import printable
 from grue.runtime.trace_format import TraceHeader, TraceLine
 from grue.tracing.columns import cells, cut, pad
 from grue.tracing.filters import EVERYTHING, Filter, turn_of
-from grue.tracing.presentation import COLOURS, DIM, YELLOW, severity_of, summarize
+from grue.tracing.presentation import COLOURS, DIM, YELLOW, kind_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 
 UNCUT_LIMIT = 500
@@ -193,7 +193,7 @@ def _cells(envelope: EpisodeEnvelope) -> tuple[str, ...]:
         str(turn_of(envelope)),
         "" if envelope.cause is None else str(envelope.cause),
         printable(f"{envelope.sender} → {envelope.receiver}", _LONGEST_ROUTE),
-        type(envelope.body).__name__,
+        kind_of(envelope.body),
     )
 
 

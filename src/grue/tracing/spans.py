@@ -9,12 +9,13 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from grue import facts, messages
-from grue.tracing.presentation import Severity, severity_of
+from grue import messages
+from grue.facts import Fact, Severity
+from grue.tracing.presentation import severity_of
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.steps import Step, StepEnded, StepTracker
 
-SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "game"]
+SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]
 """What takes the time: a whole turn, a whole session, a part of either, or the pause before a retry."""
 
 
@@ -102,7 +103,7 @@ _GRADES: dict[Severity, Literal["fail", "warn"]] = {"fail": "fail", "warn": "war
 
 def _lane(step: Step) -> str:
     body = step.began.body
-    if step.kind == "game":
+    if step.kind == "host":
         return step.began.sender
     return getattr(body, "server", "") or step.began.receiver
 
@@ -121,7 +122,7 @@ def _label(step: Step) -> str:
             return "can it call tools?"
         case messages.CloseSession():
             return "close"
-        case facts.Decided(action=action):
-            return action
+        case Fact() as fact:
+            return fact.headline() or "host"
         case _:
             return step.kind

@@ -204,9 +204,9 @@ def _ending(stats: EpisodeStats) -> str:
     after = f"after {stats.wall_s:.1f} s" if stats.messages else "at once"
     if stats.ending is not None:
         end = stats.ending
-        of = "" if end.max_score is None else f" of {end.max_score}"
-        points = "" if end.score is None else f", score {end.score}{of}"
-        return f"{end.reason}{points}, {after}: {printable(end.detail, _LONGEST_DETAIL)}"
+        result = f", {printable(end.result, _LONGEST_DETAIL)}" if end.result else ""
+        reason, detail = (printable(text, _LONGEST_DETAIL) for text in (end.reason, end.detail))
+        return f"{reason}{result}, {after}: {detail}"
     if stats.hosted:
         return f"{after}; its host recorded no end: it was killed, or is still running"
     return f"{after}; no host recorded an episode"

@@ -12,28 +12,30 @@ a `StepTracker` what is under way, so that they agree.
 | startup  | `OpenSession`                       | `SessionOpened`, `ConnectFailed`, `McpDisabled`, …   |
 | tool     | `ToolCalled`                        | `ToolReturned`, `ToolTimedOut`, `ServerDied`         |
 | teardown | `CloseSession`                      | `SessionClosed`                                      |
-| game     | `Decided`                           | `Observed`                                           |
+| host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
 
 A reply ends the request that caused it. If it has no cause, as with a host's own LLM actor, it ends the
 request with its number. A request or a connect that is tried again ends, and a new attempt of the same step
 begins.
 
-A turn that was killed or crashed has no end of its own. The host's next fact ends it, and so does the next
-`RunTurn` if the turn crashed. Whatever is under way in a turn is abandoned when the turn ends. A session that
-was opened ahead of its turn stays under way when the turn begins. `EpisodeResumed` abandons everything.
+A turn that was killed or crashed has no end of its own. The host's next fact that is recorded between turns
+ends it, and so does the next `RunTurn` if the turn crashed. Whatever is under way in a turn is abandoned when
+the turn ends. A session that was opened ahead of its turn stays under way when the turn begins.
+`EpisodeResumed` abandons everything.
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue import facts, messages
+from grue import messages
+from grue.facts import EpisodeResumed, Fact
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
 
-StepKind: TypeAlias = Literal["turn", "model", "check", "session", "startup", "tool", "teardown", "game"]
+StepKind: TypeAlias = Literal["turn", "model", "check", "session", "startup", "tool", "teardown", "host"]
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -93,6 +95,8 @@ class StepTracker:
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
         """Return what begins and ends with this envelope."""
         rule = self._rules.get(type(envelope.body))
+        if rule is None and isinstance(envelope.body, Fact):
+            rule = self._rules[Fact]
         if rule is None:
             return []
         self._changes = []
@@ -118,15 +122,14 @@ class StepTracker:
         self._crashed.add(envelope.turn)
 
     def _host_fact(self, envelope: Envelope[Any]) -> None:
-        # A host records facts only while none of its turns runs; a batch, where turns overlap, records none.
-        self._leave({step.turn for step in self.open.values() if step.kind == "turn"})
-        match envelope.body:
-            case facts.EpisodeResumed():
-                self._abandon_all()
-            case facts.Decided():
-                self._begin("game", "game", envelope)
-            case facts.Observed():
-                self._end("game")
+        if envelope.body.between_turns:
+            self._leave({step.turn for step in self.open.values() if step.kind == "turn"})
+        if isinstance(envelope.body, EpisodeResumed):
+            self._abandon_all()
+        elif envelope.body.step == "begins":
+            self._begin("host", "host", envelope)
+        elif envelope.body.step == "ends":
+            self._end("host")
 
     # --- Sessions and calls ---
 
@@ -215,7 +218,7 @@ class StepTracker:
         """End these turns, as far as they run, and abandon everything that is under way in them."""
         left = {turn for turn in turns if ("turn", turn) in self.open}
         self._crashed -= left
-        for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "game"]:
+        for key in [key for key, step in self.open.items() if step.turn in left and step.kind != "host"]:
             self._end(key, reported=key == ended)
 
     def _abandon_all(self) -> None:
@@ -224,7 +227,7 @@ class StepTracker:
             self._end(key, reported=False)
 
     _rules: ClassVar[dict[type, Callable[[Any, Envelope[Any]], None]]] = {
-        **dict.fromkeys(get_args(facts.HostFact), _host_fact),
+        Fact: _host_fact,
         messages.RunTurn: _run_turn,
         messages.TurnCompleted: _end_turn,
         messages.TurnFailed: _end_turn,

@@ -26,7 +26,7 @@ from grue.errors import TraceError
 from grue.protocol.safe_text import printable
 from grue.runtime.trace_format import TraceHeader
 from grue.tracing.digests import DigestWriter, TurnDigest
-from grue.tracing.presentation import mark_of, severity_of, summarize
+from grue.tracing.presentation import kind_of, mark_of, severity_of, summarize
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode
 from grue.tracing.spans import Span, SpanFinder
 
@@ -152,7 +152,7 @@ def _row(envelope: EpisodeEnvelope, turn: int, max_message_chars: int) -> _Row:
         sender=envelope.sender,
         receiver="" if envelope.receiver == _NOTES else envelope.receiver,
         cause=envelope.cause,
-        kind=type(envelope.body).__name__,
+        kind=kind_of(envelope.body),
         summary=printable(summarize(envelope.body), _SUMMARY_CHARS),
         mark=mark,
         grade=severity_of(envelope.body) if mark else "",

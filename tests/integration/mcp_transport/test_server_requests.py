@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from grue import LlmSettings, Runner, StdioServer, ToolClient, TurnLimits, TurnOutcome, TurnRequest
-from grue.facts import HostFact
+from grue.facts import Fact
 from grue.messages import AnyMessage, ServerNoted, SessionClosed, SessionOpened, ToolsChanged
 from grue.runtime.trace import Envelope
 from grue.testing import faulty_server
@@ -33,7 +33,7 @@ class Turn:
         server = StdioServer(
             name="faulty", command=command, args=tuple(args), options=ServerOptions(roots=roots)
         )
-        self.said: list[AnyMessage | HostFact] = []
+        self.said: list[AnyMessage | Fact] = []
         with ScriptedLlmServer(replies) as llm, assert_nothing_left():
             runner = Runner(
                 llm=LlmSettings(base_url=llm.base_url, model="m"), servers={"faulty": server}, **options

@@ -4,7 +4,7 @@ import io
 import json
 
 from grue.cli.live_json import JsonLines
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import CallId, ToolCallRecord, ToolCallResult, TurnCompleted
 from grue.runtime.trace import Recorder
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from grue.cli.live_progress import Progress
 from grue.cli.live_status import status_rows
 from grue.cli.live_terminal import ASCII_SPINNER, SPINNER
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import (
     BatchId,
     CallId,

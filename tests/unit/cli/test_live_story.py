@@ -6,7 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from grue.cli.live_story import Story
-from grue.facts import Decided, EpisodeResumed, EpisodeStarted, Observed
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed
 from grue.messages import (
     BatchId,
     CallId,

@@ -12,7 +12,7 @@ import pytest
 
 from grue.cli.live import LiveView
 from grue.cli.live_terminal import ASCII_SPINNER, SPINNER, Terminal
-from grue.facts import Decided, EpisodeStarted, Observed
+from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed
 from grue.runtime.trace import Recorder
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recorded_turns import Called, Play, Tape, opened, refused_connection
 
 from grue.errors import TraceError
-from grue.facts import Decided, EpisodeEnded, McpInitFailed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, McpInitFailed
 from grue.messages import ConnectFailed, FailurePolicy, McpDisabled, RunTurn
 from grue.observers.episode_log import EpisodeLog
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_turns import Called, Play, Tape, opened, refused_connection
 
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized
 from grue.messages import (
     CompletionRetried,
     ConnectFailed,

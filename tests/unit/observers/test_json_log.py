@@ -7,7 +7,7 @@ import pytest
 from recorded_turns import Called, Play, Tape
 
 from grue.errors import TraceError
-from grue.facts import McpInitFailed, McpInitialized
+from grue.hosts.zork.facts import McpInitFailed, McpInitialized
 from grue.messages import RunTurn
 from grue.observers.json_log import JsonLog
 

@@ -9,7 +9,7 @@ from langfuse_stand_in import StandIn
 from recorded_turns import STARTED_AT, Called, Play, Tape
 
 from grue.errors import MissingDependencyError
-from grue.facts import EpisodeEnded
+from grue.hosts.zork.facts import EpisodeEnded
 from grue.messages import RunTurn, Usage
 from grue.observers import langfuse
 from grue.observers.langfuse import LangfuseObserver, require_langfuse, usage_details

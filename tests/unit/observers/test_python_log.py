@@ -5,7 +5,7 @@ import logging
 import pytest
 from recorded_turns import Called, Play, Tape
 
-from grue.facts import McpInitFailed, McpInitialized
+from grue.hosts.zork.facts import McpInitFailed, McpInitialized
 from grue.messages import RunTurn
 from grue.observers import python_log
 from grue.observers.event import Event

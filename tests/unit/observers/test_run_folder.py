@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from recorded_turns import Called, Play, Tape
 
 from grue.errors import TraceError
-from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, Observed
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import RunTurn
 from grue.observers.run_folder import RunFolder
 from grue.runtime.trace import Recorder

@@ -8,7 +8,8 @@ from eventful_episode import NOTES, record_episode
 from recorded_turns import STARTED_AT, Called, Play, Tape, opened, refused_connection
 
 from grue.errors import ActorCrashed
-from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     CallTools,
     CompletionReceived,

@@ -15,7 +15,9 @@ from recorded_turns import Called, Play, Tape, opened, refused_connection
 from trace_files import Chain, TraceFile
 from turns import DEADLINE, INTERRUPT
 
-from grue import facts, messages
+from grue import messages
+from grue.facts import EpisodeResumed
+from grue.hosts.zork import facts
 from grue.messages import LlmFailure, RunTurn, StartupFailed, TurnFailed, Usage
 from grue.tracing.counting import count_episode
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
@@ -177,7 +179,7 @@ def test_how_an_episode_ended_is_what_its_host_said_last(file: TraceFile) -> Non
     ended = facts.EpisodeEnded(reason="interrupted", detail="Ctrl-C", turns=2)
     tape.say(ended)
     assert count_episode(file.read()).ending == ended
-    tape.say(facts.EpisodeResumed(episode_id="ep-1", turns=2))
+    tape.say(EpisodeResumed(episode_id="ep-1", turns=2))
     stats = count_episode(file.read())
     assert (stats.ending, stats.resumptions) == (None, 1)
 

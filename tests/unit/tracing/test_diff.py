@@ -9,7 +9,8 @@ from episode_scenes import place_of, scene
 from episode_scenes import with_fields as changed
 from msgspec.structs import replace
 
-from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     CallTools,
     CompletionReceived,

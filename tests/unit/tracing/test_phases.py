@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_turns import opened, refused_connection
 
-from grue import facts, messages
+from grue import messages
+from grue.facts import EpisodeResumed
+from grue.hosts.zork import facts
 from grue.messages import CompletionReceived, RunTurn, TurnCompleted
 from grue.runtime.trace import Envelope
 from grue.tracing.phases import PHASES, PhaseClock, Phases
@@ -132,7 +134,7 @@ def test_what_a_turn_leaves_under_way_is_not_the_next_turns() -> None:
 
 
 def test_time_in_which_no_host_ran_is_nobodys() -> None:
-    resumed = facts.EpisodeResumed(episode_id="ep-1", turns=3)
+    resumed = EpisodeResumed(episode_id="ep-1", turns=3)
     a_day = 86_400.0
     assert phases(timeline((0.0, RUN), (2.0, ASK), (a_day, resumed), (a_day + 1, RUN))) == Phases(
         other_s=2, host_s=1

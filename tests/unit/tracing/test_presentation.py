@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 
 from grue import messages as m
-from grue.facts import EpisodeEnded, Observed
+from grue.hosts.zork.facts import EpisodeEnded, Observed
 from grue.messages import (
     ConnectFailed,
     FinalForced,

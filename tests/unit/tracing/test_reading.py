@@ -10,7 +10,8 @@ from recorded_turns import Tape
 from trace_files import TraceFile
 
 from grue.errors import TraceError
-from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.messages import (
     RunTurn,
     ToolCallResult,
@@ -112,7 +113,7 @@ def test_an_episode_of_the_first_format_is_read_as_it_was_meant() -> None:
 PLAYING = """
 import sys
 from pathlib import Path
-from grue.facts import *
+from grue.hosts.zork.facts import *
 from grue.messages import *
 from grue.observers.run_folder import RunFolder
 from grue.runtime.trace import Recorder

@@ -11,15 +11,17 @@ import pytest
 from recorded_turns import Called, Play, Tape, opened, refused_connection
 from trace_files import TraceFile
 
-from grue import facts, messages
+from grue import messages
 from grue.errors import TraceError
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted
+from grue.facts import EpisodeResumed
+from grue.hosts.zork import facts
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.messages import RunTurn, ToolCallResult, TurnFailed
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.columns import cells
 from grue.tracing.filters import Filter
 from grue.tracing.presentation import summarize
-from grue.tracing.reading import EpisodeBody, EpisodeReader, open_episode
+from grue.tracing.reading import EpisodeReader, known_kinds, open_episode
 from grue.tracing.show import json_line, render, render_live
 
 THINK = "thoughtbox.think"
@@ -229,7 +231,7 @@ def test_json_lines_show_a_terminal_no_character_that_it_acts_upon(file: TraceFi
 
 
 def kinds_of_body() -> list[type]:
-    return list(typing.get_args(EpisodeBody))
+    return list(known_kinds().values())
 
 
 def sample(annotation: Any) -> Any:
@@ -284,7 +286,7 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         summarize(messages.ReplyCut(request=2, limit_tokens=None)),
         summarize(messages.TextDelta(request=1, text=" and")),
         summarize(messages.TextDelta(request=1, text="hm", part="reasoning")),
-        summarize(facts.EpisodeResumed(episode_id="ep-1", turns=1)),
+        summarize(EpisodeResumed(episode_id="ep-1", turns=1)),
     ]
     assert told == [
         "thoughtbox, attempt 2, pid 4711, 30.0 ms: 1 tool (think)",

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 
-from grue.facts import Decided, EpisodeResumed, Observed
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import Decided, Observed
 from grue.messages import (
     CheckToolSupport,
     ConnectFailed,
@@ -40,7 +41,7 @@ def told(found: list[Span]) -> list[tuple[Any, ...]]:
     return [
         (span.phase, span.label, round(span.end_s - span.start_s, 3), span.grade)
         for span in ordered
-        if span.phase not in ("turn", "session", "game")
+        if span.phase not in ("turn", "session", "host")
     ]
 
 
@@ -57,7 +58,7 @@ def test_a_troubled_turn_in_spans(tmp_path: Path) -> None:
         ("teardown", "close", 0.01, ""),
     ]
     lanes = {span.phase: span.lane for span in found}
-    assert (lanes["turn"], lanes["model"], lanes["tool"], lanes["game"]) == ("agent", "llm", "mind", "host")
+    assert (lanes["turn"], lanes["model"], lanes["tool"], lanes["host"]) == ("agent", "llm", "mind", "host")
 
 
 def test_a_span_knows_the_messages_that_began_and_ended_it(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_span_knows_the_messages_that_began_and_ended_it(tmp_path: Path) -> No
         ("model", "RequestCompletion", "CompletionReceived"),
         ("tool", "ToolCalled", "ServerDied"),
         ("teardown", "CloseSession", "SessionClosed"),
-        ("game", "Decided", "Observed"),
+        ("host", "Decided", "Observed"),
     }
 
 
@@ -149,7 +150,7 @@ def test_the_game_has_the_time_between_a_decision_and_what_comes_of_it(tmp_path:
         tape.say(Decided(turn=1, action="north", reasoning="", new_objective=None, kind="answered"))
         tape.say(Observed(turn=2, text=""), after_s=0.25)
     [game] = spans(tmp_path / "trace.jsonl")
-    assert (game.phase, game.label, game.end_s - game.start_s) == ("game", "north", 0.25)
+    assert (game.phase, game.label, game.end_s - game.start_s) == ("host", "north", 0.25)
 
 
 def test_a_turn_in_figures(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from recorded_turns import Called, Play, Tape
 from trace_files import Chain, TraceFile
 
 from grue import messages
-from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import CompletionReceived, LlmFailure, RunTurn, TurnFailed, Usage
 from grue.tracing.columns import cells
 from grue.tracing.counting import count_episode

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from recorded_turns import opened, refused_connection
 
-from grue import facts, messages
+from grue import messages
+from grue.facts import EpisodeResumed
+from grue.hosts.zork import facts
 from grue.messages import ConnectFailed, RunTurn, TurnCompleted
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
@@ -21,7 +23,7 @@ AGAIN = messages.CompletionRetried(request=1, attempt=1, delay_s=2.0, failure=BU
 CALLED = messages.ToolCalled(server=S, batch=1, call_id="c1", tool="think", arguments={})
 LATE = messages.ToolTimedOut(batch=1, call_id="c1", timeout_s=3)
 CRASH = ActorFailed(actor="agent", error="KeyError", where=())
-RESUMED = facts.EpisodeResumed(episode_id="e", turns=0)
+RESUMED = EpisodeResumed(episode_id="e", turns=0)
 DECIDED = facts.Decided(turn=1, action="look", reasoning="", new_objective=None, kind="answered")
 
 
@@ -56,7 +58,7 @@ def changes(*bodies: Any, causes: dict[int, int] | None = None) -> list[str]:
         ((CALLED, LATE), ["+tool", "-tool"]),
         ((ASK, REPLY), ["+model", "-model"]),
         ((ASK, AGAIN, REPLY), ["+model", "~model", "+model", "-model"]),
-        ((DECIDED, facts.Observed(turn=2, text="")), ["+game", "-game"]),
+        ((DECIDED, facts.Observed(turn=2, text="")), ["+host", "-host"]),
         ((REPLY, LATE, DONE), []),
     ],
 )
@@ -82,7 +84,7 @@ def test_a_retry_begins_after_its_pause_and_keeps_its_first_message() -> None:
     ("after", "abandoned"),
     [
         (DONE, ["-turn", "xtool"]),
-        (DECIDED, ["xturn", "xtool", "+game", "?game"]),
+        (DECIDED, ["xturn", "xtool", "+host", "?host"]),
         (RESUMED, ["xturn", "xtool"]),
         (RUN, ["xturn", "xtool", "+turn", "?turn"]),
     ],

@@ -15,7 +15,7 @@ from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 
 from grue.cli.trace_html import html
 from grue.errors import TraceError
-from grue.facts import Observed
+from grue.hosts.zork.facts import Observed
 from grue.tracing.reading import read_episode
 from grue.tracing.viewer import write_html
 

@@ -16,22 +16,22 @@ from msgspec import Struct, field, structs
 import grue
 from grue.config.settings import GameConfiguration
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
-from grue.facts import (
-    ConditionChanged,
+from grue.facts import ConditionChanged, EpisodeResumed
+from grue.games.catalogue import open_game
+from grue.games.game import Game, Observation
+from grue.hosts.zork.agent import ZorkAgent
+from grue.hosts.zork.conditions import changes, conditions_of, require_same_tools
+from grue.hosts.zork.context import Move, context_text
+from grue.hosts.zork.facts import (
     Decided,
+    EndReason,
     EpisodeEnded,
-    EpisodeResumed,
     EpisodeStarted,
     McpInitFailed,
     McpInitialized,
     Observed,
     Remembered,
 )
-from grue.games.catalogue import open_game
-from grue.games.game import Game, Observation
-from grue.hosts.zork.agent import ZorkAgent
-from grue.hosts.zork.conditions import changes, conditions_of, require_same_tools
-from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.past import FINAL_STATUSES, Past, TurnEnd
@@ -40,7 +40,6 @@ from grue.messages import FailurePolicy, JsonObject, Message, TurnCompleted, Tur
 from grue.observers.langfuse import LangfuseObserver
 from grue.observers.python_log import LoggerObserver
 from grue.runtime.trace import Envelope, Recorder
-from grue.vocabulary import EndReason
 
 DEFAULT_MAX_TURNS = 60
 _MOST_OBJECTIVES = 5

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct, field
 
 from grue.errors import TraceError
-from grue.facts import Decided, EpisodeEnded, EpisodeResumed, EpisodeStarted, Observed, Remembered
+from grue.facts import EpisodeResumed
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
 from grue.messages import (
     CompletionReceived,
     DeadlineMissed,

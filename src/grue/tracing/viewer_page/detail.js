@@ -96,7 +96,7 @@ function episodeDetail(trace) {
   const { header, file, cut_short: cutShort } = trace.episode;
   const wrong = trace.turns.filter((turn) => turn.grade || outcomeGrade(turn) === "fail" && turn.outcome);
   const longest = [...trace.turns].sort((one, other) => other.length - one.length).slice(0, LONGEST_LISTED);
-  const spans = trace.turns.flatMap((turn) => turn.spans).filter((span) => span.phase !== "game");
+  const spans = trace.turns.flatMap((turn) => turn.spans).filter((span) => span.phase !== "host");
   const contents = [
     cutShort ? element("p", { class: "note" }, "The last line of the file was cut short: its writer was killed while it wrote.") : null,
     facts([

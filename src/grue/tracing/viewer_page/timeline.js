@@ -10,7 +10,7 @@ const PHASES = {
   tool: "tool call",
   startup: "start-up",
   teardown: "teardown",
-  game: "game",
+  host: "host",
 };
 
 function drawLegend() {

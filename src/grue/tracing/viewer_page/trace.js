@@ -59,7 +59,7 @@ function newTurn(digest) {
 
 /** Say of each message of a span that its actor is at it: the lanes show that as a bar. */
 function markActivity(turn, span, first, last) {
-  if (span.phase === "wait" || span.phase === "game") return;
+  if (span.phase === "wait" || span.phase === "host") return;
   for (let place = first; place <= last; place += 1) {
     turn.messages[place].activity.push({
       lane: span.lane, phase: span.phase, starts: place === first, ends: place === last,
@@ -73,7 +73,7 @@ function finishTurn(turn) {
   turn.end = turn.spans.reduce((end, span) => Math.max(end, span.end), turn.end);
   const sums = new Map();
   for (const span of turn.spans) {
-    if (UNDRAWN_PHASES.has(span.phase) || span.phase === "game") continue;
+    if (UNDRAWN_PHASES.has(span.phase) || span.phase === "host") continue;
     sums.set(span.phase, (sums.get(span.phase) ?? 0) + span.end - span.start);
   }
   turn.phases = [...sums];

@@ -11,9 +11,16 @@ from commands import faulty, write_servers
 
 from grue.config.settings import GameConfiguration
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, MCPServerStartupError
-from grue.facts import Decided, EpisodeEnded, EpisodeStarted, McpInitFailed, McpInitialized, Observed
 from grue.games.game import Observation
 from grue.games.house import HouseGame
+from grue.hosts.zork.facts import (
+    Decided,
+    EpisodeEnded,
+    EpisodeStarted,
+    McpInitFailed,
+    McpInitialized,
+    Observed,
+)
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
 from grue.messages import FailurePolicy, Message, ToolCalled, TurnFailed

@@ -9,16 +9,9 @@ import pytest
 
 from grue.config.settings import GameConfiguration
 from grue.errors import GameError, TraceError
-from grue.facts import (
-    ConditionChanged,
-    Decided,
-    EpisodeEnded,
-    EpisodeResumed,
-    EpisodeStarted,
-    Observed,
-    Remembered,
-)
+from grue.facts import ConditionChanged, EpisodeResumed
 from grue.games.game import Observation
+from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
 from grue.messages import (

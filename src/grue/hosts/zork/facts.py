@@ -1,0 +1,242 @@
+"""What the Zork host records: the game, what it shows, and the commands that are played.
+
+The tags have no prefix, because traces with these names are older than prefixes.
+"""
+
+from typing import ClassVar, Literal, TypeAlias
+
+from grue import facts
+from grue.facts import Fact, LogLine, Severity, register_facts
+from grue.messages import JsonObject, OutcomeKind
+
+EndReason: TypeAlias = Literal[
+    "won", "died", "quit", "turn_limit", "budget", "fallbacks", "failed", "interrupted"
+]
+"""Why an episode ended. `died`: the player died for good. `fallbacks`: too many fallback turns in a row."""
+
+_SHORT = 80
+
+
+class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
+    """The host begins an episode of a game.
+
+    Attributes:
+        game: Title of the game.
+        game_hash: SHA-256 of the story file, or the version of an embedded world.
+    """
+
+    game: str
+    game_hash: str
+    seed: int
+
+    @property
+    def title(self) -> str:
+        """The game's title."""
+        return self.game
+
+    def labels(self) -> JsonObject:
+        """Return the fields that Langfuse and OpenTelemetry get."""
+        return {"game": self.game, "game_hash": self.game_hash, "seed": self.seed, **super().labels()}
+
+    def summary(self) -> str:
+        """Return id, game, model, seed and servers."""
+        tools = f"tools from {', '.join(self.servers)}" if self.servers else "no tools"
+        return f"{self.episode_id}: {self.game}, played by {self.played_by}, seed {self.seed}, {tools}"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `episode_started`."""
+        message = f"Episode started: {self.game}, played by {self.played_by}"
+        return (LogLine("info", "episode_started", message, self.log_fields()),)
+
+
+class EpisodeEnded(facts.EpisodeEnded, frozen=True, kw_only=True):
+    """The host ends an episode of a game, with its score; unknown values are `None`."""
+
+    reason: EndReason
+    score: int | None = None
+    max_score: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether failures ended the episode."""
+        return self.reason in {"failed", "fallbacks"}
+
+    @property
+    def result(self) -> str:
+        """The score."""
+        most = "" if self.max_score is None else f" of {self.max_score}"
+        return "" if self.score is None else f"score {self.score}{most}"
+
+    def labels(self) -> JsonObject:
+        """Return the fields that Langfuse and OpenTelemetry get."""
+        return {**super().labels(), "score": self.score, "max_score": self.max_score}
+
+
+class McpInitialized(Fact, frozen=True, kw_only=True):
+    """The MCP configuration was loaded and is valid.
+
+    Attributes:
+        ignored: Configured servers that are not used.
+        warnings: Other settings that have no effect, one sentence each.
+
+    Source: R2.6, R9.1
+    """
+
+    between_turns: ClassVar[bool] = True
+
+    server: str
+    ignored: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def problem(self) -> str:
+        """Return the settings that have no effect, as a text; empty: none."""
+        only = [f"only {self.server} is used; ignored: {', '.join(self.ignored)}"] if self.ignored else []
+        return " ".join([*only, *self.warnings])
+
+    def summary(self) -> str:
+        """Return the settings that have no effect, or the server."""
+        return self.problem() or self.server
+
+    def severity(self) -> Severity:
+        """Return `warn` if a setting has no effect."""
+        return "warn" if self.problem() else ""
+
+    def mark(self) -> str:
+        """Return a word if a setting has no effect."""
+        return "config" if self.problem() else ""
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `mcp_manager_init`, and a warning for each setting without effect."""
+        lines = [LogLine("info", "mcp_manager_init", "MCP Manager initialized")]
+        if self.ignored:
+            message = (
+                f"Only the first MCP server is used, '{self.server}'; ignored: {', '.join(self.ignored)}"
+            )
+            lines.append(LogLine("warning", "mcp_servers_ignored", message, {"servers": list(self.ignored)}))
+        return (*lines, *(LogLine("warning", "mcp_config_warning", text) for text in self.warnings))
+
+
+class McpInitFailed(Fact, frozen=True, kw_only=True):
+    """The MCP configuration cannot be used.
+
+    Source: R9.3
+    """
+
+    between_turns: ClassVar[bool] = True
+
+    error: str
+
+    def summary(self) -> str:
+        """Return the error."""
+        return self.error
+
+    def severity(self) -> Severity:
+        """Return `fail`."""
+        return "fail"
+
+    def mark(self) -> str:
+        """Return a word for the failure."""
+        return "bad config"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `mcp_init_error`."""
+        message = f"Failed to initialize MCP Manager: {self.error}"
+        return (LogLine("error", "mcp_init_error", message, {"error": self.error}),)
+
+
+class Observed(Fact, frozen=True, kw_only=True):
+    """The state of the game before a turn; unknown values are `None`."""
+
+    between_turns: ClassVar[bool] = True
+    step: ClassVar[Literal["", "begins", "ends"]] = "ends"
+
+    turn: int
+    text: str
+    location: str | None = None
+    score: int | None = None
+    max_score: int | None = None
+    moves: int | None = None
+    inventory: tuple[str, ...] | None = None
+    died: bool = False
+    won: bool = False
+    done: bool = False
+
+    def summary(self) -> str:
+        """Return place, score and the beginning of the text."""
+        score = "unknown" if self.score is None else self.score
+        return f"{self.location or 'somewhere'}, score {score}: {_quoted(self.text)}"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return nothing: the logs have the commands."""
+        return ()
+
+
+class Decided(Fact, frozen=True, kw_only=True):
+    """The command that will be played, and how it was decided. Recorded before it is played.
+
+    Attributes:
+        kind: As in `TurnCompleted`. A failed turn is a `fallback`, with the failure as its reason.
+    """
+
+    between_turns: ClassVar[bool] = True
+    step: ClassVar[Literal["", "begins", "ends"]] = "begins"
+
+    turn: int
+    action: str
+    reasoning: str
+    new_objective: str | None
+    kind: OutcomeKind
+    reason: str = ""
+
+    def summary(self) -> str:
+        """Return the command and how it was decided."""
+        return f"{_quoted(self.action)} ({self.kind}{', ' + self.reason if self.reason else ''})"
+
+    def severity(self) -> Severity:
+        """Return `good`."""
+        return "good"
+
+    def headline(self) -> str:
+        """Return the command."""
+        return self.action
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `agent_action`."""
+        return (LogLine("info", "agent_action", f"Agent action: {self.action}", self.log_fields()),)
+
+
+class Remembered(Fact, frozen=True, kw_only=True):
+    """The host keeps a memory of a place."""
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+    location: str
+    text: str
+
+    def summary(self) -> str:
+        """Return the place and the memory."""
+        return f"{self.location}: {_quoted(self.text)}"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return nothing: the logs have the commands."""
+        return ()
+
+
+def _quoted(text: str) -> str:
+    text = text.strip()
+    return f'"{text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"}"'
+
+
+register_facts(
+    "zork",
+    unprefixed=(
+        EpisodeStarted,
+        EpisodeEnded,
+        McpInitialized,
+        McpInitFailed,
+        Observed,
+        Decided,
+        Remembered,
+    ),
+)

@@ -1,0 +1,74 @@
+"""Facts of hosts that are not installed are read as data, and written back as they were."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue.errors import TraceError
+from grue.facts import EpisodeStarted, Fact
+from grue.runtime.trace_format import FORMAT
+from grue.tracing.presentation import kind_of, summarize
+from grue.tracing.reading import read_episode
+from grue.tracing.show import json_line
+from grue.tracing.turn_slices import turn_of
+
+pytestmark = pytest.mark.made_up_trace
+
+
+def trace(tmp_path: Path, *bodies: dict[str, Any], receiver: str = "trace") -> Path:
+    header = {"format": FORMAT, "episode": "e", "started_at": 0.0, "version": "0"}
+    lines = [header]
+    for seq, body in enumerate(bodies, start=1):
+        line = {"seq": seq, "t": 0.0, "at": 0.0, "turn": 0, "from": "host", "to": receiver, "cause": None}
+        lines.append({**line, "body": body})
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+NESTED = {"type": "other.Thing", "turn": 4, "n": 1, "of": {"a": [None, True, "é"]}}
+CONFUSING = {"type": "other.Odd", "summary": "x", "class": 1, "a b": 2, "__init__": 3, "field_0": 4, "": 5}
+
+
+@pytest.mark.parametrize("body", [NESTED, CONFUSING, {"type": "Sneezed"}])
+def test_an_unknown_fact_is_kept_as_it_is(tmp_path: Path, body: dict[str, Any]) -> None:
+    (envelope,) = read_episode(trace(tmp_path, body)).envelopes
+    assert isinstance(envelope.body, Fact)
+    assert kind_of(envelope.body) == body["type"]
+    assert json.loads(json_line(envelope))["body"] == body
+
+
+def test_it_is_shown_by_its_fields_in_its_turn(tmp_path: Path) -> None:
+    (envelope,) = read_episode(trace(tmp_path, NESTED)).envelopes
+    assert summarize(envelope.body) == 'n 1, of {"a":[null,true,"é"]}'
+    assert turn_of(envelope) == 4
+
+
+def test_a_turn_that_is_no_number_is_no_turn(tmp_path: Path) -> None:
+    bodies = [{"type": "other.Thing", "turn": turn} for turn in ("seven", None, True, 2.5, [1])]
+    assert [turn_of(envelope) for envelope in read_episode(trace(tmp_path, *bodies)).envelopes] == [0] * 5
+
+
+def test_fields_that_a_host_adds_to_the_start_of_an_episode_are_kept(tmp_path: Path) -> None:
+    body = {"type": "EpisodeResumed", "episode_id": "e", "turns": 2, "desk": {"open": True}, "title": "t"}
+    (envelope,) = read_episode(trace(tmp_path, body)).envelopes
+    written = json.loads(json_line(envelope))["body"]
+    assert {name: written[name] for name in body} == body
+    started = {"type": "EpisodeStarted", "episode_id": "e", "game": "g", "game_hash": "h", "seed": 1}
+    (envelope,) = read_episode(trace(tmp_path, started)).envelopes
+    assert isinstance(envelope.body, EpisodeStarted)
+
+
+@pytest.mark.parametrize(
+    ("body", "receiver"), [({"type": "Sneezed"}, "agent"), ({"type": "no\x1bname"}, "trace"), ({}, "trace")]
+)
+def test_an_unknown_message_between_actors_is_an_error(tmp_path: Path, body: Any, receiver: str) -> None:
+    with pytest.raises(TraceError, match="not a message this version knows"):
+        read_episode(trace(tmp_path, body, receiver=receiver))
+
+
+def test_many_kinds_of_facts_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    bodies = [{"type": f"other.Kind{number}", f"f{number}": number} for number in range(1500)]
+    assert len(read_episode(trace(tmp_path, *bodies)).envelopes) == 1500
