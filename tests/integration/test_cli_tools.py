@@ -143,7 +143,7 @@ def test_doctor_finds_each_fault_and_says_what_to_do(tmp_path: Path) -> None:
         "ok     mcp.json: 4 servers",
         "does not use the key 'oauth'",
         "note   good (mcp.json): MCP 2025-11-25, 3 tools",
-        "it had to be terminated",
+        "it was terminated",
         "no disk",
         "grue-has-no-such-command",
         "GRUE_NOT_SET",
@@ -158,7 +158,7 @@ def test_doctor_asks_a_server_at_a_url_unless_told_not_to(tmp_path: Path) -> Non
     spared = grue("doctor", "--mcp-config", "mcp.json", "--no-network", cwd=tmp_path)
     assert (asked.returncode, spared.returncode) == (1, 0), asked.stdout + spared.stdout
     assert "WRONG  Failed to reach MCP server 'far'" in asked.stdout
-    assert "far (mcp.json): reached by URL; not asked" in spared.stdout
+    assert "far (mcp.json): not contacted, because of --no-network" in spared.stdout
 
 
 def test_doctor_names_the_keys_that_each_server_can_see_and_shows_none(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_doctor_names_the_keys_that_each_server_can_see_and_shows_none(tmp_path:
         f"ok     none (mcp.json), inherit_env none: {own_alone}",
         "note   default (mcp.json), inherit_env all: it can see keys inherited:"
         " COPY, GITHUB_TOKEN, OPENAI_API_KEY",
-        '       "inherit_env": "no_keys" keeps grue\'s own from it: COPY, OPENAI_API_KEY',
+        '       "inherit_env": "no_keys" hides grue\'s own keys from it: COPY, OPENAI_API_KEY',
         "ok     bare (mcp.json), inherit_env none: it can see no keys",
     ):
         assert line in found.stdout.splitlines(), found.stdout

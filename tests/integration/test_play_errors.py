@@ -91,7 +91,7 @@ def test_an_unknown_key_in_the_mcp_table_suggests_the_nearest(tmp_path: Path) ->
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     played = grue("play", "--offline", "--run-dir", "file/run", cwd=tmp_path)
-    says(played, 1, "Cannot make the run folder file/run")
+    says(played, 1, "Cannot create the run folder file/run")
 
 
 def test_r12_5_a_model_that_cannot_call_tools_is_refused_before_a_spawn(tmp_path: Path) -> None:

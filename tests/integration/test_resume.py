@@ -109,7 +109,7 @@ def says(result: Result, status: int, *words: str) -> None:
 )
 def test_options_that_would_make_it_another_episode_are_refused(grue: Run, given: tuple[str, ...]) -> None:
     told = grue("play", "--resume", "run", "--turns", "3", *given)
-    says(told, 2, f"--resume goes on with the episode as it was started: leave out {given[0]}.")
+    says(told, 2, f"--resume uses the options of the first run: remove {given[0]}.")
 
 
 def test_a_folder_that_is_no_run_is_refused(grue: Run) -> None:
@@ -133,8 +133,8 @@ def test_an_episode_that_is_still_being_played_is_refused(grue: Run) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "was not made by `grue play`: its host has to resume it"),
-        ({"game": 7}, "does not say how it was started: Expected `str`, got `int` - at `$.game`"),
+        ({}, "was not made by `grue play`. Resume it with the program that made it."),
+        ({"game": 7}, "does not hold valid options of `grue play`: Expected `str`, got `int` - at `$.game`"),
     ],
 )
 def test_an_episode_of_another_host_is_refused(grue: Run, settings: dict[str, Any], words: str) -> None:

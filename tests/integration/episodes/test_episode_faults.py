@@ -224,7 +224,7 @@ def test_a_configured_runner_lives_as_long_as_the_program_says(tmp_path: Path) -
     file.write_text('[tool.zorkgpt.llm]\nclient_base_url = "http://127.0.0.1:9/v1"\nagent_model = "m"\n')
     for lives in LIFETIMES.values():
         made = Runner.from_toml(file, **lives)
-        assert (made._per_episode, made._sessions) == (
+        assert (made._episode.lasting, made._episode._sessions) == (
             bool(lives),
             "ahead" if "spawn_ahead" in lives else "kept" if "keep_sessions" in lives else "fresh",
         )
