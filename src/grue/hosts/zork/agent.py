@@ -11,10 +11,8 @@ from typing import Any, cast
 import anyio.to_thread
 from msgspec.structs import replace
 
-from grue.config.settings import GameConfiguration
-from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
-from grue.engine.tool_servers import ToolServer, hide_secrets
-from grue.engine.turn_errors import error_for
+from grue import Recorder, Runner, TurnOutcome, TurnRequest
+from grue.connections import ToolServer
 from grue.hosts.zork.agent_wiring import model_of, own_manager, route_of, tool_server_of
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
@@ -22,11 +20,10 @@ from grue.hosts.zork.listeners import add_langfuse, add_loggers
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
 from grue.messages import FailurePolicy, ServerName, TextDelta, TurnCompleted, TurnFailed
-from grue.observers.langfuse import LangfuseObserver
-from grue.protocol.budget import Spent
-from grue.protocol.connection import Disabled, Settled
-from grue.runner import Runner, TurnOutcome, TurnRequest, outcome_of
-from grue.runtime.trace import Recorder
+from grue.sessions import Disabled, Settled, Spent, error_for, hide_secrets
+from grue.settings import GameConfiguration, episode_budget, on_tool_drift, turn_limits
+from grue.traces import LangfuseObserver
+from grue.turn_request import outcome_of
 
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"

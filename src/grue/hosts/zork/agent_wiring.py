@@ -4,18 +4,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.config.settings import GameConfiguration
-from grue.engine.tool_servers import ToolServer
+from grue.connections import McpServer, ToolServer
 from grue.hosts.zork.chat_messages import Sampling
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.duck_types import client_actor, connect_manager
 from grue.hosts.zork.manager import TURN_METHODS, MCPManager
 from grue.hosts.zork.manager_turn import connect_overridden
 from grue.hosts.zork.overrides import is_overridden
-from grue.llm_transport.endpoint import LlmEndpoint
 from grue.messages import ServerName
-from grue.runner import LlmFactory
-from grue.tool_sessions.server_specs import McpServer
+from grue.models import LlmEndpoint, LlmFactory
+from grue.settings import GameConfiguration
 
 _UNNAMED = "mcp"
 """The server's name if a manager has no `server_name`; its tools keep their own names."""

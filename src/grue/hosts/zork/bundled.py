@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-from grue.tool_sessions.server_specs import StdioServer
+from grue import StdioServer
 
 BUNDLED_NAME = "mind"
 """The server's name in tool names: the model sees `mind.think`."""

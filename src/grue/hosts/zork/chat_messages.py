@@ -28,9 +28,7 @@ from grue.messages import (
     UserText,
 )
 from grue.messages import ToolCall as ModelToolCall
-from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.reply import Reply
+from grue.models import Conversation, ModelSettings, Reply, WireProfile
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple, Self, Unpack
 import httpx
 from msgspec.structs import replace
 
-from grue.config.settings import GameConfiguration
-from grue.config.wiring import llm_settings
-from grue.engine.turn_errors import error_for, tool_support_error
+from grue import LlmSettings
 from grue.errors import LLMError, MCPConfigError
 from grue.hosts.zork.chat_messages import (
     ChatMessage,
@@ -31,14 +29,6 @@ from grue.hosts.zork.chat_messages import (
 from grue.hosts.zork.overrides import is_overridden, own_methods
 from grue.hosts.zork.replies import LLMResponse
 from grue.hosts.zork.tool_support import asked_of_client
-from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.exchange import (
-    MAX_REPLY_BYTES,
-    Answered,
-    fault_of_body,
-    fault_of_exchange,
-    http_timeout,
-)
 from grue.messages import (
     AnswerSchema,
     LlmFailure,
@@ -48,26 +38,39 @@ from grue.messages import (
     ToolSupportChecked,
     TurnFailed,
 )
-from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.chat_wire.failures import Fault, fault_of_status, is_loopback, shown_endpoint
-from grue.protocol.chat_wire.profile import ModelSettings
-from grue.protocol.chat_wire.reply import Reply
-from grue.protocol.chat_wire.wire_format import Choice
-from grue.protocol.completion_attempts import (
+from grue.models import (
+    MAX_REPLY_BYTES,
     AdaptProfile,
+    Answered,
     AttemptEvent,
+    BodyTooLongError,
+    Choice,
     CompletionWanted,
+    ContentDecoder,
+    Conversation,
+    EncodingError,
+    Fault,
     Finish,
+    LlmEndpoint,
+    ModelSettings,
+    Reply,
     ReplyRead,
     RequestFailed,
     SendRequest,
     Unsent,
     Wait,
     attempt_step,
+    fault_of_body,
+    fault_of_exchange,
+    fault_of_status,
+    http_timeout,
+    is_loopback,
+    retry_after,
+    shown_endpoint,
+    supports_tool_calling,
 )
-from grue.protocol.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
-from grue.protocol.model_support import supports_tool_calling
-from grue.protocol.retry import retry_after
+from grue.sessions import error_for, tool_support_error
+from grue.settings import GameConfiguration, llm_settings
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop")
 

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 import anyio.to_thread
 
+from grue.connections import Note
 from grue.errors import MCPError
 from grue.hosts.zork.chat_messages import Sampling, model_settings
 from grue.hosts.zork.client import LLMClient
@@ -29,14 +30,20 @@ from grue.messages import (
     ToolSupportChecked,
     TurnEvent,
 )
-from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.json_text import from_json, to_json
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.model_support import ToolSupportPolicy, supports_tool_calling
-from grue.runtime.actor import Actor, Note, reply
-from grue.runtime.channel import Mailbox
-from grue.runtime.trace import Envelope
+from grue.models import (
+    Actor,
+    Conversation,
+    Fault,
+    Mailbox,
+    ModelSettings,
+    ToolSupportPolicy,
+    WireProfile,
+    from_json,
+    reply,
+    supports_tool_calling,
+    to_json,
+)
+from grue.traces import Envelope
 
 _SIMPLE_CLIENT = WireProfile(name="the program's client", names="canonical", images=False)
 _SDK = WireProfile(

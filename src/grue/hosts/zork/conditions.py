@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from grue import HttpServer, StdioServer
 from grue.errors import MCPConfigError
 from grue.facts import ConditionChanged
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.facts import EpisodeStarted
 from grue.hosts.zork.manager import MCPManager
-from grue.protocol.chat_wire.failures import shown_endpoint
-from grue.tool_sessions.server_specs import HttpServer, StdioServer
+from grue.models import shown_endpoint
 
 
 def conditions_of(agent: ZorkAgent) -> dict[str, str]:

@@ -8,9 +8,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from grue.observers.langfuse import LangfuseObserver
-from grue.observers.python_log import LoggerObserver
-from grue.runtime.trace import Recorder
+from grue import Recorder
+from grue.traces import LangfuseObserver, LoggerObserver
 
 
 def add_loggers(recorder: Recorder, *loggers: Any, episode_id: str) -> None:

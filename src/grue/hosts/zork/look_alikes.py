@@ -7,14 +7,11 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from grue.connections import tool_results
 from grue.errors import LLMError
 from grue.messages import JsonObject, LlmFailure, ToolCallResult
-from grue.protocol import tool_results
-from grue.protocol.chat_wire.failures import MAX_WORDS, Fault
-from grue.protocol.retry import kind_of_status
-from grue.protocol.safe_text import beginning, printable
-from grue.protocol.secret_names import secrets_in
-from grue.runtime.redaction import Redaction
+from grue.models import MAX_WORDS, Fault, kind_of_status
+from grue.traces import Redaction, beginning, printable, secrets_in
 from grue.vocabulary import FailureKind
 
 

@@ -13,16 +13,11 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from grue.config.mcp_servers import MCPConfig, to_tool_server
-from grue.config.settings import GameConfiguration
-from grue.config.wiring import on_tool_drift, tool_lock
-from grue.engine.owned_session import OwnedSession, SessionWiring
-from grue.engine.tool_servers import connect_to, hide_secrets, pinning
-from grue.engine.turn_errors import error_for
+from grue import Recorder, StdioServer
+from grue.connections import openai_tool, split_name, tool_results
 from grue.errors import MCPError, MCPServerStartupError
 from grue.hosts.zork.overrides import own_methods
 from grue.hosts.zork.session_news import SessionNews, TurnUse
-from grue.mcp_transport.client import ClientOptions
 from grue.messages import (
     JsonObject,
     McpDisabled,
@@ -35,15 +30,21 @@ from grue.messages import (
     ToolDefinition,
     TurnFailed,
 )
-from grue.observers.langfuse import LangfuseObserver
-from grue.observers.python_log import LoggerObserver
-from grue.processes.process_group import ProcessRegistry
-from grue.protocol import tool_results
-from grue.protocol.connection import Disabled, Settled, Untried
-from grue.protocol.tool_names import split_name
-from grue.protocol.tool_schemas import openai_tool
-from grue.runtime.trace import Recorder
-from grue.tool_sessions.server_specs import StdioServer
+from grue.sessions import (
+    ClientOptions,
+    Disabled,
+    OwnedSession,
+    ProcessRegistry,
+    SessionWiring,
+    Settled,
+    Untried,
+    connect_to,
+    error_for,
+    hide_secrets,
+    pinning,
+)
+from grue.settings import GameConfiguration, MCPConfig, on_tool_drift, to_tool_server, tool_lock
+from grue.traces import LangfuseObserver, LoggerObserver
 
 
 class MCPManager:

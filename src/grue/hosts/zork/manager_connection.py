@@ -12,14 +12,19 @@ from typing import Any, Literal, Protocol, Self
 import anyio
 from msgspec.structs import replace
 
+from grue.connections import (
+    Connect,
+    ConnectionStatus,
+    Listing,
+    Note,
+    ServerFailed,
+    ToolTimedOutError,
+    tool_results,
+)
 from grue.errors import MCPError
 from grue.hosts.zork.chat_messages import given_tool
 from grue.hosts.zork.look_alikes import accepts, tool_result
 from grue.messages import JsonObject, ServerFailure, ServerName, ServerNoted, ToolCallResult, ToolDefinition
-from grue.protocol import tool_results
-from grue.runtime.actor import Note
-from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing
-from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 
 DISCONNECT_TIMEOUT_S = 4.0
 """Time limit of `disconnect_session`; it is less if the turn has less time left."""

@@ -6,16 +6,13 @@ why the server did not start, whether it died, its process, how it ended, and th
 
 from types import TracebackType
 
-from grue.engine.owned_session import OwnedSession
+from grue.connections import Connect, ConnectionStatus, Listing, Note, ServerExit, ServerFailed
 from grue.errors import MCPServerStartupError
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.manager_connection import ManagerConnection
 from grue.hosts.zork.session_news import TurnUse
 from grue.messages import JsonObject, ToolCallResult
-from grue.processes.server_exit import ServerExit
-from grue.runtime.actor import Note
-from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing
-from grue.tool_sessions.failures import ServerFailed
+from grue.sessions import OwnedSession
 
 _REPORT_S = 0.45
 """Extra time for `connect_session`, which applies the start-up limit itself and then reports the cause."""

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, field, structs
 
 import grue
-from grue.config.settings import GameConfiguration
+from grue import Recorder
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
 from grue.facts import ConditionChanged, EpisodeResumed
 from grue.games.catalogue import open_game
@@ -37,9 +37,8 @@ from grue.hosts.zork.memories import Memories
 from grue.hosts.zork.past import FINAL_STATUSES, Past, TurnEnd
 from grue.hosts.zork.response import FALLBACK_ACTION
 from grue.messages import FailurePolicy, JsonObject, Message, TurnCompleted, TurnFailed, Usage
-from grue.observers.langfuse import LangfuseObserver
-from grue.observers.python_log import LoggerObserver
-from grue.runtime.trace import Envelope, Recorder
+from grue.settings import GameConfiguration
+from grue.traces import Envelope, LangfuseObserver, LoggerObserver
 
 DEFAULT_MAX_TURNS = 60
 _MOST_OBJECTIVES = 5

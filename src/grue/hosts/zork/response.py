@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from grue.answers import AnswerSpec
+from grue import AnswerSpec
 from grue.games.commands import sanitise_command
 
 FALLBACK_ACTION = "look"

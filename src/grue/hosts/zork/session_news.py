@@ -4,9 +4,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from grue.connections import Note
 from grue.messages import ServerNoted, ToolDrifted
-from grue.runtime.actor import Note
-from grue.runtime.trace import Envelope, Observer
+from grue.traces import Envelope, Observer
 
 
 class TurnUse(Struct, frozen=True):

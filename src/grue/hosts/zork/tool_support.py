@@ -11,8 +11,7 @@ import anyio.to_thread
 
 from grue.hosts.zork.look_alikes import accepts, foreign_failure
 from grue.messages import ToolSupportChecked
-from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.model_support import ToolSupportPolicy, checked_support
+from grue.models import Fault, ToolSupportPolicy, checked_support
 
 METHOD = "_supports_tool_calling"
 

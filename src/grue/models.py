@@ -1,0 +1,82 @@
+"""Ask a model in a way of your own: an LLM actor or a blocking client with the same rules as `Runner`.
+
+The parts are pure, except `LlmEndpoint` and the mailbox: a `Conversation` encodes what was said, a
+`WireProfile` says what an endpoint accepts, and `attempt_step` decides when a request is sent again. Pass a
+factory for your actor to `Runner(llm=...)`; see `LlmFactory`.
+"""
+
+from grue.engine.wiring import LlmFactory
+from grue.llm_transport.endpoint import LlmEndpoint
+from grue.llm_transport.exchange import (
+    MAX_REPLY_BYTES,
+    Answered,
+    fault_of_body,
+    fault_of_exchange,
+    http_timeout,
+)
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.protocol.chat_wire.failures import MAX_WORDS, Fault, fault_of_status, is_loopback, shown_endpoint
+from grue.protocol.chat_wire.json_text import from_json, to_json
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
+from grue.protocol.chat_wire.reply import Reply
+from grue.protocol.chat_wire.wire_format import Choice
+from grue.protocol.completion_attempts import (
+    AdaptProfile,
+    AttemptEvent,
+    CompletionWanted,
+    Finish,
+    ReplyRead,
+    RequestFailed,
+    SendRequest,
+    Unsent,
+    Wait,
+    attempt_step,
+)
+from grue.protocol.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
+from grue.protocol.model_support import ToolSupportPolicy, checked_support, supports_tool_calling
+from grue.protocol.retry import kind_of_status, retry_after
+from grue.runtime.actor import Actor, reply
+from grue.runtime.channel import Mailbox
+
+__all__ = [
+    "MAX_REPLY_BYTES",
+    "MAX_WORDS",
+    "Actor",
+    "AdaptProfile",
+    "Answered",
+    "AttemptEvent",
+    "BodyTooLongError",
+    "Choice",
+    "CompletionWanted",
+    "ContentDecoder",
+    "Conversation",
+    "EncodingError",
+    "Fault",
+    "Finish",
+    "LlmEndpoint",
+    "LlmFactory",
+    "Mailbox",
+    "ModelSettings",
+    "Reply",
+    "ReplyRead",
+    "RequestFailed",
+    "SendRequest",
+    "ToolSupportPolicy",
+    "Unsent",
+    "Wait",
+    "WireProfile",
+    "attempt_step",
+    "checked_support",
+    "fault_of_body",
+    "fault_of_exchange",
+    "fault_of_status",
+    "from_json",
+    "http_timeout",
+    "is_loopback",
+    "kind_of_status",
+    "reply",
+    "retry_after",
+    "shown_endpoint",
+    "supports_tool_calling",
+    "to_json",
+]

@@ -1,0 +1,31 @@
+"""Hold a session with a tool server yourself, and the state of each server from turn to turn.
+
+A `Runner` opens and closes its sessions on its own. Come here if your host keeps a session open between
+turns, as an object with its own methods, or stores the state of its servers to resume an episode.
+`ToolClient` is simpler if you only want to call tools.
+"""
+
+from grue.engine.owned_session import OwnedSession, SessionWiring
+from grue.engine.tool_servers import connect_to, hide_secrets, pinning
+from grue.engine.turn_errors import error_for, tool_support_error
+from grue.mcp_transport.client import ClientOptions
+from grue.processes.process_group import ProcessRegistry
+from grue.protocol.budget import Spent
+from grue.protocol.connection import Disabled, Proven, Settled, Untried
+
+__all__ = [
+    "ClientOptions",
+    "Disabled",
+    "OwnedSession",
+    "ProcessRegistry",
+    "Proven",
+    "SessionWiring",
+    "Settled",
+    "Spent",
+    "Untried",
+    "connect_to",
+    "error_for",
+    "hide_secrets",
+    "pinning",
+    "tool_support_error",
+]

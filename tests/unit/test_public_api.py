@@ -1,0 +1,52 @@
+"""The public names are those of `public_api.txt`, so that a change of them is seen and meant."""
+
+import importlib
+import importlib.util
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SNAPSHOT = Path(__file__).with_name("public_api.txt")
+
+
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("public_api", ROOT / "tools" / "public_api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_public_names_are_those_of_the_snapshot() -> None:
+    expected, found = SNAPSHOT.read_text().splitlines(), tool().public_api()
+    gone, new = sorted({*expected} - {*found}), sorted({*found} - {*expected})
+    assert not gone and not new, (  # noqa: PT018
+        f"gone: {gone}; new: {new}. If this is meant, say so in CHANGELOG.md and run: "
+        "python tools/public_api.py > tests/unit/public_api.txt"
+    )
+
+
+@pytest.mark.parametrize("module", tool().PUBLIC)
+def test_every_public_name_can_be_imported(module: str) -> None:
+    loaded = importlib.import_module(f"grue.{module}".rstrip("."))
+    for name in tool().public_names(module):
+        assert hasattr(loaded, name), name
+
+
+def test_hosts_are_held_to_the_public_modules() -> None:
+    """Every module of grue is public, or forbidden to hosts, or holds hosts and what they play with."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each["name"].startswith("Hosts use public modules"))
+    assert contract["source_modules"] == ["grue.hosts"]
+    forbidden = {name.removeprefix("grue.") for name in contract["forbidden_modules"]}
+    source = ROOT / "src" / "grue"
+    modules = {
+        path.stem for path in source.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    beside = {"__init__", "__main__", "hosts", "games", "servers", "testing"}
+    reached_from_the_root = {"answers", "conversation", "tool_client", "large_data"}
+    assert modules - forbidden - set(tool().PUBLIC) <= beside | reached_from_the_root
