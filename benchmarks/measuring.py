@@ -75,10 +75,19 @@ class Effort(NamedTuple):
     iterations: tuple[int, int, int] = (50, 100, 200)
     agents: int = 100
     in_a_row: int = 10_000
+    talk: tuple[int, int] = (50, 500)
 
 
 QUICK = Effort(
-    turns=2, cold_starts=1, starts=2, rounds=2, asks=20, iterations=(2, 4, 8), agents=4, in_a_row=20
+    turns=2,
+    cold_starts=1,
+    starts=2,
+    rounds=2,
+    asks=20,
+    iterations=(2, 4, 8),
+    agents=4,
+    in_a_row=20,
+    talk=(10, 20),
 )
 
 

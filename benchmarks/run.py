@@ -16,6 +16,7 @@ import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from conversations import conversation_section
 from episodes import episode_section
 from frames import frames_section
 from large import large_section
@@ -37,6 +38,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "ask": ask_section,
     "record": record_section,
     "long": long_turn_section,
+    "talk": conversation_section,
     "agents": agents_section,
     "many": many_turns_section,
     "large": large_section,

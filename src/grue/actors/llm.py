@@ -31,10 +31,8 @@ from grue.messages import (
     RequestCompletion,
     TextDelta,
     ThoughtsDropped,
-    ToolMessage,
     ToolSupportChecked,
     TurnEvent,
-    UserText,
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
@@ -149,7 +147,7 @@ class LlmActor(Actor[LlmCommand]):
             # Not abandoned when it is cancelled: a lent conversation goes on in the next turn.
             await anyio.to_thread.run_sync(conversation.ask, command.new, command.mode)
         else:
-            await _ask(conversation, command)
+            conversation.ask(command.new, command.mode)
 
         def say(note: LlmNote) -> None:
             self._note(note, sender=self.name, cause=envelope.seq)
@@ -199,17 +197,6 @@ class LlmActor(Actor[LlmCommand]):
                 )
             )
         lent.reported = replies
-
-
-async def _ask(conversation: Conversation, command: RequestCompletion) -> None:
-    """Add what is new to the conversation; images of megabytes are encoded in a thread."""
-    media = (
-        each for item in command.new if isinstance(item, ToolMessage | UserText) for each in item.attachments
-    )
-    if sum(each.bytes for each in media) > LONG_BYTES:
-        await anyio.to_thread.run_sync(conversation.ask, command.new, command.mode)
-    else:
-        conversation.ask(command.new, command.mode)
 
 
 class _Asking:

@@ -38,6 +38,7 @@ from grue.messages import (
     TurnFailed,
     UserText,
 )
+from grue.protocol.chat_wire.encoded_messages import EncodedMessages
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.json_text import to_json
@@ -50,7 +51,7 @@ from grue.protocol.chat_wire.media import (
 )
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.reply import UNREADABLE, Reply, no_completion
-from grue.protocol.chat_wire.wire_format import EPHEMERAL, Choice, WireRequest
+from grue.protocol.chat_wire.wire_format import Choice, WireRequest
 from grue.protocol.history import History
 from grue.protocol.tool_names import WireNames
 
@@ -61,7 +62,6 @@ SCHEMA_IN_WORDS = (
 UNDERSTOOD = "Understood."
 """Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""
 
-_MARK = b',"cache_control":' + to_json(EPHEMERAL)
 _MOST_MARKERS = 4
 
 
@@ -169,7 +169,7 @@ class Conversation:
                 settings=settings,
                 profile=self.profile,
                 system=self._system,
-                messages=self._with_markers(),
+                messages=self._messages.parts,
                 tools=self._encoded_tools if offered else b"",
                 choice=Choice("none") if answering else choice or Choice(),
                 answer=self._mode.answer if isinstance(self._mode, RequireAnswer) else None,
@@ -217,7 +217,7 @@ class Conversation:
     @property
     def size(self) -> int:
         """Bytes of the encoded messages."""
-        return sum(map(len, self._messages))
+        return self._messages.size
 
     def keep(self, reply: Reply) -> AssistantReply:
         """Keep the reply, and return what is kept; the next `ask` adds it to the history."""
@@ -228,11 +228,10 @@ class Conversation:
 
     def _encode_all(self) -> None:
         self._system: list[bytes] = []
-        self._messages: list[bytes] = []
-        self._marked: dict[int, bytes] = {}
         self._passed_on = 0
         self._system_seen = False
-        self._room_for_markers = max(0, min(self.profile.cache_markers, _MOST_MARKERS) - self._given_markers)
+        most = min(self.profile.cache_markers, _MOST_MARKERS)
+        self._messages = EncodedMessages(max(0, most - self._given_markers))
         self.unread_thoughts = 0
         self._has_calls = False
         self._after_results = False
@@ -252,7 +251,7 @@ class Conversation:
         elif kept.echo is not None:
             self.unread_thoughts += 1
         encoded = self.format.encode_reply(reply, self.names)
-        self._messages += encoded
+        self._messages.add(encoded)
         self._after_results = self._after_results and not encoded
         self._has_calls = self._has_calls or bool(kept.tool_calls)
 
@@ -263,50 +262,23 @@ class Conversation:
         newest = self._place_to_mark(items)
         encoded = self.format.encode_items(items, (*system, *newest), self.profile)
         self._system += encoded.system
-        self._messages += encoded.messages
-        if newest:
-            self._mark_newest(len(encoded.messages))
-
-    def _mark_newest(self, count: int) -> None:
-        """Keep the last marked one of the newest `count` messages in two forms, with and without its marker.
-
-        The marker is cut out of the encoded message. If the message were encoded again without one, more than
-        the marker would differ: a text without one is a string, and a text with one is a list of parts.
-        """
-        for at in range(len(self._messages) - 1, len(self._messages) - count - 1, -1):
-            message = self._messages[at]
-            if _MARK in message:
-                self._marked[at], self._messages[at] = message, message.replace(_MARK, b"")
-                break
-        if len(self._marked) > self._room_for_markers:
-            del self._marked[min(self._marked)]
-
-    def _with_markers(self) -> Sequence[bytes]:
-        """Return the messages, the newest of them with a cache marker."""
-        if not self._marked:
-            return self._messages
-        messages = [*self._messages]
-        for at, marked in self._marked.items():
-            messages[at] = marked
-        return messages
+        self._messages.add(encoded.messages, marked=bool(newest))
 
     def _system_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
         """Return the position of the first system text, unless it brings markers of its own."""
-        if self._system_seen or not self._room_for_markers:
+        if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):
             if isinstance(item, SystemText):
                 self._system_seen = True
                 if not item.cache_points:
-                    self._room_for_markers -= 1
+                    self._messages.room -= 1
                     return (at,)
         return ()
 
     def _place_to_mark(self, items: tuple[WireItem, ...]) -> tuple[int, ...]:
         """Return the position of the last item that can have a marker, unless the items bring some."""
-        if not self._room_for_markers or any(
-            isinstance(item, UserText) and item.cache_points for item in items
-        ):
+        if not self._messages.room or any(isinstance(item, UserText) and item.cache_points for item in items):
             return ()
         for at in range(len(items) - 1, -1, -1):
             item = items[at]

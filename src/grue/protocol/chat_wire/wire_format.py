@@ -48,7 +48,7 @@ class WireRequest(Struct, frozen=True, kw_only=True):
         settings: The model and its sampling.
         profile: What the endpoint accepts.
         system: The encoded instructions, for formats that keep them apart from the messages.
-        messages: The encoded messages of the conversation.
+        messages: The encoded messages of the conversation; a part may hold several, joined by commas.
         tools: The encoded list of tools; if it is empty, the request does not mention tools.
         choice: Whether the model may or has to call a tool.
         answer: The schema of the answer; `None` allows any text.

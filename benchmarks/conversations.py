@@ -1,0 +1,129 @@
+"""What a turn of a long conversation costs, early and late in it."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+from measuring import Bar, Effort, Section, figure, ratio
+from scaling import NEAR_LINEAR, echo
+
+from grue import FunctionTools, LlmSettings, Recorder, Runner, TraceWriter, TurnOutcome, TurnRequest
+from grue.llm_transport.endpoint import LlmEndpoint
+
+AROUND = 10
+"""How many turns, up to the one that is named, are measured as that one."""
+
+CALL = {"id": "same", "type": "function", "function": {"name": "tools.echo", "arguments": '{"text":"x"}'}}
+
+
+class OneTurn(NamedTuple):
+    """What one turn has cost."""
+
+    cpu_ms: float
+    trace_bytes: int
+    saved_bytes: int
+    sent_bytes: int
+
+
+class Caller(httpx.AsyncBaseTransport):
+    """A model in this process that calls one tool and then answers; its own work is taken out."""
+
+    def __init__(self) -> None:
+        self.sent_bytes = 0
+        self.cpu_s = 0.0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Return the next reply."""
+        begun = time.process_time()
+        body = await request.aread()
+        self.sent_bytes += len(body)
+        asked = json.loads(body)["messages"][-1]["role"] == "user"
+        message = {"role": "assistant", "content": None if asked else "done"}
+        response = httpx.Response(
+            200, json={"choices": [{"message": message | ({"tool_calls": [CALL]} if asked else {})}]}
+        )
+        self.cpu_s += time.process_time() - begun
+        return response
+
+
+class Talker:
+    """Turns of one tool call each, in a conversation that is saved, with a trace in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.trace, self.saved = folder / "trace.jsonl", folder / "talk.jsonl"
+        self.model = Caller()
+        self.recorder = Recorder()
+        self.writer = TraceWriter(self.trace, episode="benchmark")
+        self.recorder.add(self.writer)
+        settings = LlmSettings(base_url="http://127.0.0.1/v1", model="caller")
+        self.runner = Runner(
+            llm=LlmEndpoint(settings, transport=self.model),
+            servers={"tools": FunctionTools({"echo": echo})},
+            recorder=self.recorder,
+        )
+        self.talk = self.runner.conversation("You play.", path=self.saved)
+
+    def ask(self) -> OneTurn:
+        """Run the next turn of the conversation."""
+        return self._measured(lambda: self.talk.ask("You are in a room."))
+
+    def run(self) -> OneTurn:
+        """Run a turn that uses no conversation."""
+        request = TurnRequest[str](system="You play.", user="You are in a room.")
+        return self._measured(lambda: self.runner.run_turn(request))
+
+    def _measured(self, turn: Callable[[], TurnOutcome[str]]) -> OneTurn:
+        model, begun = self.model, time.process_time()
+        sizes = self._sizes()
+        others = model.cpu_s
+        outcome = turn()
+        cpu_s = time.process_time() - begun - (model.cpu_s - others)
+        if len(outcome.tool_calls) != 1:
+            raise RuntimeError(f"{len(outcome.tool_calls)} tool calls instead of one")
+        self.writer.flush()
+        traced, saved, sent = (after - before for before, after in zip(sizes, self._sizes(), strict=True))
+        return OneTurn(cpu_s * 1e3, traced, saved, sent)
+
+    def _sizes(self) -> tuple[int, int, int]:
+        return self.trace.stat().st_size, self.saved.stat().st_size, self.model.sent_bytes
+
+
+def conversation_section(effort: Effort) -> Section:
+    """Show that a turn costs the same late in a conversation as early in it (architecture)."""
+    early_at, late_at = effort.talk
+    with tempfile.TemporaryDirectory() as folder:
+        talker = Talker(Path(folder))
+        talker.run()
+        alone = [talker.run() for _ in range(AROUND)]
+        turns = [talker.ask() for _ in range(late_at)]
+        talker.talk.close()
+        talker.writer.close()
+    early, late = turns[early_at - AROUND : early_at], turns[-AROUND:]
+    cpu = {label: [turn.cpu_ms for turn in some] for label, some in (("early", early), ("late", late))}
+    last, first = late[-1], early[-1]
+    return Section(
+        "talk",
+        f"A conversation of {late_at} turns, a function tool each",
+        f"Measured: this process's CPU for turns {early_at - AROUND + 1}-{early_at} and"
+        f" {late_at - AROUND + 1}-{late_at}, with a trace and a saved file, the model in the same process"
+        " with its own work taken out. Bytes sent are shown apart: a request holds the whole conversation.",
+        [
+            figure("CPU, a turn without a conversation", "ms", [turn.cpu_ms for turn in alone]),
+            figure(f"CPU, turn {early_at}", "ms", cpu["early"]),
+            figure(f"CPU, turn {late_at}", "ms", cpu["late"]),
+        ],
+        [
+            Bar(f"CPU, turn {late_at} / turn {early_at}", ratio(cpu["late"], cpu["early"]), NEAR_LINEAR, "x"),
+            Bar("trace, the same", last.trace_bytes / first.trace_bytes, 1.05, "x"),
+            Bar("saved file, the same", last.saved_bytes / first.saved_bytes, 1.05, "x"),
+        ],
+        {
+            f"trace, turn {early_at} .. {late_at}": f"{first.trace_bytes} .. {last.trace_bytes} bytes",
+            f"saved, turn {early_at} .. {late_at}": f"{first.saved_bytes} .. {last.saved_bytes} bytes",
+            f"sent, turn {early_at} .. {late_at}": f"{first.sent_bytes} .. {last.sent_bytes} bytes",
+        },
+    )
