@@ -13,9 +13,11 @@ host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm 
                     agent ── RequestCompletion ───▶ llm       ▶ CompletionReceived | CompletionFailed
                     agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
                                                                      | ServerDied), ToolsChanged
+                    agent ── AskApproval ─────────▶ approval  ▶ CallsDecided | ApprovalPostponed
                     agent ── CheckAnswer ─────────▶ agent     ▶ AnswerAccepted | AnswerRefused
                     agent ── CloseSession ────────▶ session   ▶ SessionClosed
-host ◀─ TurnCompleted | TurnFailed ── agent
+host ◀─ TurnCompleted | TurnFailed | TurnParked ── agent
+host ── TurnResumed ──▶ agent, and so on as after RunTurn
 ```
 
 Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
@@ -27,6 +29,8 @@ from typing import Literal, NewType, TypeAlias
 
 from msgspec import Struct
 
+from grue.approvals import ApprovalDecision as ApprovalDecision
+from grue.approvals import ApprovalQuestion as ApprovalQuestion
 from grue.tool_rules import ToolAnnotations as ToolAnnotations
 from grue.tool_rules import ToolPolicy as ToolPolicy
 from grue.tool_rules import ToolRule as ToolRule
@@ -108,12 +112,17 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     arguments: str
 
 
-class ServerCall(Struct, frozen=True, kw_only=True):
-    """A validated tool call: its arguments are a JSON object, and the server lists its tool."""
+class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A validated tool call: its arguments are a JSON object, and the server lists its tool.
+
+    Attributes:
+        durable: `ToolCalled` is on file before the call is sent. If that is not possible, it is not sent.
+    """
 
     call_id: CallId
     tool: str
     arguments: JsonObject
+    durable: bool = False
 
 
 class ToolCallResult(Struct, frozen=True):
@@ -516,9 +525,10 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True):
     Attributes:
         settlement: `returned` (by the server, error or not), `timed_out`, `died` (the server did), `skipped`
             (never sent), `rejected` (unknown tool, unreadable arguments), `denied` (by the policy or by a
-            person).
+            person), `interrupted` (sent by a process that was killed: it may have taken effect).
         iteration: One-based number of the reply that asked for it.
         duration_s: `None` if it was never sent.
+        changed_arguments: What was sent instead of `arguments`, because a person changed them.
     """
 
     call_id: CallId
@@ -528,6 +538,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True):
     settlement: SettlementKind
     result: ToolCallResult
     duration_s: float | None = None
+    changed_arguments: JsonObject | None = None
 
 
 SupportCheck = Literal["skip", "beside", "before"]
@@ -565,6 +576,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         final_request: The text that asks for the final answer, without tools. Old traces lack this field and
             the next one; their turns had the default texts.
         repair_request: The text that asks for another answer; `{reason}` stands for why the last was refused.
+        tools: Patterns of the names of the tools to offer; `None`: all.
     """
 
     turn: int
@@ -583,6 +595,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     images: tuple[Attachment, ...] = ()
     final_request: str = FINAL_REQUEST
     repair_request: str = REPAIR_REQUEST
+    tools: tuple[str, ...] | None = None
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -626,6 +639,87 @@ class TurnFailed(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
     untold: tuple[ToolMessage, ...] = ()
     unread: bool = False
+
+
+class TurnParked(Message, frozen=True, kw_only=True):
+    """agent -> host: the turn waits for a person; every session is closed, and its state is lost.
+
+    It holds what a later process needs to go on, together with the trace before it.
+
+    Attributes:
+        questions: The calls that are asked about.
+        calls: All tool calls of the reply. None of them has been sent, unless it is in `settled`.
+        settled: Calls of this reply that an earlier process has sent.
+        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+        iterations: As in `TurnCompleted`, as are the next three.
+        batches: The number of the last batch of tool calls.
+        media_bytes: Decoded size of the attachments so far.
+        degraded: Why tools that were wanted are missing.
+        reconnected: Whether the one reconnect of the turn has been used.
+        used: How often each tool with a limit was called before this reply.
+    """
+
+    turn: int
+    questions: tuple[ApprovalQuestion, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    settled: tuple[ToolCallRecord, ...] = ()
+    expires_at: float | None = None
+    iterations: int = 0
+    requests: int = 0
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+    usage: Usage = Usage()
+    batches: int = 0
+    media_bytes: int = 0
+    degraded: str = ""
+    reconnected: bool = False
+    used: dict[str, int] = {}
+
+
+class TurnResumed(Message, frozen=True, kw_only=True):
+    """host -> agent: go on with a turn that was parked, or that was killed with its process.
+
+    A park is resumed at most once: this message is on file before anything else happens.
+
+    Attributes:
+        run: The turn. Its time limit is what is left, without the time that it was parked.
+        parked: How it ended.
+        decisions: The answers to its questions. One that is missing is asked for again.
+        new: If the turn was killed while it waited for the model: what the model is told again.
+    """
+
+    run: RunTurn
+    parked: TurnParked
+    decisions: tuple[ApprovalDecision, ...] = ()
+    new: tuple[ConversationItem, ...] = ()
+
+
+TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
+"""How a turn ends."""
+
+
+# --- agent -> approval -> agent ---
+
+
+class AskApproval(Message, frozen=True, kw_only=True):
+    """agent -> approval: ask a person about these calls of a reply. No call of the reply has been sent."""
+
+    questions: tuple[ApprovalQuestion, ...]
+
+
+class CallsDecided(Message, frozen=True, kw_only=True):
+    """approval -> agent: answers to some or all of the questions."""
+
+    decisions: tuple[ApprovalDecision, ...]
+
+
+class ApprovalPostponed(Message, frozen=True, kw_only=True):
+    """approval -> agent: nobody answers now, so the turn is to be parked.
+
+    Attributes:
+        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+    """
+
+    expires_at: float | None = None
 
 
 # --- agent -> session -> agent ---
@@ -922,6 +1016,13 @@ class ToolDenied(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class DecisionIgnored(Message, frozen=True, kw_only=True):
+    """agent, approval: a decision had no effect: it came too late, or is about another call."""
+
+    call_id: CallId
+    reason: str
+
+
 class ReplyUnusable(Message, frozen=True, kw_only=True):
     """agent: the model's reply had neither content nor tool calls.
 
@@ -1118,6 +1219,9 @@ Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
 
 TurnEvent: TypeAlias = (
     RunTurn
+    | TurnResumed
+    | CallsDecided
+    | ApprovalPostponed
     | SessionOpened
     | McpDisabled
     | StartupFailed
@@ -1144,8 +1248,10 @@ TurnCommand: TypeAlias = (
     | CallTools
     | CheckAnswer
     | CloseSession
+    | AskApproval
     | TurnCompleted
     | TurnFailed
+    | TurnParked
 )
 """Commands that the state machine returns; the agent carries them out."""
 
@@ -1153,6 +1259,7 @@ TurnNote: TypeAlias = (
     IterationStarted
     | ToolRejected
     | ToolDenied
+    | DecisionIgnored
     | ToolSkipped
     | ReplyUnusable
     | FinalForced

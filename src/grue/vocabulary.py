@@ -39,7 +39,9 @@ NoticeKind: TypeAlias = Literal["noise", "bad_tool", "bad_schema", "too_large", 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
 """What follows a failed attempt to connect to a tool server."""
 
-SettlementKind: TypeAlias = Literal["returned", "timed_out", "died", "skipped", "rejected", "denied"]
+SettlementKind: TypeAlias = Literal[
+    "returned", "timed_out", "died", "skipped", "rejected", "denied", "interrupted"
+]
 """How a tool call was settled."""
 
 FailureKind: TypeAlias = Literal[

@@ -3,7 +3,9 @@
 from collections import deque
 from typing import Any, Literal
 
+from hypothesis import assume
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from turns import (
     ACCEPTED,
     ANSWER,
@@ -21,7 +23,11 @@ from turns import (
 )
 
 from grue.messages import (
+    ApprovalPostponed,
+    ApprovalQuestion,
+    AskApproval,
     Budget,
+    CallsDecided,
     CallTools,
     CheckAnswer,
     CheckToolSupport,
@@ -34,12 +40,17 @@ from grue.messages import (
     RunTurn,
     ServerDied,
     SessionOpened,
+    ToolAnnotations,
     ToolCall,
     ToolCallResult,
+    ToolPolicy,
     ToolReturned,
+    ToolRule,
     ToolSkipped,
     ToolTimedOut,
     TurnLimits,
+    TurnParked,
+    TurnResumed,
     Usage,
 )
 from grue.protocol.tool_loop import step
@@ -47,6 +58,7 @@ from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOU
 from grue.protocol.turn_states import Finished, Idle, TurnState
 
 TOOLS = ("look", "think", "ns.sit")
+HINTS = {"look": ToolAnnotations(read_only=True), "think": ToolAnnotations(read_only=True)}
 COST = Usage(input_tokens=7, output_tokens=3, cost_usd=0.01)
 BUDGETS = (Budget(requests=1), Budget(requests=3), Budget(tokens=25), Budget(cost_usd=0.02))
 RUNS = st.builds(
@@ -101,7 +113,9 @@ class Session:
         match command:
             case OpenSession(server=server):
                 names = self._draw(st.sampled_from([*[TOOLS] * 6, TOOLS[:2], TOOLS[1:], TOOLS[2:], ()]))
-                listing = tuple(tool(f"{server}.{name}") for name in names)
+                listing = tuple(
+                    replace(tool(f"{server}.{name}"), annotations=HINTS.get(name)) for name in names
+                )
                 opened = SessionOpened(server=server, tools=listing)
                 outcomes = [*[opened] * 12, disabled(server), startup_failed(server)]
                 self.events.append(self._draw(st.sampled_from(outcomes)))
@@ -137,17 +151,18 @@ class Session:
 class ArbitraryTurn:
     """A whole turn: `log` is everything that went into the machine and came out of it, in order."""
 
-    def __init__(self, draw: Any) -> None:
+    def __init__(self, draw: Any, begun: RunTurn | TurnResumed) -> None:
         self._draw = draw
-        self.run: RunTurn = draw(RUNS)
+        self.run = begun.run if isinstance(begun, TurnResumed) else begun
         self.log: list[Entry] = []
-        self._calls = 0
+        # The ids of a resumed turn's calls differ from those before.
+        self._calls = 100 if isinstance(begun, TurnResumed) else 0
         self._listed: list[str] = []
         self._model: deque[Any] = deque()
         self._sessions = {server: Session(draw, self.log) for server in self.run.servers}
         self._interrupted_at = draw(st.sampled_from([None] * 12 + list(range(12))))
         self.steps = 0
-        state: TurnState = self._step(Idle(), self.run)
+        state: TurnState = self._step(Idle(), begun)
         while not isinstance(state, Finished):
             state = self._step(state, self._next())
 
@@ -181,6 +196,8 @@ class ArbitraryTurn:
                 self._model.append(support(self._draw(st.sampled_from([True, True, True, False]))))
             case CheckAnswer():
                 self._model.append(self._draw(st.sampled_from([ACCEPTED, REFUSED])))
+            case AskApproval(questions=questions):
+                self._model.extend(self._decisions(questions))
 
     def _reply(self, request: RequestCompletion) -> Any:
         likely = "calls" if isinstance(request.mode, OfferTools) else "text"
@@ -204,6 +221,19 @@ class ArbitraryTurn:
             tool_calls=tuple(self._call(*item) for item in calls),
             usage=COST,
         )
+
+    def _decisions(self, questions: tuple[ApprovalQuestion, ...]) -> list[Any]:
+        """Answer the questions in one message or in several, or leave them to another process."""
+        if self._draw(st.sampled_from([True, False, False])):
+            return [ApprovalPostponed(expires_at=9.0)]
+        decisions = []
+        for question in questions:
+            answers = [question.approve(), question.deny("no"), question.change({"y": 2})]
+            decisions.append(self._draw(st.sampled_from(answers)))
+        stray = replace(decisions[0], arguments_digest="of other arguments")
+        cut = self._draw(st.integers(0, len(decisions)))
+        parts = (decisions[:cut], [stray, *decisions[cut:]])
+        return [CallsDecided(decisions=tuple(part)) for part in parts if part]
 
     def _call(self, name: str, arguments: str) -> ToolCall:
         self._calls += 1
@@ -248,6 +278,45 @@ class ArbitraryTurn:
 ARGUMENTS = st.sampled_from(["{}", "", '{"x": 1}', "{}", "{}", "{}", "[1]", "{broken"])
 
 
+POLICIES = st.builds(
+    ToolPolicy,
+    rules=st.lists(
+        st.builds(
+            ToolRule,
+            tools=st.sampled_from([("*.look",), ("*.think",), ("a.*",), ("*",), ("*.ns.*", "b.*")]),
+            read_only=st.sampled_from([None, True]),
+            verdict=st.sampled_from(["allow", "ask", "allow", "deny"]),
+            max_calls=st.sampled_from([None, None, 1, 2]),
+            parallel=st.booleans(),
+        ),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    trusted=st.sampled_from([("a", "b", "c"), ("a", "b", "c"), ("a",), ()]),
+    parking=st.booleans(),
+)
+
+
 @st.composite
 def arbitrary_turns(draw: Any) -> ArbitraryTurn:
-    return ArbitraryTurn(draw)
+    return ArbitraryTurn(draw, draw(RUNS))
+
+
+@st.composite
+def policed_turns(draw: Any) -> ArbitraryTurn:
+    """A turn with rules for its tools, and now and then only some of the tools."""
+    subset = draw(st.sampled_from([None, None, None, ("a.*", "b.look")]))
+    return ArbitraryTurn(draw, replace(draw(RUNS), tool_policy=draw(POLICIES), tools=subset))
+
+
+@st.composite
+def resumed_turns(draw: Any) -> tuple[ArbitraryTurn, ArbitraryTurn]:
+    """A turn that was parked, and the turn of a later process that goes on with it."""
+    turn = ArbitraryTurn(draw, replace(draw(RUNS), tool_policy=draw(POLICIES)))
+    assume(isinstance(turn.end, TurnParked))
+    decisions = [
+        draw(st.sampled_from([question.approve(), question.deny(), question.change({}), None]))
+        for question in turn.end.questions
+    ]
+    answered = tuple(decision for decision in decisions if decision is not None)
+    return turn, ArbitraryTurn(draw, TurnResumed(run=turn.run, parked=turn.end, decisions=answered))

@@ -36,6 +36,7 @@ from grue.messages import (
 )
 from grue.protocol.tool_calls import Rejected, Run, read_calls, runs_of
 from grue.protocol.tool_loop import step
+from grue.protocol.tool_policy import CallTerms
 from grue.protocol.turn_states import Idle, TurnState
 
 A, B = ServerName("a"), ServerName("b")
@@ -75,7 +76,7 @@ def sort_calls(
 ) -> tuple[tuple[Run, ...], tuple[Rejected, ...]]:
     """Sort the calls of a reply as a turn does whose policy allows all of them."""
     valid, rejected = read_calls(calls, tools, serving_unlisted)
-    return runs_of(valid), rejected
+    return runs_of((each, CallTerms()) for each in valid), rejected
 
 
 def support(supported: bool) -> ToolSupportChecked:

@@ -7,7 +7,9 @@ Come here to change which calls are rejected before they reach a server, or what
 from collections.abc import Iterable, Mapping
 from typing import assert_never
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.messages import (
     BatchId,
@@ -32,6 +34,7 @@ from grue.protocol import tool_results
 from grue.protocol.tool_arguments import MAX_CHARS, read_arguments
 from grue.protocol.tool_media import MediaRoom
 from grue.protocol.tool_names import split_unlisted
+from grue.protocol.tool_policy import CallTerms
 from grue.vocabulary import SettlementKind
 
 
@@ -51,10 +54,16 @@ class ValidCall(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Consecutive calls to one server, sent to its session as one batch."""
+    """Consecutive calls to one server, sent to its session as one batch.
+
+    Attributes:
+        parallel: May be under way together with other such runs, of other servers. It has one call only, so
+            that the turn can still skip the next one after a timeout.
+    """
 
     server: ServerName
     calls: tuple[ServerCall, ...]
+    parallel: bool = False
 
 
 def without_doubles(
@@ -126,16 +135,26 @@ def read_calls(
     return tuple(valid), tuple(rejected)
 
 
-def runs_of(calls: Iterable[ValidCall]) -> tuple[Run, ...]:
-    """Group consecutive calls to one server."""
-    runs: list[tuple[ServerName, list[ServerCall]]] = []
-    for valid in calls:
+def runs_of(calls: Iterable[tuple[ValidCall, CallTerms]], *, durable: bool = False) -> tuple[Run, ...]:
+    """Group consecutive calls to one server; a call that may run in parallel is a run of its own.
+
+    Args:
+        calls: The calls, and what the policy says about each.
+        durable: Calls that are not read-only have to be on file before they are sent.
+    """
+    runs: list[tuple[ServerName, bool, list[ServerCall]]] = []
+    for valid, terms in calls:
         server = valid.tool.server
-        if not runs or runs[-1][0] != server:
-            runs.append((server, []))
-        call = ServerCall(call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments)
-        runs[-1][1].append(call)
-    return tuple(Run(server, tuple(served)) for server, served in runs)
+        if not runs or terms.parallel or runs[-1][:2] != (server, False):
+            runs.append((server, terms.parallel, []))
+        call = ServerCall(
+            call_id=valid.call.call_id,
+            tool=valid.tool.tool,
+            arguments=valid.arguments,
+            durable=durable and not terms.read_only,
+        )
+        runs[-1][2].append(call)
+    return tuple(Run(server, tuple(served), parallel) for server, parallel, served in runs)
 
 
 def record(
@@ -157,8 +176,22 @@ def record(
     )
 
 
-def record_settlement(call: ToolCall, iteration: int, event: Settlement) -> ToolCallRecord:
-    """Return the record of a call that `event` settles."""
+def record_settlement(
+    call: ToolCall, iteration: int, event: Settlement, changed: JsonObject | None = None
+) -> ToolCallRecord:
+    """Return the record of a call that `event` settles.
+
+    Args:
+        call: The call as the model made it.
+        iteration: Number of the reply that asked for it.
+        event: How it ended.
+        changed: The arguments that were sent instead of the model's.
+    """
+    settled = _record_settlement(call, iteration, event)
+    return settled if changed is None else replace(settled, changed_arguments=changed)
+
+
+def _record_settlement(call: ToolCall, iteration: int, event: Settlement) -> ToolCallRecord:
     match event:
         case ToolReturned(result=result):
             return record(call, iteration, "returned", result, event.duration_s)
@@ -221,5 +254,13 @@ def tool_messages(
     Source: R5.4, P44
     """
     return tuple(
-        ToolMessage(item.call_id, *tool_results.told(item.result, max_result_chars, room)) for item in records
+        ToolMessage(item.call_id, *tool_results.told(item.result, max_result_chars, room, _note_on(item)))
+        for item in records
     )
+
+
+def _note_on(item: ToolCallRecord) -> str:
+    if item.changed_arguments is None:
+        return ""
+    written = msgspec.json.encode(item.changed_arguments).decode()
+    return f"The user changed the arguments of this call to {written}"

@@ -10,8 +10,12 @@ commands. The rules:
 2.  The calls of a reply are grouped into runs: consecutive calls to the same server. A run is sent as one
     batch, and the next run when every call of it is settled. A call to an unknown tool or with unreadable
     arguments is answered here and is not sent to any server.
+    Before that, the policy judges the reply as a whole: a denied call is answered here, and if a call has to
+    be approved, none is sent before a person has decided on all of them (`turn_approval.py`). Calls that the
+    policy calls parallel may run at the same time, each at another server.
 3.  After a timeout the session skips the other calls of the batch, and this machine skips the runs that are
-    not yet sent. The loop goes on, unless the policy forces the final answer.
+    not yet sent; calls under way at other servers finish. The loop goes on, unless the policy forces the
+    final answer.
 4.  After a server died, the other calls of the reply are skipped and the final answer is forced. Under the
     policy `reconnect` the server is restarted instead, once in a turn, and only if an iteration is left in
     which the model could use it.
@@ -32,8 +36,10 @@ before the command that it explains. A pair that `step` does not list raises `Il
 
 ```
 Idle ─▶ AwaitingSupport ─▶ AwaitingSessions ─▶ AwaitingCompletion ◀──▶ AwaitingTools ─▶ AwaitingReconnect
-                              ▲                       ▲ │                   │                │
-                              │          repair, once │ ▼                   ▼                │
+                              ▲                       ▲ │      │            ▲   │            │
+                              │          repair, once │ │      ▼            │   │            │
+                              │                       │ │ AwaitingApproval ─┘   │            │
+                              │                       │ ▼      │ (parked)       ▼            │
                               │                 AwaitingVerdict ─▶ AwaitingClose ─▶ Finished │
                               └──────────────────────────────────────────────────────────────┘
 ```
@@ -44,6 +50,8 @@ from msgspec.structs import replace
 from grue.messages import (
     AnswerAccepted,
     AnswerRefused,
+    ApprovalPostponed,
+    CallsDecided,
     CompletionFailed,
     CompletionReceived,
     DeadlinePassed,
@@ -60,11 +68,14 @@ from grue.messages import (
     ToolTimedOut,
     TurnEvent,
     TurnInterrupted,
+    TurnResumed,
 )
+from grue.protocol.turn_approval import decide, ignore, park
 from grue.protocol.turn_end import abandon, closed, fail
 from grue.protocol.turn_replies import complete, final_reply, loop_reply, refuse
 from grue.protocol.turn_sessions import (
     begin,
+    begin_again,
     given_up,
     open_all,
     open_session,
@@ -73,6 +84,7 @@ from grue.protocol.turn_sessions import (
     when_all_reported,
 )
 from grue.protocol.turn_states import (
+    AwaitingApproval,
     AwaitingClose,
     AwaitingCompletion,
     AwaitingReconnect,
@@ -89,6 +101,8 @@ from grue.protocol.turn_states import (
 )
 from grue.protocol.turn_tools import settle
 
+_UNEXPECTED_AT_THE_END = (RunTurn, TurnResumed, SessionClosed)
+
 
 class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
     """The event cannot happen in this state; the text names both."""
@@ -103,6 +117,8 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
     match state, event:
         case Idle(), RunTurn():
             return begin(event)
+        case Idle(), TurnResumed():
+            return begin_again(event)
         case AwaitingSupport(turn=turn), ToolSupportChecked(supported=True):
             return open_all(turn, asking=False)
         case AwaitingSessions(asking=True), ToolSupportChecked(supported=True):
@@ -122,9 +138,15 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
             return final_reply(turn.count(usage), phase, event)
         case AwaitingCompletion(turn=turn), CompletionFailed(failure=failure):
             return fail(turn, failure)
-        case AwaitingTools(batch=batch, pending=pending), (
-            ToolReturned() | ToolTimedOut() | ToolSkipped() | ServerDied()
-        ) if event.batch == batch and event.call_id in pending:
+        case AwaitingApproval(), CallsDecided():
+            return decide(state, event)
+        case AwaitingApproval(), ApprovalPostponed():
+            return park(state, event)
+        case _, CallsDecided() if not isinstance(state, Idle):
+            return state, ignore(event)
+        case AwaitingTools(), (ToolReturned() | ToolTimedOut() | ToolSkipped() | ServerDied()) if (
+            state.waits_for(event.batch, event.call_id)
+        ):
             return settle(state, event)
         case AwaitingTools(turn=turn), ToolsChanged(server=server, tools=tools) if server in turn.open:
             return replace(state, turn=turn.relist(server, tools)), ()
@@ -144,7 +166,7 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
             return closed(state, server)
         case AwaitingClose(turn=turn), SessionClosed(server=server) if server in turn.run.servers:
             return state, ()
-        case ((AwaitingClose() | Finished()), _) if not isinstance(event, RunTurn | SessionClosed):
+        case ((AwaitingClose() | Finished()), _) if not isinstance(event, _UNEXPECTED_AT_THE_END):
             return state, ()
         case _, DeadlinePassed() | TurnInterrupted() if isinstance(state, LiveState):
             return abandon(state, event)

@@ -243,7 +243,7 @@ def history_text(result: ToolCallResult, max_chars: int) -> str:
 
 
 def told(
-    result: ToolCallResult, max_chars: int, room: MediaRoom | None = None
+    result: ToolCallResult, max_chars: int, room: MediaRoom | None = None, note: str = ""
 ) -> tuple[str, tuple[Attachment, ...]]:
     """Return the text for the conversation, as `history_text` does, and the attachments that go with it.
 
@@ -251,11 +251,14 @@ def told(
         result: The result of a call.
         max_chars: Longest text, in characters.
         room: Collects the attachments of all results of a reply; `None` attaches nothing.
+        note: What else the model has to know about the call, if anything.
     """
     before = len(room.attachments) if room else 0
     shown = replace(result, content=_readable(result.content, room)).to_dict()
     if result.blocks:
         shown["blocks"] = _readable(list(result.blocks), room)
+    if note:
+        shown = {"note": note, **shown}
     attached = tuple(room.attachments[before:]) if room else ()
     return _bounded(shown, max_chars), attached
 

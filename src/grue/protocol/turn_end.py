@@ -4,16 +4,21 @@ Come here to change what happens between the decision to end a turn and its end.
 machine may call these functions; they are pure.
 """
 
+from collections.abc import Collection, Iterable, Mapping
+
 from msgspec.structs import replace
 
 from grue.messages import (
+    CallId,
     CloseSession,
     DeadlineMissed,
     DeadlinePassed,
     Interrupted,
     ServerName,
+    ToolCall,
+    ToolCallRecord,
     ToolMessage,
-    TurnCompleted,
+    TurnEnd,
     TurnFailed,
     TurnFailure,
     TurnInterrupted,
@@ -22,12 +27,14 @@ from grue.messages import (
 from grue.protocol import tool_results
 from grue.protocol.tool_calls import record
 from grue.protocol.turn_states import (
+    AwaitingApproval,
     AwaitingClose,
     AwaitingCompletion,
     AwaitingReconnect,
     AwaitingSessions,
     AwaitingTools,
     Finished,
+    JudgedReply,
     LiveState,
     Transition,
     Turn,
@@ -53,7 +60,7 @@ def fail(
     return close(turn, end, notes)
 
 
-def close(turn: Turn, end: TurnCompleted | TurnFailed, notes: tuple[TurnNote, ...] = ()) -> Transition:
+def close(turn: Turn, end: TurnEnd, notes: tuple[TurnNote, ...] = ()) -> Transition:
     """Close every open session, and report `end` when the last one is closed."""
     if not turn.open:
         return Finished(), (*notes, end)
@@ -76,8 +83,13 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
         case AwaitingSessions(pending=pending):
             # Sessions that are still opening are closed as soon as they have opened.
             turn = replace(turn, open=(*turn.open, *pending))
-        case AwaitingTools(settled=settled):
-            turn = replace(turn, records=(*turn.records, *settled), told=_answers(state))
+        case AwaitingTools(settled=settled, calls=calls):
+            unsent = {call.call_id for run in state.unsent for call in run.calls}
+            told = _answers(turn, calls, settled, unsent)
+            turn = replace(turn, records=(*turn.records, *settled), told=told)
+        case AwaitingApproval(reply=JudgedReply(calls=calls, settled=settled)):
+            told = _answers(turn, calls, settled, calls)
+            turn = replace(turn, records=(*turn.records, *settled), told=told)
         case _:
             pass
     failure: TurnFailure
@@ -92,18 +104,22 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
     return following, commands
 
 
-def _answers(state: AwaitingTools) -> tuple[ToolMessage, ...]:
+def _answers(
+    turn: Turn,
+    calls: Mapping[CallId, ToolCall],
+    settled: Iterable[ToolCallRecord],
+    unsent: Collection[CallId],
+) -> tuple[ToolMessage, ...]:
     """Return an answer to every call of the reply, for the conversation that goes on after this turn.
 
     The machine knows which calls it has sent, but not which of them the session has begun: a settlement may
     still be in the mailbox. So every call that was sent and is not settled may have taken effect.
     """
-    if state.turn.run.history is None:
+    if turn.run.history is None:
         return ()
-    settled = {record.call_id: record for record in state.settled}
-    unsent = {call.call_id for run in state.unsent for call in run.calls}
-    for call_id, call in state.calls.items():
-        if call_id not in settled:
+    answers = {record.call_id: record for record in settled}
+    for call_id, call in calls.items():
+        if call_id not in answers:
             reason = tool_results.NOT_CALLED if call_id in unsent else tool_results.INTERRUPTED
-            settled[call_id] = record(call, state.turn.iterations, "skipped", tool_results.failure(reason))
-    return state.turn.tell(tuple(settled[call_id] for call_id in state.calls))[1]
+            answers[call_id] = record(call, turn.iterations, "skipped", tool_results.failure(reason))
+    return turn.tell(tuple(answers[call_id] for call_id in calls))[1]

@@ -22,10 +22,10 @@ from grue.messages import (
 )
 from grue.protocol import tool_results
 from grue.protocol.tool_calls import skip
+from grue.protocol.turn_approval import call
 from grue.protocol.turn_asking import ask, force
 from grue.protocol.turn_end import close, fail
 from grue.protocol.turn_states import AwaitingVerdict, Phase, Transition, Turn
-from grue.protocol.turn_tools import call
 
 DECLINED = "the model declined to answer: {words}"
 

@@ -15,7 +15,9 @@ from grue.messages import (
     SessionOpened,
     ToolsUnsupported,
     ToolSupportChecked,
+    TurnResumed,
 )
+from grue.protocol.turn_approval import call, turn_after
 from grue.protocol.turn_asking import ask, force
 from grue.protocol.turn_end import fail
 from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Transition, Turn, without
@@ -37,6 +39,15 @@ def open_all(turn: Turn, *, asking: bool) -> Transition:
     commands = tuple(open_session(run, server) for server in run.servers)
     state = AwaitingSessions(turn, run.servers, turn.opening, asking)
     return state, (*commands, CheckToolSupport()) if asking else commands
+
+
+def begin_again(event: TurnResumed) -> Transition:
+    """Start a resumed turn: open the sessions, and then go on with the reply that it was parked at."""
+    turn, run = turn_after(event), event.run
+    state = AwaitingSessions(turn, run.servers, event.new, resumed=event)
+    if not run.servers:
+        return when_all_reported(state)
+    return state, tuple(open_session(run, server) for server in run.servers)
 
 
 def unsupported(state: AwaitingSupport | AwaitingSessions, event: ToolSupportChecked) -> Transition:
@@ -75,9 +86,12 @@ def _reported(state: AwaitingSessions, turn: Turn, server: ServerName) -> Awaiti
 
 def when_all_reported(state: AwaitingSessions) -> Transition:
     """Send the first request once every session has reported and the model has been checked."""
-    turn = state.turn
+    turn, resumed = state.turn, state.resumed
     if state.pending or state.asking:
         return state, ()
+    if resumed is not None and resumed.parked.calls:
+        parked = resumed.parked
+        return call(turn, parked.calls, settled=parked.settled, decisions=resumed.decisions)
     if turn.tools and turn.budget_reached:
         return force(turn, "budget", state.new)
     if turn.tools:

@@ -11,10 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.messages import (
+    ApprovalDecision,
+    ApprovalQuestion,
     BatchId,
     CallId,
     ConversationId,
     ConversationItem,
+    JsonObject,
     RunTurn,
     ServerName,
     SystemText,
@@ -23,15 +26,16 @@ from grue.messages import (
     ToolDefinition,
     ToolMessage,
     TurnCommand,
-    TurnCompleted,
-    TurnFailed,
+    TurnEnd,
     TurnNote,
+    TurnResumed,
     Usage,
     UserText,
 )
 from grue.protocol.growing import Growing, Remaining
-from grue.protocol.tool_calls import Run, tool_messages, tool_of
+from grue.protocol.tool_calls import Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tool_media import MediaRoom
+from grue.protocol.tool_policy import CallTerms, matches_any
 
 T = TypeVar("T")
 
@@ -105,6 +109,9 @@ class Turn(Struct, frozen=True, kw_only=True):
         """
         order = {name: position for position, name in enumerate(self.run.servers)}
         others = tuple(tool for tool in self.tools if tool.server != server)
+        wanted = self.run.tools
+        if wanted is not None:
+            listed = tuple(tool for tool in listed if matches_any(tool.name, wanted))
         tools = tuple(sorted((*others, *listed), key=lambda tool: order[tool.server]))
         return replace(self, tools=tools, relisted=True)
 
@@ -164,12 +171,14 @@ class AwaitingSessions(Struct, frozen=True):
         pending: Servers that have not reported yet.
         new: Conversation items for the next request.
         asking: Whether the check that the model can call tools is still under way.
+        resumed: The turn goes on with this instead of a request.
     """
 
     turn: Turn
     pending: tuple[ServerName, ...]
     new: tuple[ConversationItem, ...]
     asking: bool = False
+    resumed: TurnResumed | None = None
 
 
 class AwaitingCompletion(Struct, frozen=True):
@@ -179,25 +188,82 @@ class AwaitingCompletion(Struct, frozen=True):
     phase: Phase
 
 
-class AwaitingTools(Struct, frozen=True):
-    """Waits until every call of `batch` is settled: returned, timed out, skipped or lost with its server.
+class JudgedCall(Struct, frozen=True):
+    """A valid call, and what the policy says about it."""
+
+    valid: ValidCall
+    terms: CallTerms
+
+
+class JudgedReply(Struct, frozen=True, kw_only=True):
+    """The tool calls of a reply that the policy has seen, before any of them is sent.
 
     Attributes:
         calls: All tool calls of the reply by id, in order.
-        batch: The number of the batch that is under way.
-        pending: Calls of the batch that are not settled yet.
-        unsent: Runs that are sent after this batch.
+        open: Those that are to be made, in order, some of them only if a person approves.
+        earlier: Records of those that were sent before the turn was resumed.
+        settled: Records of all that are answered already.
+        used_before: `Turn.used` without these calls.
+    """
+
+    calls: Mapping[CallId, ToolCall]
+    open: tuple[JudgedCall, ...]
+    earlier: tuple[ToolCallRecord, ...] = ()
+    settled: Growing[ToolCallRecord]
+    used_before: Mapping[str, int] = {}
+
+
+class AwaitingApproval(Struct, frozen=True):
+    """Waits for a person's decisions. No call of the reply has been sent.
+
+    Attributes:
+        questions: The questions that are not answered yet.
+        decisions: The answers so far.
+    """
+
+    turn: Turn
+    reply: JudgedReply
+    questions: tuple[ApprovalQuestion, ...]
+    decisions: Mapping[CallId, ApprovalDecision]
+
+
+class Batch(Struct, frozen=True):
+    """A run of calls that has been sent.
+
+    Attributes:
+        pending: Its calls that are not settled yet.
+        parallel: Other batches may be under way at the same time.
+    """
+
+    number: BatchId
+    server: ServerName
+    pending: Remaining[CallId]
+    parallel: bool = False
+
+
+class AwaitingTools(Struct, frozen=True):
+    """Waits until every call of the reply is settled: returned, timed out, skipped or lost with its server.
+
+    Attributes:
+        calls: All tool calls of the reply by id, in order.
+        under_way: The batches that have been sent and are not settled; one, unless calls run in parallel.
+        unsent: Runs that are sent later.
         settled: Records of the settled calls of the reply, in the order in which they were settled.
         broken: The failure that decides how the turn goes on once all calls are settled; empty if none.
+        changed: The arguments of calls that a person has changed.
     """
 
     turn: Turn
     calls: Mapping[CallId, ToolCall]
-    batch: BatchId
-    pending: Remaining[CallId]
+    under_way: tuple[Batch, ...]
     unsent: Remaining[Run]
     settled: Growing[ToolCallRecord]
     broken: Literal["", "tool_timeout", "server_died"] = ""
+    changed: Mapping[CallId, JsonObject] = {}
+
+    def waits_for(self, batch: BatchId, call_id: CallId) -> bool:
+        """Return whether this call of this batch is under way."""
+        return any(each.number == batch and call_id in each.pending for each in self.under_way)
 
 
 class AwaitingReconnect(Struct, frozen=True):
@@ -221,7 +287,7 @@ class AwaitingClose(Struct, frozen=True):
 
     turn: Turn
     pending: tuple[ServerName, ...]
-    end: TurnCompleted | TurnFailed
+    end: TurnEnd
 
 
 class Finished(Struct, frozen=True):
@@ -233,6 +299,7 @@ TurnState: TypeAlias = (
     | AwaitingSupport
     | AwaitingSessions
     | AwaitingCompletion
+    | AwaitingApproval
     | AwaitingTools
     | AwaitingReconnect
     | AwaitingVerdict
@@ -244,6 +311,7 @@ LiveState: TypeAlias = (
     AwaitingSupport
     | AwaitingSessions
     | AwaitingCompletion
+    | AwaitingApproval
     | AwaitingTools
     | AwaitingReconnect
     | AwaitingVerdict
@@ -264,8 +332,10 @@ def waiting_for(state: LiveState) -> str:
             return f"starting {', '.join(pending)}"
         case AwaitingCompletion():
             return f"waiting for the model (request {state.turn.requests})"
-        case AwaitingTools(pending=pending, calls=calls):
-            return f"waiting for {calls[pending.first].name}"
+        case AwaitingApproval(questions=questions):
+            return f"waiting for an approval of {', '.join(question.name for question in questions)}"
+        case AwaitingTools(under_way=under_way, calls=calls):
+            return f"waiting for {', '.join(calls[batch.pending.first].name for batch in under_way)}"
         case AwaitingReconnect(server=server):
             return f"restarting {server}"
         case _:

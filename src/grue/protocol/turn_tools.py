@@ -4,116 +4,155 @@ Come here to change when a run of calls is sent, which calls are skipped, or wha
 of a reply are settled. `tool_loop.step` calls these functions; they are pure.
 """
 
+from collections.abc import Mapping
+from itertools import islice
+
 from msgspec.structs import replace
 
 from grue.messages import (
     BatchId,
+    CallId,
     CallTools,
     CloseSession,
+    JsonObject,
     ServerDied,
-    ToolCall,
-    ToolCallRecord,
     ToolReturned,
     ToolSkipped,
     ToolTimedOut,
+    TurnCommand,
     TurnNote,
 )
 from grue.protocol import tool_results
-from grue.protocol.growing import Growing, Remaining
-from grue.protocol.tool_calls import ValidCall, deny, read_calls, record_settlement, reject, runs_of, skip
-from grue.protocol.tool_policy import CallTerms, judge
+from grue.protocol.growing import Remaining
+from grue.protocol.tool_calls import Run, record_settlement, runs_of, skip
 from grue.protocol.turn_asking import ask, force
-from grue.protocol.turn_states import AwaitingReconnect, AwaitingTools, Transition, Turn
+from grue.protocol.turn_states import (
+    AwaitingReconnect,
+    AwaitingTools,
+    Batch,
+    JudgedReply,
+    Transition,
+    Turn,
+)
 
-NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
+_LOOK_AHEAD = 32
+"""How many unsent calls are searched for one whose server is idle."""
 
 
-def call(turn: Turn, calls: tuple[ToolCall, ...]) -> Transition:
-    """Answer the calls that no server gets, and send the first run of the others.
+def start_calls(
+    turn: Turn, reply: JudgedReply, changed: Mapping[CallId, JsonObject], notes: tuple[TurnNote, ...]
+) -> Transition:
+    """Send the first run of a reply's calls, or go on if there is none.
 
-    The reply is judged as a whole first: nothing is sent before the policy has seen every call.
+    Args:
+        turn: The turn.
+        reply: The judged reply; all its open calls are to be made.
+        changed: The arguments of calls that a person has changed.
+        notes: Recorded before.
     """
-    valid, rejected = read_calls(calls, turn.tools, turn.serving_unlisted)
-    turn, allowed, denied = _judged(turn, valid)
-    runs = runs_of(allowed)
-    batch = BatchId(turn.batches + 1)
+    runs = runs_of(((each.valid, each.terms) for each in reply.open), durable=turn.run.tool_policy.parking)
     if not runs:
-        # The notes below use this number, and two replies must not share one.
-        turn = replace(turn, batches=batch)
-    rejections, rejected_records = reject(rejected, turn.iterations, batch)
-    denials, denied_records = deny(denied, turn.iterations, batch)
-    by_id = {call.call_id: call for call in calls}
-    records = Growing[ToolCallRecord]().add((*rejected_records, *denied_records))
-    state = AwaitingTools(turn, by_id, batch, Remaining(), Remaining(runs), records)
-    return _next_run(state, (*rejections, *denials))
+        # The notes use this number, and two replies must not share one.
+        turn = replace(turn, batches=turn.batches + 1)
+    state = AwaitingTools(turn, reply.calls, (), Remaining(runs), reply.settled, changed=changed)
+    return _send_runs(state, notes)
 
 
-def _judged(
-    turn: Turn, valid: tuple[ValidCall, ...]
-) -> tuple[Turn, tuple[ValidCall, ...], tuple[tuple[ToolCall, str], ...]]:
-    """Return the calls that the policy allows, and those that it denies, with the reasons."""
-    policy = turn.run.tool_policy
-    if not policy.rules:
-        return turn, valid, ()
-    terms, used = judge(policy, (each.tool for each in valid), turn.used)
-    judged = tuple(zip(valid, terms, strict=True))
-    allowed = tuple(each for each, term in judged if term.verdict == "allow")
-    denied = tuple((each.call, _why(term)) for each, term in judged if term.verdict != "allow")
-    return replace(turn, used=used), allowed, denied
+def _send_runs(state: AwaitingTools, notes: tuple[TurnNote, ...] = ()) -> Transition:
+    """Send the runs that may be sent now; go on with the turn if no call is left."""
+    commands: list[TurnCommand | TurnNote] = [*notes]
+    while (run := _next_run(state)) is not None:
+        state, command = _sent(state, run)
+        commands.append(command)
+    if state.under_way:
+        return state, tuple(commands)
+    following, more = _after_tools(state)
+    return following, (*commands, *more)
 
 
-def _why(terms: CallTerms) -> str:
-    return terms.reason if terms.verdict == "deny" else NOBODY_TO_ASK
+def _next_run(state: AwaitingTools) -> Run | None:
+    """Return the run to send now, or `None` if it has to wait.
 
-
-def _next_run(state: AwaitingTools, notes: tuple[TurnNote, ...] = ()) -> Transition:
-    """Send the next run of the reply, or go on when there is none left."""
+    Runs are sent one at a time and in order, except that a parallel one may be sent while other parallel ones
+    are under way. A session serves one batch at a time, so the server of such a run has to be idle.
+    """
     if not state.unsent:
-        return _after_tools(state, notes)
-    run = state.unsent.first
+        return None
+    if not state.under_way:
+        return state.unsent.first
+    if not all(batch.parallel for batch in state.under_way):
+        return None
+    busy = {batch.server for batch in state.under_way}
+    for run in islice(state.unsent, _LOOK_AHEAD):
+        if not run.parallel:
+            return None
+        if run.server not in busy:
+            return run
+    return None
+
+
+def _sent(state: AwaitingTools, run: Run) -> tuple[AwaitingTools, CallTools]:
     turn = replace(state.turn, batches=state.turn.batches + 1)
-    batch = BatchId(turn.batches)
+    number = BatchId(turn.batches)
     pending = Remaining(tuple(call.call_id for call in run.calls))
-    state = replace(state, turn=turn, batch=batch, pending=pending, unsent=state.unsent.without(run))
+    under_way = (*state.under_way, Batch(number, run.server, pending, run.parallel))
     limits, policy = turn.run.limits, turn.run.policy
     command = CallTools(
         server=run.server,
-        batch=batch,
+        batch=number,
         calls=run.calls,
         timeout_s=limits.tool_call_timeout_s,
         after_timeout="continue" if policy.after_timeout == "continue" else "skip",
     )
-    return state, (*notes, command)
+    return replace(state, turn=turn, under_way=under_way, unsent=state.unsent.without(run)), command
 
 
 def settle(state: AwaitingTools, event: ToolReturned | ToolTimedOut | ToolSkipped | ServerDied) -> Transition:
-    """Record how a call ended; after the last of its run, send the next run or ask the model."""
-    settled = record_settlement(state.calls[event.call_id], state.turn.iterations, event)
-    pending = state.pending.without(event.call_id)
-    state = replace(state, pending=pending, settled=state.settled.add([settled]))
+    """Record how a call ended; after the last of its run, send the next run or ask the model.
+
+    After a timeout or a death the calls that are not sent yet are skipped. Those that are under way at other
+    servers are waited for.
+    """
+    call_id = event.call_id
+    settled = record_settlement(
+        state.calls[call_id], state.turn.iterations, event, state.changed.get(call_id)
+    )
+    under_way = _without_call(state.under_way, event)
+    state = replace(state, under_way=under_way, settled=state.settled.add([settled]))
     notes: tuple[TurnNote, ...] = ()
     match event:
         case ServerDied():
-            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH)
+            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_DEATH, event.batch)
             state = replace(state, broken="server_died")
         case ToolTimedOut() if state.turn.run.policy.after_timeout != "continue":
-            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_TIMEOUT)
+            state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_TIMEOUT, event.batch)
             state = replace(state, broken=state.broken or "tool_timeout")
         case _:
             pass
-    if state.pending:
-        return state, notes
-    return _next_run(state, notes)
+    return _send_runs(state, notes)
 
 
-def _skip_unsent(state: AwaitingTools, reason: str) -> tuple[AwaitingTools, tuple[TurnNote, ...]]:
+def _without_call(
+    under_way: tuple[Batch, ...], event: ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
+) -> tuple[Batch, ...]:
+    """Return the batches without a call that is settled, and without a batch that this completes."""
+    left = (
+        replace(batch, pending=batch.pending.without(event.call_id)) if batch.number == event.batch else batch
+        for batch in under_way
+    )
+    return tuple(batch for batch in left if batch.pending)
+
+
+def _skip_unsent(
+    state: AwaitingTools, reason: str, batch: BatchId
+) -> tuple[AwaitingTools, tuple[TurnNote, ...]]:
     unsent = {call.call_id for run in state.unsent for call in run.calls}
     calls = tuple(call for call in state.calls.values() if call.call_id in unsent)
-    notes, records = skip(calls, state.turn.iterations, state.batch, reason)
+    notes, records = skip(calls, state.turn.iterations, batch, reason)
     return replace(state, unsent=Remaining(), settled=state.settled.add(records)), notes
 
 
-def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transition:
+def _after_tools(state: AwaitingTools) -> Transition:
     """Add the results to the conversation, in the order of the calls, and decide what the turn does next."""
     by_id = {record.call_id: record for record in state.settled}
     records = tuple(by_id[call_id] for call_id in state.calls)
@@ -123,13 +162,13 @@ def _after_tools(state: AwaitingTools, notes: tuple[TurnNote, ...]) -> Transitio
     if state.broken == "server_died":
         if policy.after_death == "reconnect" and not turn.reconnected and not used_up:
             server = turn.server_that_died(records)
-            return AwaitingReconnect(turn, server, new), (*notes, CloseSession(server=server))
-        return force(turn, "server_died", new, notes)
+            return AwaitingReconnect(turn, server, new), (CloseSession(server=server),)
+        return force(turn, "server_died", new)
     if state.broken == "tool_timeout" and policy.after_timeout == "force":
-        return force(turn, "tool_timeout", new, notes)
+        return force(turn, "tool_timeout", new)
     if used_up:
-        return force(turn, "max_iterations", new, notes)
+        return force(turn, "max_iterations", new)
     if turn.budget_reached:
-        return force(turn, "budget", new, notes)
+        return force(turn, "budget", new)
     # The server may have removed its last tool during the turn.
-    return ask(turn, "loop" if turn.tools else "only", new, notes=notes)
+    return ask(turn, "loop" if turn.tools else "only", new)

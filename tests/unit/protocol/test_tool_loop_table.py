@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 from turns import (
     ACCEPTED,
     DEADLINE,
@@ -26,7 +27,16 @@ from turns import (
     timed_out,
 )
 
-from grue.messages import TurnEvent, TurnLimits
+from grue.messages import (
+    ApprovalPostponed,
+    CallsDecided,
+    ToolPolicy,
+    ToolRule,
+    TurnEvent,
+    TurnLimits,
+    TurnParked,
+    TurnResumed,
+)
 from grue.protocol.tool_loop import IllegalEvent, step
 from grue.protocol.turn_states import TurnState
 
@@ -35,6 +45,10 @@ ASKED = (BEGIN, opened("a"), opened("b"))
 CALLED = (*ASKED, calls("a.think", "a.look", "b.think"))
 ONE_LEFT = (*CALLED, returned(1))
 LAST_RUN = (*ONE_LEFT, returned(2))
+RULES = ToolPolicy(rules=(ToolRule(tools=("a.look",), verdict="ask"),))
+ASKING = (replace(BEGIN, tool_policy=RULES), *ASKED[1:], calls("a.think", "a.look", "b.think"))
+(QUESTION,) = Walk(*ASKING).last[-1].questions
+PARKED = TurnParked(turn=7, questions=(QUESTION,), calls=ASKING[-1].tool_calls, iterations=1)
 ONE_ROUND = run("a", limits=TurnLimits(max_tool_iterations=1))
 
 STATES: dict[str, TurnState] = {
@@ -50,6 +64,7 @@ STATES: dict[str, TurnState] = {
         "AwaitingCompletion, only": (run(),),
         "AwaitingCompletion, forced": (*ASKED, text(None)),
         "AwaitingCompletion, repair": (*ASKED, text("north"), REFUSED),
+        "AwaitingApproval": ASKING,
         "AwaitingTools": CALLED,
         "AwaitingTools, last of a run": ONE_LEFT,
         "AwaitingTools, last of all": LAST_RUN,
@@ -65,6 +80,11 @@ STATES: dict[str, TurnState] = {
 
 EVENTS: dict[str, Any] = {
     "RunTurn": run("a"),
+    "TurnResumed": TurnResumed(run=BEGIN, parked=PARKED),
+    "CallsDecided approved": CallsDecided(decisions=(QUESTION.approve(),)),
+    "CallsDecided denied": CallsDecided(decisions=(QUESTION.deny("no"),)),
+    "CallsDecided other call": CallsDecided(decisions=(replace(QUESTION, name="a.think").approve(),)),
+    "ApprovalPostponed": ApprovalPostponed(),
     "SessionOpened a": opened("a"),
     "SessionOpened b": opened("b"),
     "SessionOpened stranger": opened("x"),
@@ -119,7 +139,10 @@ DEATH = "AwaitingReconnect: CloseSession"
 
 # What follows, as "NextState: commands in order". A pair that stands nowhere here is illegal.
 LISTED: dict[str, dict[str, str]] = {
-    "Idle": {"RunTurn": "AwaitingSessions: OpenSession"},
+    "Idle": {
+        "RunTurn": "AwaitingSessions: OpenSession",
+        "TurnResumed": "AwaitingSessions: OpenSession OpenSession",
+    },
     "AwaitingSessions": {
         "SessionOpened a": "AwaitingSessions:",
         "SessionOpened b": "AwaitingSessions:",
@@ -187,6 +210,14 @@ LISTED: dict[str, dict[str, str]] = {
         "CompletionReceived text": "AwaitingVerdict: CheckAnswer",
         "CompletionReceived nothing": f"AwaitingClose: FellBack {CLOSE_BOTH}",
         "CompletionFailed": f"AwaitingClose: {CLOSE_BOTH}",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingApproval": {
+        "CallsDecided approved": "AwaitingTools: CallTools",
+        "CallsDecided denied": "AwaitingTools: ToolDenied CallTools",
+        "CallsDecided other call": "AwaitingApproval: DecisionIgnored",
+        "ApprovalPostponed": f"AwaitingClose: {CLOSE_BOTH}",
         "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
         "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
     },
@@ -260,8 +291,14 @@ for _name, _row in LISTED.items():
 # Whatever else arrives once the end is decided is late, and changes nothing.
 for _name, _row in LISTED.items():
     if _name.startswith(("AwaitingClose", "Finished")):
-        _late = (event for event in EVENTS if not event.startswith(("RunTurn", "SessionClosed")))
+        _late = (event for event in EVENTS if not event.startswith(("RunTurn", "TurnRes", "SessionClosed")))
         _row.update({event: f"{_name.split(',')[0]}:" for event in _late})
+
+# A decision that nothing waits for is noted.
+for _name, _row in LISTED.items():
+    if _name not in ("Idle", "AwaitingApproval"):
+        _decided = (event for event in EVENTS if event.startswith("CallsDecided"))
+        _row.update({event: f"{_name.split(',')[0]}: DecisionIgnored" for event in _decided})
 
 PAIRS = [(state, event) for state in STATES for event in EVENTS]
 LEGAL = [(state, event) for state, event in PAIRS if event in LISTED[state]]
@@ -271,8 +308,8 @@ ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
 def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
-    assert len(get_args(TurnState)) == 9
-    assert len(get_args(TurnEvent)) == 17
+    assert len(get_args(TurnState)) == 10
+    assert len(get_args(TurnEvent)) == 20
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
     for name, state in STATES.items():
@@ -300,5 +337,5 @@ def test_every_other_pair_is_illegal_and_names_both(state: str, event: str) -> N
     ("state", "event"), [pair for pair in LEGAL if pair[0].startswith(("AwaitingClose", "Fin"))]
 )
 def test_what_is_late_changes_nothing(state: str, event: str) -> None:
-    if not event.startswith("SessionClosed"):
+    if not event.startswith(("SessionClosed", "CallsDecided")):
         assert step(STATES[state], EVENTS[event]) == (STATES[state], ())
