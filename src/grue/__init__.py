@@ -21,12 +21,15 @@ TYPE_CHECKING = False  # type checkers treat it as true; importing typing would 
 
 if TYPE_CHECKING:
     from grue.answers import AnswerSpec
+    from grue.approvals import ApprovalDecision, ApprovalQuestion
     from grue.conversation import Conversation
     from grue.engine.batch import BatchItem
+    from grue.engine.resume import parked_turns
     from grue.engine.turn_handle import TurnHandle
     from grue.errors import (
         ActorCrashed,
         AnswerError,
+        ApprovalPending,
         BudgetSpent,
         ConversationBusy,
         ConversationError,
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
         MCPError,
         MCPServerStartupError,
         MCPToolCallError,
+        NothingToResume,
         TurnCancelled,
         TurnTimedOut,
     )
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     from grue.runner import Runner, TurnOutcome, TurnRequest
     from grue.runtime.trace import Recorder
     from grue.runtime.trace_file import TraceWriter
+    from grue.terminal_approval import ask_at_terminal
     from grue.tool_client import ToolClient
     from grue.tool_rules import ToolAnnotations, ToolPolicy, ToolRule
     from grue.tool_sessions.function_tools import FunctionTools
@@ -73,6 +78,12 @@ _HOMES = {
     "LlmSettings": "grue.llm_transport.endpoint",
     "AnswerSpec": "grue.answers",
     "BatchItem": "grue.engine.batch",
+    "ApprovalDecision": "grue.approvals",
+    "ApprovalQuestion": "grue.approvals",
+    "parked_turns": "grue.engine.resume",
+    "ask_at_terminal": "grue.terminal_approval",
+    "ApprovalPending": "grue.errors",
+    "NothingToResume": "grue.errors",
     "ActorCrashed": "grue.errors",
     "AnswerError": "grue.errors",
     "BudgetSpent": "grue.errors",
@@ -142,6 +153,10 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ToolPolicy",
     "ToolRule",
     "ToolAnnotations",
+    "ApprovalQuestion",
+    "ApprovalDecision",
+    "ask_at_terminal",
+    "parked_turns",
     "ToolCallResult",
     "Usage",
     "TextDelta",
@@ -158,6 +173,8 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "BudgetSpent",
     "ConversationError",
     "ConversationBusy",
+    "ApprovalPending",
+    "NothingToResume",
     "ActorCrashed",
     "__version__",
 ]

@@ -4,6 +4,8 @@ The root is called `MCPError` because existing host programs catch that name. Th
 is wrong, where, and how to fix it. Its attributes hold the same facts for programs.
 """
 
+from typing import Any
+
 
 class MCPError(Exception):
     """Root of every error that grue raises on purpose.
@@ -133,6 +135,28 @@ class AnswerError(MCPError):
     def __init__(self, message: str, *, raw: str | None = None) -> None:
         super().__init__(message)
         self.raw = raw
+
+
+class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like the messages
+    """The turn is parked: it waits for a person. `Runner.resume` goes on with it, in any process.
+
+    Attributes:
+        turn: Its number.
+        questions: The calls that a person has to decide on (`ApprovalQuestion`).
+        expires_at: Seconds since the epoch after which the questions are denied; `None`: never.
+    """
+
+    def __init__(
+        self, message: str, *, turn: int, questions: tuple[Any, ...] = (), expires_at: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.turn = turn
+        self.questions = questions
+        self.expires_at = expires_at
+
+
+class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like the messages
+    """No turn of the trace can be resumed: none is parked, or it was resumed already. The text says which."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages

@@ -17,7 +17,6 @@ host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm 
                     agent ── CheckAnswer ─────────▶ agent     ▶ AnswerAccepted | AnswerRefused
                     agent ── CloseSession ────────▶ session   ▶ SessionClosed
 host ◀─ TurnCompleted | TurnFailed | TurnParked ── agent
-host ── TurnResumed ──▶ agent, and so on as after RunTurn
 ```
 
 Durations and time limits are seconds (`_s`), sizes are characters (`_chars`) or bytes (`_bytes`). Tool names
@@ -577,6 +576,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
             the next one; their turns had the default texts.
         repair_request: The text that asks for another answer; `{reason}` stands for why the last was refused.
         tools: Patterns of the names of the tools to offer; `None`: all.
+        resumed: Where the turn goes on; `None`: it begins.
     """
 
     turn: int
@@ -596,6 +596,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     final_request: str = FINAL_REQUEST
     repair_request: str = REPAIR_REQUEST
     tools: tuple[str, ...] | None = None
+    resumed: "Resumption | None" = None
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -654,6 +655,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         iterations: As in `TurnCompleted`, as are the next three.
         batches: The number of the last batch of tool calls.
         media_bytes: Decoded size of the attachments so far.
+        forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that were wanted are missing.
         reconnected: Whether the one reconnect of the turn has been used.
         used: How often each tool with a limit was called before this reply.
@@ -670,27 +672,40 @@ class TurnParked(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
     batches: int = 0
     media_bytes: int = 0
+    forced: str = ""
     degraded: str = ""
     reconnected: bool = False
     used: dict[str, int] = {}
 
 
-class TurnResumed(Message, frozen=True, kw_only=True):
-    """host -> agent: go on with a turn that was parked, or that was killed with its process.
-
-    A park is resumed at most once: this message is on file before anything else happens.
+class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a turn goes on that was parked, or that was killed with its process.
 
     Attributes:
-        run: The turn. Its time limit is what is left, without the time that it was parked.
-        parked: How it ended.
+        parked: How far it had come.
         decisions: The answers to its questions. One that is missing is asked for again.
-        new: If the turn was killed while it waited for the model: what the model is told again.
+        new: If it has no calls to go on with: what the model is told.
     """
 
-    run: RunTurn
     parked: TurnParked
     decisions: tuple[ApprovalDecision, ...] = ()
     new: tuple[ConversationItem, ...] = ()
+
+
+class TurnResumed(Message, frozen=True, kw_only=True):
+    """host: goes on with a turn. A `RunTurn` with the same number follows.
+
+    It is on file before anything else happens, so that nothing is resumed twice.
+
+    Attributes:
+        turn: Number of the turn.
+        after: Number of the last envelope of the turn's earlier part.
+        expired: The questions had expired, so they are denied.
+    """
+
+    turn: int
+    after: int
+    expired: bool = False
 
 
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
@@ -1219,7 +1234,6 @@ Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
 
 TurnEvent: TypeAlias = (
     RunTurn
-    | TurnResumed
     | CallsDecided
     | ApprovalPostponed
     | SessionOpened
@@ -1276,5 +1290,5 @@ SessionNote: TypeAlias = (
     ConnectFailed | ToolCalled | ServerNoted | ToolDrifted | SessionPrewarmed | PrewarmLost | ServerEnded
 )
 
-AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote
+AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 """Every message above; the trace reader decodes into it."""

@@ -7,12 +7,15 @@ data only: the turn's number, the state of each server, what was spent.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+
+from msgspec.structs import replace
 
 from grue.actors.sampling import CurrentSampler
+from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, sessions_of
 from grue.engine.tool_policy import usable_policy
@@ -22,7 +25,15 @@ from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_handle import TurnHandle
 from grue.engine.wiring import LlmFactory, wire
 from grue.loading import importing, load
-from grue.messages import Budget, FailurePolicy, ServerName, ToolPolicy, TurnLimits
+from grue.messages import (
+    ApprovalDecision,
+    Budget,
+    FailurePolicy,
+    ServerName,
+    TextDelta,
+    ToolPolicy,
+    TurnLimits,
+)
 from grue.processes.guard import guard
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry
@@ -36,9 +47,12 @@ from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
 
 if TYPE_CHECKING:
+    from grue.answers import AnswerSpec
     from grue.conversation import Conversation
     from grue.engine.batch import BatchItem
+    from grue.engine.resume import ResumeRequest
     from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+    from grue.runtime.trace_file import TraceWriter
 
 __all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
 T = TypeVar("T")
@@ -62,6 +76,9 @@ class Runner:
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
+        approve: Asked about the tool calls that the policy asks about, all of a reply at once. A plain
+            function, which gets a thread of its own, or a coroutine function. The wait counts against the
+            turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
         lifetime: `turn`: one `anyio.run` per turn, and nothing stays alive after it. `episode`: one event
             loop in a background thread, from the first turn to `close`; connections to the model stay open.
@@ -88,6 +105,7 @@ class Runner:
         elicit: Elicit | None = None,
         tool_lock: ToolLock | None = None,
         tool_policy: ToolPolicy | None = None,
+        approve: Approve | None = None,
         budget: Budget | None = None,
         lifetime: Literal["turn", "episode"] = "turn",
         spawn_ahead: bool = False,
@@ -106,7 +124,10 @@ class Runner:
             tool_lock=tool_lock,
         )
         self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
+        parking = Parking(self.recorder) if self.tool_policy.parking else None
+        self._wiring = replace(self._wiring, approval=Approval(approve, parking))
         self._memory = EpisodeMemory()
+        self._traces: list[TraceWriter] = []
         self._spending = Spending()
         sessions = sessions_of(lifetime, spawn_ahead=spawn_ahead, keep_sessions=keep_sessions)
         self._episode = CurrentEpisode(
@@ -120,6 +141,7 @@ class Runner:
         path: str | PathLike[str] = "pyproject.toml",
         *,
         recorder: Recorder | None = None,
+        approve: Approve | None = None,
         lifetime: Literal["turn", "episode"] = "turn",
         spawn_ahead: bool = False,
         keep_sessions: bool = False,
@@ -144,6 +166,7 @@ class Runner:
             recorder=recorder,
             tool_lock=configured.tool_lock,
             tool_policy=configured.tool_policy,
+            approve=approve,
             budget=configured.budget,
             lifetime=lifetime,
             spawn_ahead=spawn_ahead,
@@ -166,6 +189,8 @@ class Runner:
         for batch in list(self._batches):
             batch.close()
         self._episode.close()
+        while self._traces:
+            self._traces.pop().close()
 
     @property
     def servers(self) -> Sequence[str]:
@@ -218,6 +243,7 @@ class Runner:
         Raises:
             MCPServerStartupError: The first connect of the episode failed.
             LLMError: The model gave no completion, after all retries.
+            ApprovalPending: The policy asks about a tool call, and the turn was parked.
             BudgetSpent: The episode's budget is used up. Nothing was started.
             MCPError: The model cannot call tools. Or the caller is a turn of this episode, a forked process,
                 or a signal handler that interrupted grue or an import. Or no descriptors or threads are left.
@@ -230,7 +256,9 @@ class Runner:
 
         Source: R6.1, R10.1, P39
         """
-        turn = self._turn(request)
+        return self._run(self._turn(request))
+
+    def _run(self, turn: Turn[T]) -> TurnOutcome[T]:
         if self._episode.is_in_use:
             return self._episode.run(turn.run)
         resources = _own_resources()
@@ -246,7 +274,9 @@ class Runner:
 
         With `lifetime="episode"` the turn runs in the episode's loop, and the caller awaits it.
         """
-        turn = self._turn(request)
+        return await self._run_async(self._turn(request))
+
+    async def _run_async(self, turn: Turn[T]) -> TurnOutcome[T]:
         if self._episode.lasting:
             return await self._episode.run_async(turn.run)
         resources = _own_resources()
@@ -267,6 +297,77 @@ class Runner:
         """
         turn = self._turn(request)
         return TurnHandle(self._episode.submit(turn.run), turn.progress)
+
+    def resume(
+        self,
+        trace: str | PathLike[str],
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        answer: "AnswerSpec[T] | None" = None,
+        turn: int | None = None,
+        on_delta: Callable[[TextDelta], None] | None = None,
+    ) -> TurnOutcome[T]:
+        """Go on with a turn that was parked, in this process or another one, and return its outcome.
+
+        The servers are started and listed again. A question whose tool has another definition by now is asked
+        again. Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the
+        turn was parked does not count. The trace is continued, and locked until the runner is closed.
+
+        It also goes on with a turn whose process was killed, if its policy parks turns. A call that was sent
+        and not answered may have taken effect: it is not sent again, and the model is told so.
+
+        Args:
+            trace: The trace file, or its run folder.
+            decisions: The answers to the questions (`parked_turns`). One that is missing is asked for again.
+            answer: As in the turn's request. A trace cannot hold it.
+            turn: Number of the turn; `None`: the only one that can be resumed.
+            on_delta: As in the turn's request.
+
+        Raises:
+            NothingToResume: No turn waits: none was parked, or it was resumed already.
+            TraceError: The trace cannot be read or written, another process writes it, or a secret was
+                removed from the turn.
+            MCPError: As `run_turn`; or this runner lacks a server of the turn, or `answer` has another form.
+        """
+        with importing():
+            from grue.engine.resume import ResumeRequest
+        asked = ResumeRequest(
+            trace=trace, decisions=tuple(decisions), answer=answer, turn=turn, on_delta=on_delta
+        )
+        return self._run(self._resumed(asked))
+
+    async def resume_async(
+        self,
+        trace: str | PathLike[str],
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        answer: "AnswerSpec[T] | None" = None,
+        turn: int | None = None,
+        on_delta: Callable[[TextDelta], None] | None = None,
+    ) -> TurnOutcome[T]:
+        """Go on with a turn as `resume` does, in the caller's event loop. Cancellation ends the turn."""
+        with importing():
+            from grue.engine.resume import ResumeRequest
+        asked = ResumeRequest(
+            trace=trace, decisions=tuple(decisions), answer=answer, turn=turn, on_delta=on_delta
+        )
+        return await self._run_async(self._resumed(asked))
+
+    def _resumed(self, asked: "ResumeRequest") -> Turn[Any]:
+        # Few programs need it.
+        with importing():
+            from grue.engine.resume import is_recorded_by, resume_turn, writer_for
+            from grue.engine.resumed_run import ResumedRun
+
+        ours = is_recorded_by(self.recorder, asked.trace)
+        writer = writer_for(asked.trace, self.recorder)
+        if not ours:
+            self._traces.append(writer)
+        settings = self._settings()
+        resumed = resume_turn(asked, writer, settings)
+        where = resumed.command.resumed
+        counted = where.parked if ours and where is not None else None
+        return ResumedRun(asked, resumed, counted, settings, self._memory)
 
     def conversation(
         self, system: str = "", *, path: str | PathLike[str] | None = None, name: str = ""

@@ -36,7 +36,8 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         answer: How to validate and parse the answer; `None`: any text.
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
         turn: Its number in the episode; `None`: one more than the last.
-        tools: Offer the runner's tools; `False`: no tools in this turn.
+        tools: Offer the runner's tools; `False`: no tools in this turn. Or the names of those to offer, which
+            may be patterns: `("files.read", "web.*")`.
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
             ends the turn. A delta with `restart` means that the request is retried: discard the earlier
             pieces of that reply. `None`: replies are not streamed.
@@ -54,7 +55,7 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     answer: AnswerSpec[T] | None = None
     turn_timeout_s: float | None = None
     turn: int | None = None
-    tools: bool = True
+    tools: bool | tuple[str, ...] = True
     on_delta: Callable[[TextDelta], None] | None = None
     final_request: str = FINAL_REQUEST
     repair_request: str = REPAIR_REQUEST

@@ -180,8 +180,8 @@ def test_a_resumed_call_is_sent_only_with_a_decision_for_it(
     turn, resumed = both
     made = set(sent(resumed.went(CallTools)))
     asked = {question.call_id for question in turn.end.questions}
-    begun = resumed.log[0].body
-    decided = {each.call_id for each in begun.decisions if each.verdict != "deny"}
+    assert resumed.run.resumed is not None
+    decided = {each.call_id for each in resumed.run.resumed.decisions if each.verdict != "deny"}
     later = {each.call_id for event in resumed.came(CallsDecided) for each in event.decisions}
     assert made & asked <= decided | later
     if isinstance(resumed.end, TurnParked):

@@ -37,6 +37,7 @@ from grue.messages import (
     OfferTools,
     OpenSession,
     RequestCompletion,
+    Resumption,
     RunTurn,
     ServerDied,
     SessionOpened,
@@ -50,7 +51,6 @@ from grue.messages import (
     ToolTimedOut,
     TurnLimits,
     TurnParked,
-    TurnResumed,
     Usage,
 )
 from grue.protocol.tool_loop import step
@@ -62,6 +62,7 @@ HINTS = {"look": ToolAnnotations(read_only=True), "think": ToolAnnotations(read_
 COST = Usage(input_tokens=7, output_tokens=3, cost_usd=0.01)
 BUDGETS = (Budget(requests=1), Budget(requests=3), Budget(tokens=25), Budget(cost_usd=0.02))
 RUNS = st.builds(
+    Resumption,
     RunTurn,
     turn=st.integers(1, 9),
     system=st.just("system"),
@@ -151,18 +152,18 @@ class Session:
 class ArbitraryTurn:
     """A whole turn: `log` is everything that went into the machine and came out of it, in order."""
 
-    def __init__(self, draw: Any, begun: RunTurn | TurnResumed) -> None:
+    def __init__(self, draw: Any, run: RunTurn) -> None:
         self._draw = draw
-        self.run = begun.run if isinstance(begun, TurnResumed) else begun
+        self.run = run
         self.log: list[Entry] = []
         # The ids of a resumed turn's calls differ from those before.
-        self._calls = 100 if isinstance(begun, TurnResumed) else 0
+        self._calls = 0 if run.resumed is None else 100
         self._listed: list[str] = []
         self._model: deque[Any] = deque()
         self._sessions = {server: Session(draw, self.log) for server in self.run.servers}
         self._interrupted_at = draw(st.sampled_from([None] * 12 + list(range(12))))
         self.steps = 0
-        state: TurnState = self._step(Idle(), begun)
+        state: TurnState = self._step(Idle(), run)
         while not isinstance(state, Finished):
             state = self._step(state, self._next())
 
@@ -319,4 +320,5 @@ def resumed_turns(draw: Any) -> tuple[ArbitraryTurn, ArbitraryTurn]:
         for question in turn.end.questions
     ]
     answered = tuple(decision for decision in decisions if decision is not None)
-    return turn, ArbitraryTurn(draw, TurnResumed(run=turn.run, parked=turn.end, decisions=answered))
+    resumed = Resumption(parked=turn.end, decisions=answered)
+    return turn, ArbitraryTurn(draw, replace(turn.run, resumed=resumed))

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from grue.messages import (
     AnswerAccepted,
     AnswerRefused,
+    AskApproval,
     CallTools,
     CheckAnswer,
     CheckToolSupport,
@@ -34,11 +35,13 @@ from grue.messages import (
     SessionCommand,
     TurnCommand,
     TurnCompleted,
+    TurnEnd,
     TurnEvent,
     TurnFailed,
     TurnInterrupted,
     TurnLimits,
     TurnNote,
+    TurnParked,
 )
 from grue.protocol.tool_loop import step
 from grue.protocol.turn_states import AwaitingClose, Finished, Idle, TurnProgress, TurnState, progress_of
@@ -70,6 +73,8 @@ class AgentActor(Actor[TurnEvent]):
             may take longer.
 
     Attributes:
+        approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
+            can ask.
         end: How the turn ended; `None` while it runs.
         last_request: The last request that was sent to the LLM actor; `None`: none yet.
     """
@@ -94,7 +99,8 @@ class AgentActor(Actor[TurnEvent]):
         self._before: TurnState = self._state
         self._asked: Envelope[TurnEvent] | None = None
         self._pace = Pace()
-        self.end: TurnCompleted | TurnFailed | None = None
+        self.approval: Mailbox[AskApproval] | None = None
+        self.end: TurnEnd | None = None
         self.last_request: RequestCompletion | None = None
 
     @property
@@ -184,7 +190,10 @@ class AgentActor(Actor[TurnEvent]):
                 asked = self._note(command, sender=self.name, cause=cause)
                 verdict = self._check(command.content)
                 await self.mailbox.send(verdict, sender=self.name, cause=asked.seq)
-            case TurnCompleted() | TurnFailed():
+            case AskApproval():
+                assert self.approval is not None, "a policy that asks has somebody to ask"
+                await self.approval.send(command, sender=self.name, cause=cause)
+            case TurnCompleted() | TurnFailed() | TurnParked():
                 assert self._asked is not None, "a turn ends only after it began"
                 self.end = command
                 reply(self._asked, command)

@@ -132,7 +132,12 @@ class _Reader:
 
     def _begin(self, envelope: EpisodeEnvelope, run: RunTurn) -> None:
         past = run.history
-        if past is None:
+        if run.resumed is not None and past is None:
+            name = ConversationId(f"turn-{run.turn}")
+            talk = self.talks.setdefault(name, _Talk(run.system, History(Ledger())))
+            if not run.resumed.parked.calls:
+                talk.flaw = "its turn was resumed after its process was killed"
+        elif past is None:
             name = ConversationId(f"turn-{run.turn}")
             self.talks[name] = _Talk(run.system, History(Ledger()))
         else:

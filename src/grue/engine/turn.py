@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from grue.answers import AnswerCheck, AnswerSpec, as_json
 from grue.engine.images import images_for, read_images
 from grue.engine.past import continued, reference_of
+from grue.engine.tool_policy import servers_for
 from grue.engine.turn_actors import TurnActors, TurnResources
-from grue.engine.turn_errors import error_for
+from grue.engine.turn_errors import error_for, pending_error
 from grue.engine.turn_handle import ProgressSource
 from grue.engine.wiring import Wiring
 from grue.messages import (
@@ -32,6 +33,7 @@ from grue.messages import (
     TurnCompleted,
     TurnFailed,
     TurnLimits,
+    TurnParked,
     Usage,
 )
 from grue.protocol.budget import Spent
@@ -137,6 +139,7 @@ class Turn(Generic[T]):
         images = await images_for(self._request, settings.limits)
         with continued(self._request, number, settings.wiring) as past:
             command = self.command(number, budget, past.history, images)
+            settings.wiring.approval.require_parking(command)
             actors = past.actors = TurnActors(past.wiring, resources, command, check, self._request.on_delta)
             self.progress.enter(actors)
             try:
@@ -150,6 +153,8 @@ class Turn(Generic[T]):
             case TurnCompleted():
                 response = self.answer.fallback if end.kind == "fallback" else check.accepted
                 return outcome_of(end, response, time.monotonic() - started)
+            case TurnParked():
+                raise pending_error(settings.wiring.recorder.redacted_body(end))
             case TurnFailed():
                 raise error_for(settings.wiring.recorder.redacted_body(end))
             case _:
@@ -178,7 +183,8 @@ class Turn(Generic[T]):
             turn=number,
             system=well_formed(request.system),
             user=well_formed(request.user),
-            servers=tuple(settings.wiring.servers) if request.tools else (),
+            servers=servers_for(request.tools, settings.wiring.servers),
+            tools=None if isinstance(request.tools, bool) else tuple(request.tools),
             answer=self.answer.schema,
             fallback=None if self.answer.fallback is None else as_json(self.answer.fallback),
             limits=limits,

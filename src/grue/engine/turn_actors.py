@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.actors.agent import AgentActor
+from grue.actors.approval import ApprovalActor
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.answers import AnswerCheck
@@ -19,14 +20,17 @@ from grue.engine.tool_servers import connect_to, pinning
 from grue.engine.wiring import Wiring
 from grue.mcp_transport.client import ClientOptions
 from grue.messages import (
+    AskApproval,
     DeadlineMissed,
     RequestCompletion,
     RunTurn,
     ServerName,
     TextDelta,
     TurnCompleted,
+    TurnEnd,
     TurnEvent,
     TurnFailed,
+    TurnParked,
 )
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.connection import Disabled, Proven, Settled
@@ -44,8 +48,6 @@ from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
 
 OnDelta: TypeAlias = Callable[[TextDelta], None]
-
-TurnEnd: TypeAlias = TurnCompleted | TurnFailed
 
 _STOP_GRACE_S = 0.05
 """How long actors may take to stop after the turn's end. At most an unwanted completion is still running."""
@@ -109,9 +111,11 @@ class TurnActors:
         return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
 
     @property
-    def end(self) -> TurnEnd | None:
+    def end(self) -> TurnCompleted | TurnFailed | None:
         """How the agent ended the turn; `None`: it has not, or it was stopped before it could."""
-        return None if self._agent is None else self._agent.end
+        end = None if self._agent is None else self._agent.end
+        # A turn of a conversation is never parked.
+        return None if isinstance(end, TurnParked) else end
 
     @property
     def last_request(self) -> RequestCompletion | None:
@@ -177,7 +181,7 @@ class TurnActors:
                 session = SessionActor(
                     supervisor.mailbox(name),
                     agent=agent,
-                    connect=self._connect(name, deadline),
+                    connect=self._wiring.approval.durable(self._connect(name, deadline), command),
                     note=supervisor.note,
                     connection=connections.get(name),
                     deadline=deadline,
@@ -192,9 +196,19 @@ class TurnActors:
                 note=supervisor.note,
                 deadline=deadline,
             )
+            self._agent.approval = self._approval(supervisor, agent)
             supervisor.start(self._agent, whole=True)
             end: TurnEnd = await agent.ask(command, sender="host")
             return end
+
+    def _approval(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Mailbox[AskApproval] | None:
+        """Start the actor that has questions answered, if the turn's policy can ask any."""
+        answer = self._wiring.approval.answerer(self._command, self._wiring.recorder)
+        if answer is None:
+            return None
+        mailbox: Mailbox[AskApproval] = supervisor.mailbox("approval")
+        supervisor.start(ApprovalActor(mailbox, agent=agent, answer=answer))
+        return mailbox
 
     def _connect(self, name: ServerName, deadline: float) -> Connect:
         """Return a factory of the turn's connection to a server: a new one, or one leased from the pool."""

@@ -1,6 +1,6 @@
 """Translate the end of a failed turn into the exception that the host gets."""
 
-from grue.errors import AnswerError, LLMError, MCPError, MCPServerStartupError, TurnTimedOut
+from grue.errors import AnswerError, ApprovalPending, LLMError, MCPError, MCPServerStartupError, TurnTimedOut
 from grue.messages import (
     DeadlineMissed,
     Interrupted,
@@ -10,6 +10,7 @@ from grue.messages import (
     ToolsUnsupported,
     TurnFailed,
     TurnFailure,
+    TurnParked,
 )
 from grue.tool_sessions.failures import failure_text
 
@@ -44,6 +45,16 @@ def error_for(end: TurnFailed) -> MCPError:
             return AnswerError(f"The model gave no acceptable answer in turn {end.turn}: {reason}", raw=raw)
         case Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
+
+
+def pending_error(end: TurnParked) -> ApprovalPending:
+    """Return the error that tells the host about a parked turn."""
+    names = ", ".join(dict.fromkeys(question.name for question in end.questions))
+    text = (
+        f"Turn {end.turn} waits for an approval of {names}. Its sessions are closed, and their state is lost."
+        " To go on: decide on the questions, and call Runner.resume with the trace file and the decisions."
+    )
+    return ApprovalPending(text, turn=end.turn, questions=end.questions, expires_at=end.expires_at)
 
 
 def _kept_text(missed: DeadlineMissed) -> str:

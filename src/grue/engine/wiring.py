@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
+from grue.engine.approval import Approval
 from grue.engine.tool_servers import ToolServer, hide_secrets, usable_servers
 from grue.messages import LlmCommand, ServerName, SupportCheck, TurnEvent
 from grue.processes.limits import ProcessLimits
@@ -36,6 +37,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         process_limits: How server processes are ended.
         elicit: Asks the user a server's question; `None`: always declined.
         tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
+        approval: Who answers when the policy asks about a tool call.
     """
 
     llm: LlmFactory
@@ -45,6 +47,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     process_limits: ProcessLimits
     elicit: Elicit | None
     tool_lock: ToolLock | None
+    approval: Approval = Approval()
 
 
 class EndpointActors:

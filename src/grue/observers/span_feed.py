@@ -43,6 +43,7 @@ from grue.messages import (
     ToolSupportChecked,
     TurnCompleted,
     TurnFailed,
+    TurnParked,
 )
 from grue.observers.spans import (
     CUT_OFF,
@@ -230,6 +231,8 @@ class SpanFeed:
                 self._model, self._endpoint = model, endpoint
             case TurnCompleted():
                 self._end_scope(scope, self._now, body, verdict_of(body))
+            case TurnParked():
+                self._end_scope(scope, self._now, None, Verdict("warning", "parked", "waits for an approval"))
             case TurnFailed(failure=failure):
                 if isinstance(failure, LlmFailure | ToolsUnsupported):
                     self._model, self._endpoint = failure.model, failure.endpoint

@@ -68,14 +68,12 @@ from grue.messages import (
     ToolTimedOut,
     TurnEvent,
     TurnInterrupted,
-    TurnResumed,
 )
 from grue.protocol.turn_approval import decide, ignore, park
 from grue.protocol.turn_end import abandon, closed, fail
 from grue.protocol.turn_replies import complete, final_reply, loop_reply, refuse
 from grue.protocol.turn_sessions import (
     begin,
-    begin_again,
     given_up,
     open_all,
     open_session,
@@ -101,7 +99,7 @@ from grue.protocol.turn_states import (
 )
 from grue.protocol.turn_tools import settle
 
-_UNEXPECTED_AT_THE_END = (RunTurn, TurnResumed, SessionClosed)
+_UNEXPECTED_AT_THE_END = (RunTurn, SessionClosed)
 
 
 class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, named for what it met
@@ -117,8 +115,6 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
     match state, event:
         case Idle(), RunTurn():
             return begin(event)
-        case Idle(), TurnResumed():
-            return begin_again(event)
         case AwaitingSupport(turn=turn), ToolSupportChecked(supported=True):
             return open_all(turn, asking=False)
         case AwaitingSessions(asking=True), ToolSupportChecked(supported=True):

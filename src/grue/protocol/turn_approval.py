@@ -14,7 +14,8 @@ Come here to change what happens between a reply with tool calls and the first c
 `tool_loop.step` calls these functions; they are pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -30,19 +31,35 @@ from grue.messages import (
     CallsDecided,
     DecisionIgnored,
     JsonObject,
+    Resumption,
+    RunTurn,
     ToolCall,
     ToolCallRecord,
     TurnNote,
     TurnParked,
-    TurnResumed,
 )
+from grue.protocol import tool_results
 from grue.protocol.digest import digest
 from grue.protocol.growing import Growing
 from grue.protocol.tool_arguments import read_arguments
-from grue.protocol.tool_calls import ValidCall, deny, read_calls, reject
+from grue.protocol.tool_calls import ValidCall, deny, read_calls, record, reject
 from grue.protocol.tool_policy import CallTerms, definition_digest, judge
 from grue.protocol.turn_end import close
-from grue.protocol.turn_states import AwaitingApproval, JudgedCall, JudgedReply, Transition, Turn
+from grue.protocol.turn_states import (
+    AwaitingApproval,
+    AwaitingClose,
+    AwaitingCompletion,
+    AwaitingReconnect,
+    AwaitingSessions,
+    AwaitingSupport,
+    AwaitingTools,
+    AwaitingVerdict,
+    JudgedCall,
+    JudgedReply,
+    Transition,
+    Turn,
+    TurnState,
+)
 from grue.protocol.turn_tools import start_calls
 
 DENIED_BY_PERSON = "the user does not allow it"
@@ -93,14 +110,12 @@ def call(
         used_before=before,
     )
     questions = tuple(question_about(each) for each in reply.open if each.terms.verdict == "ask")
-    notes: tuple[TurnNote, ...] = (*rejections, *denials)
-    if not questions:
-        return _send(turn, reply, {}, notes)
     accepted, ignored = _accepted(questions, {}, decisions)
+    notes: tuple[TurnNote, ...] = (*rejections, *denials, *ignored)
     state = AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
     if not state.questions:
-        return _send(turn, reply, accepted, (*notes, *ignored))
-    return state, (*notes, *ignored, AskApproval(questions=state.questions))
+        return _send(turn, reply, accepted, notes)
+    return state, (*notes, AskApproval(questions=state.questions))
 
 
 def decide(state: AwaitingApproval, event: CallsDecided) -> Transition:
@@ -119,38 +134,97 @@ def ignore(event: CallsDecided) -> tuple[DecisionIgnored, ...]:
 
 def park(state: AwaitingApproval, event: ApprovalPostponed) -> Transition:
     """Close the sessions, and end with what a later process needs to go on."""
-    turn, reply = state.turn, state.reply
-    questions = tuple(question_about(each) for each in reply.open if each.terms.verdict == "ask")
-    parked = TurnParked(
-        turn=turn.run.turn,
-        questions=questions,
+    return close(state.turn, _parked_at_questions(state, event.expires_at))
+
+
+def _parked_at_questions(state: AwaitingApproval, expires_at: float | None = None) -> TurnParked:
+    reply = state.reply
+    return replace(
+        progress(state.turn),
+        questions=tuple(question_about(each) for each in reply.open if each.terms.verdict == "ask"),
         calls=tuple(reply.calls.values()),
         settled=reply.earlier,
-        expires_at=event.expires_at,
+        expires_at=expires_at,
+        used={**reply.used_before},
+    )
+
+
+def progress(turn: Turn) -> TurnParked:
+    """Return how far a turn has come, without a reply to go on with."""
+    return TurnParked(
+        turn=turn.run.turn,
         iterations=turn.iterations,
         requests=turn.requests,
         tool_calls=turn.records,
         usage=turn.usage,
         batches=turn.batches,
         media_bytes=turn.media_bytes,
+        forced=turn.forced,
         degraded=turn.degraded,
         reconnected=turn.reconnected,
-        used={**reply.used_before},
+        used={**turn.used},
     )
-    return close(turn, parked)
 
 
-def turn_after(event: TurnResumed) -> Turn:
+def cut_off(state: TurnState, called: Collection[CallId]) -> Resumption | None:
+    """Return where a turn goes on whose process was killed; `None`: it had ended, or cannot go on.
+
+    A call that was sent and has no settlement may have taken effect. It is answered with that, and never sent
+    again. Calls that were not sent are judged again, and asked about again: their approval was for a process
+    that is gone.
+
+    Args:
+        state: The state after the last event that the trace holds.
+        called: The calls of which the trace says that they were sent.
+    """
+    match state:
+        case AwaitingClose(end=TurnParked() as parked):
+            return Resumption(parked=parked)
+        case AwaitingApproval():
+            return Resumption(parked=_parked_at_questions(state))
+        case AwaitingTools():
+            return Resumption(parked=_parked_in_calls(state, called))
+        case AwaitingSessions(turn=turn) if turn.run.resumed is not None and not turn.reconnected:
+            return replace(turn.run.resumed, decisions=())
+        case AwaitingSessions(turn=turn, new=new) | AwaitingReconnect(turn=turn, new=new):
+            return Resumption(parked=progress(turn), new=new)
+        case AwaitingSupport(turn=turn):
+            return Resumption(parked=progress(turn), new=turn.opening)
+        case AwaitingCompletion(turn=turn) | AwaitingVerdict(turn=turn):
+            return Resumption(parked=progress(turn))
+        case _:
+            return None
+
+
+def _parked_in_calls(state: AwaitingTools, called: Collection[CallId]) -> TurnParked:
+    turn = state.turn
+    done = {each.call_id: each for each in state.settled}
+    interrupted = tuple(
+        record(call, turn.iterations, "interrupted", tool_results.failure(tool_results.INTERRUPTED))
+        for call_id, call in state.calls.items()
+        if call_id in called and call_id not in done
+    )
+    sent = done.keys() | {each.call_id for each in interrupted}
+    again = Counter(call.name for call_id, call in state.calls.items() if call_id not in sent)
+    return replace(
+        progress(turn),
+        calls=tuple(state.calls.values()),
+        settled=(*done.values(), *interrupted),
+        used={name: max(0, count - again[name]) for name, count in turn.used.items()},
+    )
+
+
+def turn_after(run: RunTurn, parked: TurnParked) -> Turn:
     """Return the turn as it was when it was parked, without its sessions."""
-    parked = event.parked
     return Turn(
-        run=event.run,
+        run=run,
         iterations=parked.iterations,
         requests=parked.requests,
         batches=parked.batches,
         records=parked.tool_calls,
         usage=parked.usage,
         media_bytes=parked.media_bytes,
+        forced=parked.forced,
         degraded=parked.degraded,
         reconnected=parked.reconnected,
         used=parked.used,

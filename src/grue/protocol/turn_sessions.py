@@ -10,12 +10,12 @@ from grue.messages import (
     CheckToolSupport,
     McpDisabled,
     OpenSession,
+    Resumption,
     RunTurn,
     ServerName,
     SessionOpened,
     ToolsUnsupported,
     ToolSupportChecked,
-    TurnResumed,
 )
 from grue.protocol.turn_approval import call, turn_after
 from grue.protocol.turn_asking import ask, force
@@ -25,6 +25,8 @@ from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Transit
 
 def begin(run: RunTurn) -> Transition:
     """Start the turn: check the model, open the sessions, or ask at once if no tools are wanted."""
+    if run.resumed is not None:
+        return _begin_again(run, run.resumed)
     turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if not run.servers or run.limits.max_tool_iterations < 1:
         return ask(turn, "only", turn.opening)
@@ -41,10 +43,9 @@ def open_all(turn: Turn, *, asking: bool) -> Transition:
     return state, (*commands, CheckToolSupport()) if asking else commands
 
 
-def begin_again(event: TurnResumed) -> Transition:
+def _begin_again(run: RunTurn, resumed: Resumption) -> Transition:
     """Start a resumed turn: open the sessions, and then go on with the reply that it was parked at."""
-    turn, run = turn_after(event), event.run
-    state = AwaitingSessions(turn, run.servers, event.new, resumed=event)
+    state = AwaitingSessions(turn_after(run, resumed.parked), run.servers, resumed.new)
     if not run.servers:
         return when_all_reported(state)
     return state, tuple(open_session(run, server) for server in run.servers)
@@ -86,12 +87,13 @@ def _reported(state: AwaitingSessions, turn: Turn, server: ServerName) -> Awaiti
 
 def when_all_reported(state: AwaitingSessions) -> Transition:
     """Send the first request once every session has reported and the model has been checked."""
-    turn, resumed = state.turn, state.resumed
+    turn, resumed = state.turn, state.turn.run.resumed
     if state.pending or state.asking:
         return state, ()
-    if resumed is not None and resumed.parked.calls:
-        parked = resumed.parked
-        return call(turn, parked.calls, settled=parked.settled, decisions=resumed.decisions)
+    if resumed is not None and resumed.parked.calls and not turn.reconnected:
+        return call(turn, resumed.parked.calls, settled=resumed.parked.settled, decisions=resumed.decisions)
+    if turn.forced:
+        return ask(turn, "forced", state.new)
     if turn.tools and turn.budget_reached:
         return force(turn, "budget", state.new)
     if turn.tools:

@@ -28,7 +28,6 @@ from grue.messages import (
     TurnCommand,
     TurnEnd,
     TurnNote,
-    TurnResumed,
     Usage,
     UserText,
 )
@@ -171,14 +170,12 @@ class AwaitingSessions(Struct, frozen=True):
         pending: Servers that have not reported yet.
         new: Conversation items for the next request.
         asking: Whether the check that the model can call tools is still under way.
-        resumed: The turn goes on with this instead of a request.
     """
 
     turn: Turn
     pending: tuple[ServerName, ...]
     new: tuple[ConversationItem, ...]
     asking: bool = False
-    resumed: TurnResumed | None = None
 
 
 class AwaitingCompletion(Struct, frozen=True):

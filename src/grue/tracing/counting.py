@@ -35,6 +35,7 @@ from grue.messages import (
     ToolSkipped,
     ToolTimedOut,
     TurnCompleted,
+    TurnParked,
     Usage,
 )
 from grue.runtime.trace_format import PAYLOADS
@@ -157,7 +158,8 @@ class _Turns:
                 self._ended(envelope.body, round(envelope.t - change.step.start_s, 6), clock.phases)
 
     def _ended(self, end: Any, duration_s: float, phases: Phases) -> None:
-        outcome = end.kind if isinstance(end, TurnCompleted) else "failed"
+        unanswered = "parked" if isinstance(end, TurnParked) else "failed"
+        outcome = end.kind if isinstance(end, TurnCompleted) else unanswered
         self._outcomes[outcome] += 1
         self._iterations += end.iterations
         self._durations.append(duration_s)

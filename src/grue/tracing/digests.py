@@ -19,7 +19,8 @@ class TurnDigest(Struct, kw_only=True):
         turn: The turn's number; 0 for messages before the first turn.
         start_s: Time of its first message, in seconds since the trace began.
         end_s: Time of its last message.
-        outcome: As in `TurnCompleted`; `failed`, `unfinished` (the trace ends in it), or empty for no turn.
+        outcome: As in `TurnCompleted`; `failed`, `parked`, `unfinished` (the trace ends in it), or
+            empty for no turn.
         reason: Why it is not `answered`; printable.
         action: What the host did with the answer, in a few words; printable.
         requests: How many completions were requested.
@@ -70,6 +71,8 @@ def _add(digest: TurnDigest, body: EpisodeBody) -> None:
             digest.outcome, digest.reason = kind, printable(reason, _REASON_CHARS)
         case messages.TurnFailed():
             digest.outcome, digest.reason = "failed", printable(summarize(body), _REASON_CHARS)
+        case messages.TurnParked():
+            digest.outcome, digest.reason = "parked", printable(summarize(body), _REASON_CHARS)
         case messages.RequestCompletion():
             digest.requests += 1
         case messages.CompletionReceived(usage=usage, tool_calls=calls):

@@ -141,6 +141,19 @@ def _completed(body: m.TurnCompleted) -> str:
     return f"{body.kind}{because}: {_json(body.answer)}; {counts}"
 
 
+def _asked_about(questions: tuple[m.ApprovalQuestion, ...]) -> str:
+    return ", ".join(f"{each.call_id} {each.name} {_json(each.arguments)}" for each in questions)
+
+
+def _decisions(body: m.CallsDecided) -> str:
+    words = (f"{each.call_id} {each.verdict} {_changed_to(each)}".strip() for each in body.decisions)
+    return ", ".join(words)
+
+
+def _changed_to(decision: m.ApprovalDecision) -> str:
+    return decision.reason if decision.arguments is None else _json(decision.arguments)
+
+
 def _opened(body: m.SessionOpened) -> str:
     names = ", ".join(tool.tool for tool in body.tools)
     again = f", attempt {body.attempt}" if body.attempt > 1 else ""
@@ -262,6 +275,10 @@ _TABLE: dict[type, _Row] = {
     m.TurnCompleted: _Row(
         _completed, judge=lambda body: ("good", "") if body.kind == "answered" else ("warn", body.kind)
     ),
+    m.TurnParked: _warn("parked", lambda body: f"waits for an approval of {_asked_about(body.questions)}"),
+    m.TurnResumed: _Row(
+        lambda body: f"turn {body.turn} goes on{', its questions have expired' if body.expired else ''}"
+    ),
     m.TurnFailed: _fail("failed", lambda body: _failure(body.failure)),
     m.DeadlinePassed: _fail("deadline", lambda body: f"limit {body.limit_s:g} s"),
     m.TurnInterrupted: _fail("interrupted", lambda body: body.reason),
@@ -295,6 +312,10 @@ _TABLE: dict[type, _Row] = {
     m.SessionPrewarmed: _Row(lambda body: f"{body.server}{_process(body.pid)}, {_time(body.elapsed_s)}"),
     m.PrewarmLost: _warn("spare lost", lambda body: f"{body.server}: {body.cause}"),
     # Calls
+    m.AskApproval: _Row(lambda body: _asked_about(body.questions)),
+    m.CallsDecided: _Row(_decisions),
+    m.ApprovalPostponed: _Row(lambda _: "nobody answers now"),
+    m.DecisionIgnored: _warn("ignored", lambda body: body.reason, lambda body: body.call_id),
     m.CallTools: _Row(
         lambda body: f"{body.server}: {', '.join(f'{call.call_id} {call.tool}' for call in body.calls)}"
     ),

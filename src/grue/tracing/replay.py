@@ -19,7 +19,7 @@ from grue.messages import CompletionFailed, CompletionReceived, CompletionRetrie
 from grue.tracing.changes import Changes
 from grue.tracing.divergence import Divergence
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.replay_agent import AGENT, RecordedTurn, TurnEnd, recorded_turn, replay_agent
+from grue.tracing.replay_agent import AGENT, RecordedTurn, ReplayEnd, recorded_turn, replay_agent
 from grue.tracing.replay_sessions import Connections, replay_sessions
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
@@ -39,7 +39,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
 
     turn: int
     compared: int
-    end: TurnEnd
+    end: ReplayEnd
     divergence: Divergence | None = None
 
 

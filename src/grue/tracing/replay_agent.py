@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.messages import (
+    AskApproval,
     CallTools,
     CheckToolSupport,
     CloseSession,
@@ -23,10 +24,12 @@ from grue.messages import (
     SessionClosed,
     TurnCommand,
     TurnCompleted,
+    TurnEnd,
     TurnEvent,
     TurnFailed,
     TurnInterrupted,
     TurnNote,
+    TurnParked,
 )
 from grue.protocol.tool_loop import IllegalEvent, step
 from grue.protocol.turn_states import Finished, Idle, TurnState
@@ -39,8 +42,10 @@ from grue.tracing.redacted_text import quote_placeholders, same_redacted
 from grue.tracing.turn_slices import TurnSlice, causes
 
 AGENT = "agent"
+NOTED_EVENTS = (DeadlinePassed, TurnInterrupted)
+"""Events of the agent's machine that do not come through its mailbox; the agent records them as notes."""
 
-TurnEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
+ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
 """How a recorded turn ends: with its outcome, by a crash of the agent, by a cancellation, or unfinished."""
 
 
@@ -84,7 +89,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     @property
     def may_stop(self) -> bool:
         """Whether the agent may have ended before it carried out all commands of the machine."""
-        if any(isinstance(envelope.body, TurnCompleted | TurnFailed) for envelope in self.said):
+        if any(isinstance(envelope.body, TurnEnd) for envelope in self.said):
             return False
         # An agent that is cancelled before it reads anything records nothing.
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
@@ -98,7 +103,7 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> RecordedTurn | Non
         body = envelope.body
         if envelope.receiver == AGENT:
             inbox.append(envelope)
-        elif isinstance(body, DeadlinePassed | TurnInterrupted):
+        elif isinstance(body, NOTED_EVENTS):
             noted.append(envelope)
         elif isinstance(body, ActorFailed):
             crash = envelope if body.actor == AGENT else crash
@@ -129,7 +134,7 @@ class AgentReplay(Struct, frozen=True, kw_only=True):
     """
 
     compared: int
-    end: TurnEnd
+    end: ReplayEnd
     divergence: Divergence | None
     commands: dict[int, TurnCommand | TurnNote]
 
@@ -220,7 +225,7 @@ class _Drive:
             cause=event.seq,
         )
         # The cause of a turn's end is always the host's `RunTurn`, whichever event led to it.
-        ends = isinstance(command, TurnCompleted | TurnFailed)
+        ends = isinstance(command, TurnEnd)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
             return self._unexpected(recorded)
@@ -242,7 +247,9 @@ class _Drive:
                 return command.server
             case RequestCompletion() | CheckToolSupport():
                 return "llm"
-            case TurnCompleted() | TurnFailed():
+            case AskApproval():
+                return "approval"
+            case TurnCompleted() | TurnFailed() | TurnParked():
                 return self._turn.begun.sender
             case _:
                 return "trace"
@@ -274,10 +281,10 @@ class _Drive:
         because = causes(recorded, self._turn.by_seq)
         return Divergence(turn=self._turn.run.turn, left=recorded, right=None, because=because)
 
-    def _early_end(self) -> TurnEnd:
+    def _early_end(self) -> ReplayEnd:
         if self._turn.crash is not None:
             return "crashed"
         return "interrupted" if self._turn.interrupted else "unfinished"
 
-    def _ended(self, end: TurnEnd, divergence: Divergence | None = None) -> AgentReplay:
+    def _ended(self, end: ReplayEnd, divergence: Divergence | None = None) -> AgentReplay:
         return AgentReplay(compared=self._compared, end=end, divergence=divergence, commands=self._commands)

@@ -5,7 +5,7 @@ a `StepTracker` what is under way, so that they agree.
 
 | step     | begins with                         | ends with                                            |
 |----------|-------------------------------------|------------------------------------------------------|
-| turn     | `RunTurn`                           | `TurnCompleted`, `TurnFailed`                        |
+| turn     | `RunTurn`                           | `TurnCompleted`, `TurnFailed`, `TurnParked`          |
 | model    | `RequestCompletion`                 | `CompletionReceived`, `CompletionFailed`             |
 | check    | `CheckToolSupport`                  | `ToolSupportChecked`                                 |
 | session  | `OpenSession`                       | `SessionClosed`, `McpDisabled`, `StartupFailed`      |
@@ -231,6 +231,7 @@ class StepTracker:
         messages.RunTurn: _run_turn,
         messages.TurnCompleted: _end_turn,
         messages.TurnFailed: _end_turn,
+        messages.TurnParked: _end_turn,
         ActorFailed: _crash,
         messages.OpenSession: _open_session,
         messages.ConnectFailed: _connect_failed,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 
 from grue.facts import EpisodeResumed
-from grue.messages import RunTurn, TurnCompleted, TurnFailed
+from grue.messages import RunTurn, TurnEnd
 from grue.runtime.supervisor import ActorFailed
 from grue.tracing.reading import EpisodeEnvelope
 
@@ -100,7 +100,7 @@ class TurnSplitter:
         turn_slice.envelopes.append(envelope)
         turn_slice.resumed = turn_slice.resumed or resumes
         turn_slice.begun = turn_slice.begun or isinstance(body, RunTurn)
-        turn_slice.over = turn_slice.over or isinstance(body, TurnCompleted | TurnFailed | ActorFailed)
+        turn_slice.over = turn_slice.over or isinstance(body, TurnEnd | ActorFailed)
         turn_slice.overtaken = False
 
     def _of(self, turn: int) -> TurnSlice | None:

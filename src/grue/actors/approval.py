@@ -1,0 +1,36 @@
+"""The approval actor: has the questions about a reply's tool calls answered, by a person or by parking.
+
+It is an actor of its own, because a person may take long: meanwhile the agent receives the deadline. Who
+answers is decided where the turn is put together (`engine/approval.py`).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from grue.messages import ApprovalPostponed, ApprovalQuestion, AskApproval, CallsDecided, TurnEvent
+from grue.runtime.actor import Actor
+from grue.runtime.channel import Mailbox
+from grue.runtime.trace import Envelope
+
+Answer: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], Awaitable[CallsDecided | ApprovalPostponed]]
+"""Answers all questions about one reply."""
+
+
+class ApprovalActor(Actor[AskApproval]):
+    """Answers `AskApproval`.
+
+    Args:
+        mailbox: Receives the questions.
+        agent: Gets the answer.
+        answer: Finds it.
+    """
+
+    def __init__(self, mailbox: Mailbox[AskApproval], *, agent: Mailbox[TurnEvent], answer: Answer) -> None:
+        super().__init__(mailbox)
+        self._agent = agent
+        self._answer = answer
+
+    async def receive(self, envelope: Envelope[AskApproval]) -> None:
+        """Have the questions of one reply answered, and tell the agent."""
+        answer = await self._answer(envelope.body.questions)
+        await self._agent.send(answer, sender=self.name, cause=envelope.seq)

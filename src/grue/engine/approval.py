@@ -1,0 +1,212 @@
+"""Who answers when a policy asks: the host's callback, a later process, or nobody.
+
+Come here to change how the `approve` callback is called, or when a turn can be parked. The turn's machine
+(`protocol/turn_approval.py`) decides what follows from an answer.
+"""
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
+
+import anyio
+import anyio.to_thread
+import msgspec
+from msgspec import Struct
+
+from grue.actors.approval import Answer
+from grue.engine.durable_calls import DurableConnection
+from grue.errors import MCPConfigError, TraceError
+from grue.messages import (
+    ApprovalDecision,
+    ApprovalPostponed,
+    ApprovalQuestion,
+    CallId,
+    CallsDecided,
+    DecisionIgnored,
+    RunTurn,
+)
+from grue.runtime.host_code import HostCodeFailed, host_code
+from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace_file import TraceWriter
+from grue.tool_sessions.connection import Connect
+
+NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
+NOT_ANSWERED = "the question about it was not answered"
+REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
+
+ApprovalAnswer: TypeAlias = bool | Iterable[ApprovalDecision] | None
+"""`True` approves all calls, `False` denies them; or one decision for each question. `None` parks the turn if
+parking is configured, and denies the calls otherwise."""
+
+Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | Awaitable[ApprovalAnswer]]
+"""The host's callback; a plain function runs in a thread of its own."""
+
+
+class Parking:
+    """Whether the turns of a recorder can be parked: they need a trace file from which nothing was removed.
+
+    Args:
+        recorder: Records the turns.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._redacted: set[int] = set()
+        recorder.add(self._watch)
+
+    @property
+    def writer(self) -> TraceWriter | None:
+        """What writes the trace file; `None`: there is none."""
+        writers = (each for each in self._recorder.observers if isinstance(each, TraceWriter))
+        return next(writers, None)
+
+    def require(self, command: RunTurn) -> None:
+        """Check that a turn that starts now could be parked.
+
+        Raises:
+            MCPConfigError: There is no trace file, or it would lack a secret that the turn's texts contain.
+                Or the turn continues a conversation, whose saved file would not know of the rest.
+        """
+        if self.writer is None:
+            raise MCPConfigError(
+                "Parking needs a trace file, because a later process goes on from there."
+                " Add one with recorder.add(TraceWriter(...)), or set parking = false in the tool policy."
+            )
+        if command.history is not None:
+            raise MCPConfigError(
+                "A turn that continues a conversation cannot be parked. Set parking = false in the tool"
+                " policy, and answer its questions with the runner's approve callback."
+            )
+        written = msgspec.json.encode(command)
+        if self._recorder.redacted(written) != written:
+            raise MCPConfigError(
+                "This turn cannot be parked: its texts contain a secret, which the trace file may not hold."
+                " Remove it from the texts, or set parking = false in the tool policy."
+            )
+        self._redacted.discard(command.turn)
+
+    async def is_redacted(self, turn: int) -> bool:
+        """Return whether a secret was removed from a message of the turn."""
+        await self._recorder.shown()
+        return turn in self._redacted
+
+    async def written(self) -> bool:
+        """Flush everything recorded so far, and return whether it is on file. The event loop goes on."""
+        writer = self.writer
+        if writer is None:
+            return False
+        try:
+            await self._recorder.shown()
+            return await anyio.to_thread.run_sync(writer.flush)
+        except TraceError:
+            return False
+
+    def _watch(self, envelope: Envelope[Any], line: bytes) -> None:
+        del line
+        if envelope.redacted:
+            self._redacted.add(envelope.turn)
+
+
+class Approval(Struct, frozen=True):
+    """How a runner's turns get answers.
+
+    Attributes:
+        approve: The host's callback; `None`: there is none.
+        parking: Set if turns are parked.
+    """
+
+    approve: Approve | None = None
+    parking: Parking | None = None
+
+    def require_parking(self, command: RunTurn) -> None:
+        """Check that a turn that may be parked can be; raises `MCPConfigError`."""
+        if self.parking is not None:
+            self.parking.require(command)
+
+    def answerer(self, command: RunTurn, recorder: Recorder) -> Answer | None:
+        """Return what answers the questions of a turn; `None`: its policy never asks."""
+        if all(rule.verdict != "ask" for rule in command.tool_policy.rules):
+            return None
+        return _Answerer(self, command, recorder)
+
+    def durable(self, connect: Connect, command: RunTurn) -> Connect:
+        """Return connections whose calls are on file before they are sent, if the turn can be parked."""
+        parking = self.parking
+        if parking is None:
+            return connect
+        return lambda note: DurableConnection(connect(note), command.tool_policy, parking.written)
+
+
+class _Answerer:
+    """Answers the questions of one turn."""
+
+    def __init__(self, approval: Approval, command: RunTurn, recorder: Recorder) -> None:
+        self._approval = approval
+        self._command = command
+        self._recorder = recorder
+
+    async def __call__(self, questions: tuple[ApprovalQuestion, ...]) -> CallsDecided | ApprovalPostponed:
+        approve, parking = self._approval.approve, self._approval.parking
+        answer = None if approve is None else await self._ask(approve, questions)
+        if answer is not None:
+            return CallsDecided(decisions=_decisions(questions, answer))
+        if parking is None:
+            return _denied(questions, NOBODY_TO_ASK)
+        if await parking.is_redacted(self._command.turn):
+            return _denied(questions, REDACTED)
+        park_for_s = self._command.tool_policy.park_for_s
+        return ApprovalPostponed(expires_at=None if park_for_s is None else time.time() + park_for_s)
+
+    async def _ask(self, approve: Approve, questions: tuple[ApprovalQuestion, ...]) -> ApprovalAnswer:
+        answer: ApprovalAnswer
+        if inspect.iscoroutinefunction(approve):
+            with host_code():
+                answer = await approve(questions)
+            return answer
+        late = False
+
+        def ask() -> Any:
+            try:
+                given = approve(questions)
+            except BaseException as error:
+                raise HostCodeFailed(error) from error
+            if late:
+                self._note_late(questions)
+            return given
+
+        try:
+            # A thread of its own: a person may take long, and other threads are there for work.
+            given = await anyio.to_thread.run_sync(
+                ask, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+            )
+        except anyio.get_cancelled_exc_class():
+            late = True
+            raise
+        with host_code():
+            answer = await given if inspect.isawaitable(given) else given
+        return answer
+
+    def _note_late(self, questions: tuple[ApprovalQuestion, ...]) -> None:
+        for question in questions:
+            ignored = DecisionIgnored(call_id=CallId(question.call_id), reason="the turn was over")
+            self._recorder.record(ignored, sender="approval", turn=self._command.turn)
+
+
+def _decisions(
+    questions: tuple[ApprovalQuestion, ...], answer: bool | Iterable[ApprovalDecision]
+) -> tuple[ApprovalDecision, ...]:
+    if isinstance(answer, bool):
+        return tuple(question.approve() if answer else question.deny() for question in questions)
+    with host_code():
+        decisions = tuple(answer)
+        wrong = next((each for each in decisions if not isinstance(each, ApprovalDecision)), None)
+        if wrong is not None:
+            raise TypeError(f"approve returned {wrong!r}; it should return decisions, True or False")
+    answered = {decision.call_id for decision in decisions}
+    rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
+    return (*decisions, *rest)
+
+
+def _denied(questions: tuple[ApprovalQuestion, ...], reason: str) -> CallsDecided:
+    return CallsDecided(decisions=tuple(question.deny(reason) for question in questions))

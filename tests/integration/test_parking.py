@@ -1,0 +1,255 @@
+"""Turns that wait for a person: parked, and resumed by another process, whatever happens to either."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from parked_turns import DELETE, Job, Stage, runner, wait_until_past
+
+from grue import (
+    ApprovalPending,
+    MCPConfigError,
+    NothingToResume,
+    Recorder,
+    TraceWriter,
+    TurnRequest,
+    parked_turns,
+)
+from grue.errors import TraceError
+from grue.messages import CompletionReceived, RunTurn, ToolCalled, ToolSkipped, TurnCompleted, TurnResumed
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tracing.reading import read_episode
+
+KEPT = '{"error":"Tool call denied: keep it","content":null}'
+
+
+def model(request: LlmRequest) -> LlmReply:
+    """Look, then delete, then say what came of it."""
+    told = [message["content"] for message in request.messages if message["role"] == "tool"]
+    if not told:
+        return tool_calls_reply(("box.look", {}))
+    if len(told) == 1:
+        return tool_calls_reply(("box.look", {}), DELETE)
+    return text_reply(f"The tool said: {told[-1]}")
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture
+def llm() -> Iterator[ScriptedLlmServer]:
+    with ScriptedLlmServer(model) as server:
+        yield server
+
+
+@pytest.fixture
+def job(tmp_path: Path, llm: ScriptedLlmServer) -> Job:
+    return Job(action="run", folder=str(tmp_path), base_url=llm.base_url)
+
+
+def deleted(job: Job) -> list[str]:
+    file = Path(job.folder, "deleted")
+    return file.read_text().split() if file.exists() else []
+
+
+def bodies(job: Job, *kinds: type) -> list[Any]:
+    return [item.body for item in read_episode(job.folder).envelopes if isinstance(item.body, kinds)]
+
+
+def test_a_parked_turn_is_resumed_by_another_process(job: Job, stage: Stage) -> None:
+    (said,) = stage.do(job)
+    assert said.startswith("ApprovalPending: Turn 1 waits for an approval of box.delete.")
+    assert "their state is lost" in said
+    (parked,) = parked_turns(job.folder)
+    (question,) = parked.questions
+    assert (question.name, question.arguments, question.reason) == ("box.delete", DELETE[1], "it deletes")
+    assert deleted(job) == []
+    (said,) = stage.do(replace(job, action="resume"))
+    assert said == 'The tool said: {"content":"deleted"}'
+    assert deleted(job) == ["old.txt"]
+    (end,) = bodies(job, TurnCompleted)
+    assert (end.requests, end.iterations, len(end.tool_calls)) == (3, 2, 3)
+    assert end.usage == sum((each.usage for each in bodies(job, CompletionReceived)), start=type(end.usage)())
+    assert parked_turns(job.folder) == []
+
+
+def test_a_denial_is_told_to_the_model_and_skips_nothing_else(job: Job, stage: Stage) -> None:
+    stage.do(job)
+    (said,) = stage.do(replace(job, action="resume", decide="deny"))
+    assert said == f"The tool said: {KEPT}"
+    assert deleted(job) == []
+    assert [called.tool for called in bodies(job, ToolCalled)] == ["look", "look"]
+    assert bodies(job, ToolSkipped) == []
+
+
+def test_changed_arguments_are_used_and_told_to_the_model(job: Job, stage: Stage) -> None:
+    stage.do(job)
+    (said,) = stage.do(replace(job, action="resume", decide="change"))
+    assert deleted(job) == ["new.txt"]
+    assert 'The user changed the arguments of this call to {\\"name\\":\\"new.txt\\"}' in said
+
+
+def test_an_expired_question_is_denied(job: Job, stage: Stage) -> None:
+    job = replace(job, park_for_s=0.01)
+    stage.do(job)
+    (parked,) = parked_turns(job.folder)
+    assert parked.expires_at is not None
+    wait_until_past(parked.expires_at)
+    (said,) = stage.do(replace(job, action="resume"))
+    assert "Tool call denied: the question about it has expired" in said
+    assert deleted(job) == []
+    assert [resumed.expired for resumed in bodies(job, TurnResumed)] == [True]
+
+
+def test_two_decisions_at_once_are_used_once(job: Job, stage: Stage) -> None:
+    stage.do(job)
+    said = stage.do(*[replace(job, action="resume")] * 2)
+    assert sorted(words.split(":")[0] for words in said) in (
+        ["NothingToResume", "The tool said"],
+        ["The tool said", "TraceError"],
+    )
+    assert deleted(job) == ["old.txt"]
+    assert len(bodies(job, TurnResumed)) == 1
+
+
+def test_a_park_is_consumed_once(job: Job, stage: Stage) -> None:
+    stage.do(job)
+    stage.do(replace(job, action="resume"))
+    (said,) = stage.do(replace(job, action="resume"))
+    assert said.startswith("NothingToResume: Turn 1 of")
+    assert "it ended (answered, after it was resumed)" in said
+    assert deleted(job) == ["old.txt"]
+
+
+def test_a_changed_definition_is_asked_about_again(job: Job, stage: Stage) -> None:
+    stage.do(job)
+    changed = replace(job, action="resume", description="Delete a file, and another one.")
+    (said,) = stage.do(changed)
+    assert said.startswith("ApprovalPending")
+    assert deleted(job) == []
+    (said,) = stage.do(changed)
+    assert deleted(job) == ["old.txt"]
+
+
+def test_without_a_decision_the_question_is_asked_again(job: Job, stage: Stage) -> None:
+    stage.do(job)
+    (said,) = stage.do(replace(job, action="resume", decide=""))
+    assert said.startswith("ApprovalPending")
+    (said,) = stage.do(replace(job, action="resume"))
+    assert deleted(job) == ["old.txt"]
+    assert bodies(job, TurnCompleted)[0].requests == 3
+
+
+def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
+    with runner(job, trace=True) as made:
+        with pytest.raises(ApprovalPending) as pending:
+            made.run_turn(TurnRequest(system="s", user="Tidy up.", turn_timeout_s=60.0))
+        assert (pending.value.turn, pending.value.expires_at) == (1, None)
+        decisions = [question.approve() for question in pending.value.questions]
+        outcome = made.resume(job.folder, decisions)
+        assert made.spent.requests == outcome.requests == 3
+        assert made.spent.tokens == outcome.usage.input_tokens + outcome.usage.output_tokens
+        with pytest.raises(NothingToResume):
+            made.resume(job.folder, decisions)
+    first, second = bodies(job, RunTurn)
+    assert 0 < second.limits.turn_timeout_s < first.limits.turn_timeout_s
+
+
+def test_start_turn_raises_it_and_a_batch_yields_it(job: Job) -> None:
+    with runner(job, trace=True) as made:
+        handle = made.start_turn(TurnRequest(system="s", user="u"))
+        with pytest.raises(ApprovalPending):
+            handle.result()
+        items = list(made.map([TurnRequest(system="s", user="u")] * 2))
+        assert [getattr(item.error, "turn", None) for item in items] == [1, 2]
+        with pytest.raises(NothingToResume, match=r"several turns that can be resumed: 1, 2\. Name one"):
+            made.resume(job.folder)
+        assert isinstance(items[1].error, ApprovalPending)
+        decisions = [question.deny("keep it") for question in items[1].error.questions]
+        assert KEPT in made.resume(job.folder, decisions, turn=2).response
+
+
+def test_parking_needs_a_trace_file(job: Job, llm: ScriptedLlmServer) -> None:
+    with runner(job, trace=False) as made, pytest.raises(MCPConfigError, match="Parking needs a trace file"):
+        made.run_turn(TurnRequest(system="s", user="u"))
+    assert llm.requests == []
+
+
+def test_a_turn_with_a_secret_in_its_texts_is_refused_at_once(job: Job, llm: ScriptedLlmServer) -> None:
+    with runner(job, trace=True) as made:
+        made.recorder.hide("password", "correct horse battery")
+        with pytest.raises(MCPConfigError, match="its texts contain a secret"):
+            made.run_turn(TurnRequest(system="s", user="It is: correct horse battery"))
+    assert llm.requests == []
+
+
+def test_a_turn_whose_trace_lost_a_secret_is_not_parked(job: Job) -> None:
+    with runner(job, trace=True) as made:
+        made.recorder.hide("word", "dust")  # what the tool returns first
+        outcome = made.run_turn(TurnRequest(system="s", user="u"))
+    assert "a secret was removed from its trace" in outcome.response
+    assert deleted(job) == []
+
+
+def test_a_call_that_cannot_be_put_on_file_is_not_made(
+    job: Job, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.do(job)
+    flushed = TraceWriter.flush
+    with runner(job, trace=False) as made:
+        decisions = [each.approve() for parked in parked_turns(job.folder) for each in parked.questions]
+        times: list[int] = []
+
+        def flush(writer: TraceWriter, within_s: float = 2.0) -> bool:
+            times.append(1)
+            return flushed(writer, within_s) and len(times) <= 2  # the first ones are for `TurnResumed`
+
+        monkeypatch.setattr(TraceWriter, "flush", flush)
+        outcome = made.resume(job.folder, decisions)
+    assert "not sent, because the trace file could not be written" in outcome.response
+    assert deleted(job) == []
+
+
+def test_another_trace_of_the_same_runner_is_refused(job: Job, stage: Stage, tmp_path: Path) -> None:
+    stage.do(job)
+    recorder = Recorder()
+    recorder.add(TraceWriter(tmp_path / "other.jsonl", episode="o"))
+    with runner(job, trace=False) as made:
+        made.recorder.add(recorder.observers[0])
+        with pytest.raises(TraceError, match="with a runner of its own"):
+            made.resume(job.folder)
+    recorder.observers[0].close()  # type: ignore[attr-defined]  # it is the writer
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_whenever_it_is_killed_a_call_never_runs_twice_without_being_said(
+    job: Job, stage: Stage, kills: int, llm: ScriptedLlmServer
+) -> None:
+    del llm
+    chance = random.Random(f"{kills}")
+    for number in range(kills):
+        folder = Path(job.folder, f"{number}")
+        folder.mkdir()
+        mine = replace(job, folder=str(folder))
+        stage.do(mine)
+        again = replace(mine, action="resume")
+        stage.do(replace(again, kill_after_s=chance.uniform(0.0, 0.12)))
+        ran = len(deleted(mine))
+        (said,) = stage.do(again)
+        if said.startswith("ApprovalPending"):
+            # It was killed before the call: the approval was for a process that is gone.
+            assert not ran
+            (said,) = stage.do(again)
+        called = [each for each in bodies(mine, ToolCalled) if each.tool == "delete"]
+        assert len(called) <= 1, "a call that may have run is never sent again"
+        assert len(deleted(mine)) <= 1
+        if not deleted(mine) or "interrupted; it may have taken effect" in said:
+            assert "interrupted; it may have taken effect" in said or said.startswith("NothingToResume")
+        else:
+            assert '{"content":"deleted"}' in said or said.startswith("NothingToResume")
