@@ -211,9 +211,9 @@ def test_p9_ctrl_c_ends_a_call_and_its_server(presses: int) -> None:
 
 
 def test_limits_are_those_given() -> None:
-    limits = TurnLimits(tool_call_timeout_s=0.2, server_startup_timeout_s=0.3)
-    with client("--silent-at", "call", limits=limits) as tools:
+    with client("--silent-at", "call", limits=TurnLimits(tool_call_timeout_s=0.2)) as tools:
         assert tools.call("faulty.echo", {"text": "hi"}).is_error
+    limits = TurnLimits(server_startup_timeout_s=0.3)
     with client("--silent-at", "initialize", limits=limits) as tools:
         outcome = tools.connect()["faulty"]
     assert isinstance(outcome, ServerFailure)

@@ -132,6 +132,11 @@ class Parameters:
         for name, parameter in self._by_pydantic.items():
             properties[name], components = parameter.add_schema(components)
         for name, text in texts.items():
+            parameter_read = self._by_pydantic.get(name)
+            if parameter_read is not None and not parameter_read.described:
+                # pydantic has put the docstring of the model's class here, which says what the model is. What
+                # the parameter is for matters more.
+                properties[name]["description"] = text
             properties[name].setdefault("description", text)
         if components:
             own["$defs"] = components

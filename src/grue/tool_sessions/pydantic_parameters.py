@@ -9,12 +9,22 @@ from typing import Annotated, Any
 import pydantic
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
 from grue.tool_sessions.function_parameters import InvalidArgumentsError
 
 _MAX_FAULTS = 5
 _UNREADABLE = (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError)
+
+
+class _WithoutFieldTitles(GenerateJsonSchema):
+    """Leaves out the title that pydantic makes from each field's name: the model pays for it by the token."""
+
+    def field_title_should_be_set(self, schema: object) -> bool:
+        """Return that no field gets one."""
+        del schema
+        return False
 
 
 class PydanticParameter:
@@ -27,6 +37,7 @@ class PydanticParameter:
 
     Attributes:
         required: Whether it has no default.
+        described: Whether a `Field` describes it.
 
     Raises:
         TypeError: pydantic cannot read the type, or JSON cannot express it.
@@ -40,6 +51,8 @@ class PydanticParameter:
             self.required = default.is_required()
         else:
             self.required = default is inspect.Parameter.empty
+        metadata = getattr(annotation, "__metadata__", ())
+        self.described = any(isinstance(part, FieldInfo) and part.description for part in metadata)
         try:
             self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(annotation)
             self._adapter.json_schema()
@@ -73,7 +86,9 @@ class PydanticParameter:
         return schema, {**components, **own}
 
     def _schema(self, prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        schema = self._adapter.json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+        schema = self._adapter.json_schema(
+            ref_template=f"#/$defs/{prefix}{{model}}", schema_generator=_WithoutFieldTitles
+        )
         own = {f"{prefix}{name}": definition for name, definition in schema.pop("$defs", {}).items()}
         if not self.required and not isinstance(self._default, FieldInfo):
             with contextlib.suppress(PydanticSerializationError):  # such a default is used, but not shown

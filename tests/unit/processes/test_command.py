@@ -1,9 +1,15 @@
-"""What is kept of a command's output."""
+"""What is kept of a command's output, and that reading it leaves time for other tasks."""
 
+import os
+
+import anyio
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transport_servers import CAT
 
-from grue.processes.command import Capture
+from grue.processes.command import Capture, Command
+from grue.processes.process_group import ProcessRegistry
 
 
 @given(chunks=st.lists(st.binary(max_size=50), max_size=20), limit=st.integers(0, 60))
@@ -22,3 +28,16 @@ def test_the_beginning_and_the_end_are_kept_within_the_limit(chunks: list[bytes]
         assert abs(len(head) - len(tail)) <= 1
     else:
         assert capture.parts == (written,)
+
+
+@pytest.mark.anyio
+async def test_output_that_never_pauses_can_be_cancelled() -> None:
+    endless = os.open("/dev/zero", os.O_RDONLY)
+    try:
+        command = Command(CAT, ProcessRegistry())
+        with anyio.move_on_after(0.05) as scope:
+            await command._capture(endless, command.stdout)
+    finally:
+        os.close(endless)
+    assert scope.cancelled_caught
+    assert command.stdout.size > 0

@@ -22,6 +22,8 @@ class Leg(BaseModel):
 
 
 class Route(BaseModel):
+    """Several legs."""
+
     legs: list[Leg]
     note: str | None = None
 
@@ -74,7 +76,8 @@ def test_a_pydantic_model_is_a_parameter_like_any_other() -> None:
     assert schema["required"] == ["route"]
     assert schema["properties"]["route"]["description"] == "Where to go."
     assert schema["properties"]["times"] == {"type": "integer", "default": 1}
-    assert schema["$defs"]["Leg"]["properties"]["to"]["description"] == "Where it ends."
+    assert schema["$defs"]["Leg"]["properties"]["to"] == {"type": "string", "description": "Where it ends."}
+    assert properties(go)["route"]["description"] == "Several legs."
     given = read.convert({"route": {"legs": [{"to": "hall", "km": 2}]}})
     assert given == {"route": Route(legs=[Leg(to="hall", km=2)]), "times": 1}
 
