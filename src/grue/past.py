@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from grue.errors import TraceError
+from grue.errors import LLMError, TraceError
 from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.messages import (
     CompletionReceived,
@@ -46,12 +46,24 @@ from grue.runtime.safe_open import read_regular
 from grue.tracing.presentation import kind_of
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
-__all__ = ["FINAL_STATUSES", "Past", "TurnEnd", "has_result", "read_past"]
+__all__ = ["FINAL_STATUSES", "Past", "TurnEnd", "ends_episode", "has_result", "read_past"]
 
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed
 
 FINAL_STATUSES = frozenset({401, 402, 403, 404})
 """HTTP statuses after which every further turn would fail too: key, credit, permission, model."""
+
+
+def ends_episode(error: LLMError | LlmFailure, *, answered: bool) -> bool:
+    """Return whether an error ends the episode instead of one turn.
+
+    Args:
+        error: The error.
+        answered: Whether the model has answered in the episode. If the endpoint was never reached, its
+            address is most likely wrong, or it does not run, and another turn would not mend that.
+    """
+    return error.status in FINAL_STATUSES or (error.kind == "unreachable" and not answered)
+
 
 _LARGEST_RESULT = 64 * 2**20
 _Started = TypeVar("_Started", bound=EpisodeStarted)
@@ -71,6 +83,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         conditions: The conditions, such as the model, of the last run.
         max_turns: The turn limit of the last resume; 0: that of the start.
         lasted_s: How long the episode has run, in seconds.
+        answered: Whether the model has given an answer.
     """
 
     started: _Started
@@ -82,6 +95,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
     conditions: dict[str, str] = field(default_factory=dict)
     max_turns: int = 0
     lasted_s: float = 0.0
+    answered: bool = False
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Take an envelope that may hold a fact of the host; override it.
@@ -108,7 +122,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
             case CompletionReceived(usage=usage) if envelope.receiver == "agent":
                 return unended.plus(0, usage)
             case TurnCompleted() | TurnFailed() as end:
-                self.end = end if _has_a_result(end) else None
+                self.end = end if _has_a_result(end, answered=self.answered) else None
+                self.answered = self.answered or (isinstance(end, TurnCompleted) and end.kind != "fallback")
                 self.tool_calls += len(end.tool_calls)
                 self.spent = self.spent.plus(end.requests, end.usage)
                 return Spent()
@@ -162,12 +177,12 @@ def read_past(path: str | PathLike[str], kind: type[_P], *, needed: tuple[type, 
     return past
 
 
-def _has_a_result(end: TurnEnd) -> bool:
+def _has_a_result(end: TurnEnd, *, answered: bool) -> bool:
     """Return whether a host can go on from such an end. After other failures the turn is run again."""
     if isinstance(end, TurnCompleted):
         return True
     if isinstance(end.failure, LlmFailure):
-        return end.failure.status not in FINAL_STATUSES
+        return not ends_episode(end.failure, answered=answered)
     return isinstance(end.failure, DeadlineMissed)
 
 

@@ -1,6 +1,7 @@
 """What a user sees when something is missing or wrong: a sentence or two, a status, never a traceback."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,33 @@ def test_an_endpoint_that_refuses_ends_the_episode(tmp_path: Path, status: int) 
         )
     says(played, 1, str(status), "not today")
     assert bodies(tmp_path / "run", "EpisodeEnded")[0]["reason"] == "failed"
+
+
+def test_an_endpoint_that_nobody_serves_ends_the_episode_in_its_first_turn(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        played = grue("play", "--base-url", url, "--model", "m", "--run-dir", "run", cwd=tmp_path)
+    says(played, 1, "cannot connect", "Is the server running?")
+    assert "\\n" not in played.stdout + played.stderr
+    (ended,) = bodies(tmp_path / "run", "EpisodeEnded")
+    assert (ended["reason"], ended["turns"]) == ("failed", 1)
+    assert len(bodies(tmp_path / "run", "CompletionRetried")) == 1
+
+
+def test_an_episode_of_nothing_but_fallbacks_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.zorkgpt.retry]\nmax_retries = 0\n")
+    failure = error_reply(500, {"error": {"message": "out of order", "code": 500}})
+    with ScriptedLlmServer([failure] * 2) as server:
+        played = grue(
+            *("play", "--base-url", server.base_url, "--model", "m", "--run-dir", "run", "--turns", "2"),
+            cwd=tmp_path,
+        )
+    assert played.returncode == 1
+    (ended,) = bodies(tmp_path / "run", "EpisodeEnded")
+    assert ended["reason"] == "fallbacks"
+    assert ended["detail"].startswith("2 turns in a row fell back to 'look': ")
+    assert "\\n" not in played.stdout
 
 
 def test_an_endpoint_that_only_fails_is_not_played_on_silently(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from msgspec import structs
 from grue.answers import AnswerSpec
 from grue.cli.finding import Finding
 from grue.cli.project import project_tables
-from grue.config.secrets import key_names, needs_key
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import llm_settings
 from grue.errors import AnswerError, LLMError, MCPConfigError, MCPError
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import Answered
+from grue.llm_transport.keys import key_names, needs_key
 from grue.messages import CompletionReceived, JsonObject, ToolSupportChecked, TurnLimits
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.model_list import find_model, read_models

@@ -13,7 +13,6 @@ from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import PlayOptions, as_started, recorded
 from grue.cli.project import declines_mcp, project_configuration
 from grue.cli.saying import say, shown_path
-from grue.config.secrets import api_key, key_names, needs_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError, TraceError
 from grue.games.catalogue import open_game
@@ -22,6 +21,7 @@ from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
+from grue.llm_transport.keys import api_key, key_names, needs_key
 from grue.observers.run_folder import RunFolder
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Recorder

@@ -8,10 +8,10 @@ from msgspec import Struct
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, to_tool_server
-from grue.config.secrets import api_key
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.llm_transport.endpoint import LlmSettings
+from grue.llm_transport.keys import api_key
 from grue.messages import Budget, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_lock import ToolLock

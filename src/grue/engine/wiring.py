@@ -110,7 +110,8 @@ def wire(
         factory = EndpointActors(endpoint)
     usable = usable_servers(servers)
     hide_secrets(recorder, usable.values())
-    named_values = getattr(getattr(llm, "settings", llm), "named_values", dict)
+    settings = getattr(llm, "settings", None) if endpoint is None else endpoint.settings
+    named_values = getattr(settings, "named_values", dict)
     for name, value in named_values().items():
         recorder.hide(name, value)
     return Wiring(

@@ -27,6 +27,7 @@ from anyio.lowlevel import RunVar
 
 from grue.errors import MCPConfigError
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout
+from grue.llm_transport.keys import api_key, key_sentence
 from grue.messages import LlmFailure, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
@@ -60,7 +61,8 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     Attributes:
         base_url: The URL without `/chat/completions`. If it ends in the path of a wire format, that selects
             the format. It must not contain a user, a password or a key, since HTTP libraries log URLs.
-        api_key: Sent in the way of the wire format; `None` or empty: none. Never part of a `repr`.
+        api_key: Sent in the way of the wire format. `None`: that of the environment, `GRUE_API_KEY` or the
+            variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: none. Never part of a `repr`.
         extra_headers: Sent with each request. Their values are redacted like the key.
         retry: Time limits and number of retries.
         wire: The wire format; `None`: derived from the base URL.
@@ -158,8 +160,13 @@ class LlmEndpoint:
         transport: httpx.AsyncBaseTransport | None = None,
         jitter: Callable[[], float] = random,
     ) -> None:
-        self.settings = settings
         self._base_url = _usable_url(settings.base_url)
+        self._key_words = ""
+        if settings.api_key is None:
+            key = api_key(settings.base_url, os.environ)
+            self._key_words = key_sentence(settings.base_url, os.environ)
+            settings = msgspec.structs.replace(settings, api_key=key)
+        self.settings = settings
         self._redaction = _redaction(settings)
         self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
         self.profile = self.first_profile
@@ -299,6 +306,7 @@ class LlmEndpoint:
             model=settings.model,
             profile=self.profile,
             redacted=self._redaction.redact_text,
+            key=self._key_words,
         )
 
     def _support(self) -> ToolSupportChecked:

@@ -18,6 +18,8 @@ from grue.vocabulary import FailureKind
 RETRYABLE = frozenset({408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """HTTP statuses after which a retry can help. Those from 520 on are a proxy's, about the server behind it."""
 
+_UNREACHABLE_DELAY_S = 0.5
+
 _SPENT = re.compile(
     r"insufficient[_ ](quota|credit|fund|balance)|exceeded your current quota|spend(ing)?[ _-]?limit"
     r"|billing|budget|out of credits|credit limit",
@@ -78,7 +80,8 @@ def next_delay(
     """Return the seconds to wait before the next request, or `None` to give up.
 
     An invalid reply is requested only once more. It may have been cut on its way; but if the endpoint sent a
-    web page instead of a completion, it will do so every time.
+    web page instead of a completion, it will do so every time. An endpoint that cannot be reached is tried
+    once more after half a second: most often its address is wrong, or it does not run.
 
     Args:
         policy: The limits and the backoff.
@@ -90,6 +93,8 @@ def next_delay(
     if attempt > min(policy.max_retries, _most_retries(failure.kind)):
         return None
     delay = _backoff(policy, attempt) if retry_after_s is None else retry_after_s
+    if failure.kind == "unreachable":
+        delay = min(delay, _UNREACHABLE_DELAY_S)
     # The jitter only adds: a request before the time that the endpoint asks for would be refused again.
     return min(delay, policy.max_delay_s) * (1 + policy.jitter_factor * jitter)
 
@@ -98,9 +103,9 @@ def _most_retries(kind: FailureKind) -> float:
     match kind:
         case "refused":
             return 0
-        case "invalid_reply":
+        case "invalid_reply" | "unreachable":
             return 1
-        case "unavailable" | "timed_out" | "damaged" | "unreachable":
+        case "unavailable" | "timed_out" | "damaged":
             return math.inf
     assert_never(kind)
 

@@ -64,9 +64,15 @@ def test_waits_double_up_to_the_last_retry() -> None:
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, None, None]
 
 
-@pytest.mark.parametrize("kind", ["unavailable", "timed_out", "unreachable"])
+@pytest.mark.parametrize("kind", ["unavailable", "timed_out", "damaged"])
 def test_these_failures_are_tried_again(kind: str) -> None:
     assert next_delay(POLICY, 1, failed(kind)) == 1.0
+
+
+def test_an_endpoint_that_cannot_be_reached_is_tried_once_more_and_soon() -> None:
+    assert next_delay(POLICY, 1, failed("unreachable")) == 0.5
+    assert next_delay(RetryPolicy(initial_delay_s=0.1), 1, failed("unreachable")) == 0.1
+    assert next_delay(POLICY, 2, failed("unreachable")) is None
 
 
 def test_a_refusal_is_final() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.config.secrets import key_names
 from grue.errors import MCPConfigError
+from grue.llm_transport.keys import key_names
 from grue.mcp_transport.process_wire import ProcessWire
 from grue.observers import langfuse
 from grue.processes.limits import ProcessLimits

@@ -34,7 +34,7 @@ from grue.hosts.zork.facts import (
 )
 from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.memories import Memories
-from grue.hosts.zork.past import FINAL_STATUSES, Past, TurnEnd
+from grue.hosts.zork.past import Past, TurnEnd, ends_episode
 from grue.hosts.zork.response import FALLBACK_ACTION
 from grue.messages import FailurePolicy, JsonObject, Message, TurnCompleted, TurnFailed, Usage
 from grue.settings import GameConfiguration
@@ -395,9 +395,9 @@ class ZorkOrchestratorV2:
                     game_state_text=context, relevant_memories=self.memories.text(seen.location)
                 )
         except (LLMError, TurnTimedOut) as error:
-            if isinstance(error, LLMError) and error.status in FINAL_STATUSES:
+            if isinstance(error, LLMError) and ends_episode(error, answered=state.fallbacks < state.turn - 1):
                 raise
-            return self._fallback(str(error))
+            return self._fallback(" ".join(str(error).split()))
         outcome = self.agent.last_outcome
         assert outcome is not None, "an answer has an outcome"
         return Decided(
@@ -448,11 +448,9 @@ class ZorkOrchestratorV2:
             self._ends("died", "the player died, and the game is over")
         elif seen.done:
             self._ends("quit", "the game ended")
-        elif state.fallbacks_in_a_row >= self.setup.policy.fallbacks_before_stop:
-            count = state.fallbacks_in_a_row
-            self._ends(
-                "fallbacks", f"{count} turns in a row fell back to '{FALLBACK_ACTION}': {state.last_reason}"
-            )
+        elif state.fallbacks_in_a_row >= min(self.setup.policy.fallbacks_before_stop, self.setup.max_turns):
+            count = "the only turn" if state.turn == 1 else f"{state.fallbacks_in_a_row} turns in a row"
+            self._ends("fallbacks", f"{count} fell back to '{FALLBACK_ACTION}': {state.last_reason}")
         elif self.agent.budget_spent:
             self._ends("budget", self.agent.budget_spent)
         elif state.turn >= self.setup.max_turns:

@@ -11,10 +11,10 @@ from msgspec import field
 from grue import past
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
-from grue.past import FINAL_STATUSES, TurnEnd, has_result
+from grue.past import TurnEnd, ends_episode, has_result
 from grue.traces import EpisodeEnvelope
 
-__all__ = ["FINAL_STATUSES", "Past", "TurnEnd", "read_past"]
+__all__ = ["Past", "TurnEnd", "ends_episode", "read_past"]
 
 _FOR_GOOD = ("won", "died", "quit")
 

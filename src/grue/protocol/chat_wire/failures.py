@@ -174,7 +174,13 @@ def is_loopback(base_url: str) -> bool:
 
 
 def describe(
-    fault: Fault, *, base_url: str, model: str, profile: WireProfile, redacted: Callable[[str], str] = str
+    fault: Fault,
+    *,
+    base_url: str,
+    model: str,
+    profile: WireProfile,
+    redacted: Callable[[str], str] = str,
+    key: str = "",
 ) -> LlmFailure:
     """Return the description of a fault: safe to show, with a remedy.
 
@@ -185,6 +191,7 @@ def describe(
         profile: The endpoint's profile, which names the environment variable of the key.
         redacted: Redacts the endpoint's text. It is called before the text is cut, so that no part of a
             secret remains.
+        key: A sentence about where the key was looked for; empty: the host gave the key.
     """
     message = redacted(beginning(fault.message, _MOST_READ))
     return LlmFailure(
@@ -193,7 +200,7 @@ def describe(
         model=model,
         status=fault.status,
         message=_shown(message),
-        remedy=_remedy(fault, base_url, model, profile),
+        remedy=_remedy(fault, base_url, model, profile, key),
     )
 
 
@@ -208,7 +215,7 @@ def _shown(text: str) -> str:
     return printable(" ".join(text[: 4 * MAX_WORDS].split()), MAX_WORDS)
 
 
-def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile) -> str:
+def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile, key: str) -> str:
     match fault:
         case Fault(status=400 | 403) if _UNPAID.search(fault.message):
             return _MONEY
@@ -217,7 +224,8 @@ def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile) -> st
         case Fault(status=400) if _MODEL.search(fault.message):
             return f"Check the model name '{model}' and the base URL."
         case Fault(status=400 | 401 | 403) if _refuses_key(fault):
-            return f"Set {profile.key_variable} to a key that this endpoint accepts for this model."
+            accepted = "to a key that this endpoint accepts for this model."
+            return f"{key} Set {profile.key_variable} {accepted}".lstrip()
         case Fault(status=402) | Fault(status=200 | 429, kind="refused"):
             return _MONEY
         case Fault(status=400 | 404) if _TOOLLESS.search(fault.message):

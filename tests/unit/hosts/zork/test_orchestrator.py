@@ -432,7 +432,7 @@ def test_without_a_configuration_the_working_directorys_is_used(
 def test_what_a_failed_turn_cost_is_counted_too() -> None:
     client = MockLLMClient()
     client.add_response(content="no JSON")
-    client.add_error(ConnectionError("gone"))
+    client.add_error(RuntimeError("gone"))
     client.add_response(content=json.dumps({"thinking": "", "action": "east", "new_objective": None}))
     setup = EpisodeSetup(game=CorridorGame(), client=client, max_turns=2)
     played = ZorkOrchestratorV2("e", GameConfiguration(), setup).play_episode()

@@ -1,4 +1,4 @@
-"""Choose the API key for an endpoint from the environment.
+"""Choose the API key for an endpoint from the environment. One rule for code, configuration and commands.
 
 A key is only ever sent to the provider that it belongs to.
 """
@@ -50,6 +50,16 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
             )
         return key
     return None
+
+
+def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
+    """Return a sentence about where the key was looked for, for an error about a refused key."""
+    names = key_names(base_url)
+    used = next((name for name in names if environ.get(name, "").strip()), None)
+    if used is not None:
+        return f"The key was that of {used}."
+    looked_for = " and ".join(names)
+    return f"No key was sent: {looked_for} {'are' if len(names) > 1 else 'is'} not set."
 
 
 def _is_host(parts: SplitResult, host: str) -> bool:

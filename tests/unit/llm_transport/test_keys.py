@@ -2,8 +2,11 @@
 
 import pytest
 
-from grue.config.secrets import api_key, key_names, needs_key
+from grue import LlmSettings, Runner
 from grue.errors import MCPConfigError
+from grue.llm_transport.endpoint import LlmEndpoint
+from grue.llm_transport.keys import api_key, key_names, needs_key
+from grue.protocol.chat_wire.failures import Fault
 
 KEYS = {"OPENROUTER_API_KEY": "sk-router", "OPENAI_API_KEY": "sk-openai"}
 OWN = {"GRUE_API_KEY": "sk-own"}
@@ -61,3 +64,41 @@ def test_a_key_that_no_header_can_carry_is_refused_unseen(written: str) -> None:
     with pytest.raises(MCPConfigError, match="GRUE_API_KEY does not contain a usable API key") as caught:
         api_key("http://localhost/v1", {"GRUE_API_KEY": written})
     assert written not in str(caught.value)
+
+
+def test_settings_without_a_key_take_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRUE_API_KEY", "sk-grue-0123456789")
+    endpoint = LlmEndpoint(LlmSettings(base_url="http://127.0.0.1:1/v1", model="m"))
+    assert endpoint.headers["Authorization"] == "Bearer sk-grue-0123456789"
+    assert "sk-grue-0123456789" not in repr(endpoint.settings)
+    for key, sent in (("", None), ("sk-given-0123456789", "Bearer sk-given-0123456789")):
+        given = LlmEndpoint(LlmSettings(base_url="http://127.0.0.1:1/v1", model="m", api_key=key))
+        assert given.headers.get("Authorization") == sent
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({}, "No key was sent: GRUE_API_KEY and OPENAI_API_KEY are not set."),
+        (KEYS, "The key was that of OPENAI_API_KEY."),
+        (KEYS | OWN, "The key was that of GRUE_API_KEY."),
+    ],
+)
+def test_a_refused_key_is_an_error_that_says_where_it_was_looked_for(
+    environ: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GRUE_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, key in environ.items():
+        monkeypatch.setenv(name, key)
+    settings = LlmSettings(base_url="https://api.openai.com/v1", model="m")
+    refused = Fault(kind="refused", status=401, message="no")
+    assert LlmEndpoint(settings).describe(refused).remedy.startswith(f"{sentence} Set ")
+    own = LlmEndpoint(LlmSettings(base_url="https://api.openai.com/v1", model="m", api_key="sk-x"))
+    assert own.describe(refused).remedy.startswith("Set ")
+
+
+def test_a_runner_redacts_the_key_that_the_environment_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRUE_API_KEY", "sk-grue-0123456789")
+    runner = Runner(llm=LlmSettings(base_url="http://127.0.0.1:1/v1", model="m"))
+    assert runner.recorder.redacted_text("it is sk-grue-0123456789") == "it is [redacted:GRUE_API_KEY]"
