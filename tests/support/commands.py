@@ -35,9 +35,8 @@ def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.Co
     With `before`, or with a variable that the interpreter reads as it starts, it is a new interpreter;
     otherwise a fork of one that has imported everything.
     """
-    starts_anew = before or any(name.startswith(_OF_THE_INTERPRETER) for name in extra)
     return subprocess.run(
-        command(*args, before=before) if starts_anew else forked(*args),
+        command(*args, before=before) if before or _needs_an_interpreter(extra) else forked("grue", *args),
         cwd=cwd,
         env=environment(**extra),
         capture_output=True,
@@ -47,9 +46,13 @@ def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.Co
     )
 
 
-def forked(*args: str) -> Sequence[str]:
-    """The command line of a program that has the fork server run `grue ARGS`."""
-    return (sys.executable, "-I", "-S", fork_server.__file__, "run", _fork_server(), *args)
+def _needs_an_interpreter(variables: Mapping[str, str]) -> bool:
+    return any(name.startswith(_OF_THE_INTERPRETER) for name in variables)
+
+
+def forked(*args: str, before: str = "") -> Sequence[str]:
+    """The command line of a program that has the fork server run `grue ARGS`, or a file of Python."""
+    return (sys.executable, "-I", "-S", fork_server.__file__, "run", _fork_server(), before, *args)
 
 
 @cache
@@ -79,7 +82,7 @@ def command(*args: str, before: str = "") -> Sequence[str]:
 def start(*args: str, cwd: Path, **extra: str) -> "subprocess.Popen[str]":
     """Start `grue ARGS` in a session of its own, so that a signal can be sent to it alone."""
     return subprocess.Popen(
-        command(*args),
+        command(*args) if _needs_an_interpreter(extra) else forked("grue", *args),
         cwd=cwd,
         env=environment(**extra),
         stdin=subprocess.DEVNULL,

@@ -1,21 +1,27 @@
-"""Run `grue` commands in forks of one process, which has imported what they need.
+"""Run `grue` commands and test servers in forks of one process, which has imported what they need.
 
-A command that talks to an MCP server imports the MCP SDK, which takes a second of processor time, and the
-tests run hundreds of commands. Each one is still a process of its own, with its own arguments, environment,
-folder, standard streams and exit status. A test of how a command starts must run a new interpreter instead.
+A program that speaks MCP imports the SDK, which takes a second of processor time, and the tests run hundreds
+of programs. Each one is still a process of its own, with its own arguments, environment, folder, session,
+standard streams, signals and exit status. A test of how a program starts must run a new interpreter instead.
 
-    python fork_server.py serve SOCKET OWNER        the server; it ends with the process OWNER
-    python -I -S fork_server.py run SOCKET ARGS     one command, in place of `grue ARGS`
+    python fork_server.py serve SOCKET OWNER                  the server; it ends with the process OWNER
+    python -I -S fork_server.py run SOCKET BEFORE grue ARGS   one command, in place of `grue ARGS`
+    python -I -S fork_server.py run SOCKET BEFORE FILE ARGS   one program, in place of `python FILE ARGS`
+
+BEFORE is Python that runs first in the new process. The process of `run` passes the signals that it gets to
+the program, ends as the program does, and takes the program along soon after it is killed. SIGUSR1 kills the
+program first.
 """
 
-import json
 import os
 import signal
 import socket
 import sys
+from typing import Any
 
 _NOT_IMPORTED = ("grue.__main__", "grue.observers.", "grue.servers", "grue.testing")
-_LONGEST_COMMAND_S = 90
+_PASSED_ON = {number: number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+_PASSED_ON[signal.SIGUSR1] = signal.SIGKILL
 _LOOK_FOR_OWNER_S = 1.0
 
 
@@ -37,7 +43,7 @@ def serve(path: str, owner: int) -> None:
         if os.fork() == 0:
             listener.close()
             _monitor(connection)
-            return  # in the command's process, at its end
+            return  # in the program's process, at its end
         connection.close()
     os.unlink(path)  # noqa: PTH108
     os.rmdir(os.path.dirname(path))  # noqa: PTH106, PTH120
@@ -47,13 +53,17 @@ def _import_everything() -> None:
     import gc
     import importlib
     import pkgutil
+    import warnings
 
     import grue
 
-    importlib.import_module("mcp")
     for module in pkgutil.walk_packages(grue.__path__, "grue."):
         if not module.name.startswith(_NOT_IMPORTED):
             importlib.import_module(module.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("mcp", "mcp.server.mcpserver", "uvicorn"):
+            importlib.import_module(name)
     gc.freeze()  # the forks share these pages
 
 
@@ -66,7 +76,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _monitor(connection: socket.socket) -> None:
-    """Fork the command, wait for its end, and report it. Returns in the command's process only."""
+    """Fork the program, pass signals on, and report its end. Returns in the program's process only."""
+    import json
+
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     connection.settimeout(None)
     text, streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
@@ -79,38 +91,80 @@ def _monitor(connection: socket.socket) -> None:
         return
     for stream in streams:
         os.close(stream)
-    _, status = os.waitpid(pid, 0)
-    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-    os._exit(0)
+    status = _status_of(pid, connection)
+    try:
+        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    finally:
+        os._exit(0)  # also where nobody waits for the status any longer
 
 
-def _run(request: dict[str, object], streams: list[int]) -> None:
+def _status_of(pid: int, connection: socket.socket) -> int:
+    """Wait for the program's end. A byte is a signal for it; the end of the client is its end."""
+    import select
+
+    sources: list[Any] = [connection]
+    if hasattr(os, "pidfd_open"):
+        sources.append(os.pidfd_open(pid))
+    while True:
+        ready, _, _ = select.select(sources, [], [], None if len(sources) > 1 else 0.02)
+        signals = (connection.recv(64) or bytes([signal.SIGKILL])) if connection in ready else b""
+        for number in signals:
+            os.kill(pid, number)  # not reaped yet: the id is still the program's
+        ended, status = os.waitpid(pid, 0 if signal.SIGKILL in signals else os.WNOHANG)
+        if ended:
+            return status
+
+
+def _run(request: dict[str, Any], streams: list[int]) -> None:
     import random
+    import runpy
 
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    os.setpgid(0, 0)
-    os.chdir(str(request["cwd"]))
+    os.setsid()
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(request["environ"])  # type: ignore[call-overload]
-    sys.argv = ["grue", *request["args"]]  # type: ignore[misc]
-    sys.path[0] = ""  # as `python -c` has it
+    os.environ.update(request["environ"])
+    _open_streams()
     random.seed()
-    signal.alarm(_LONGEST_COMMAND_S)  # nobody waits any longer
-    from grue.cli.main import main
+    exec(request["before"], {})
+    target, *args = request["command"]
+    if target == "grue":
+        sys.argv = ["grue", *args]
+        sys.path[0] = ""  # as `python -c` has it
+        from grue.cli.main import main
 
-    main()
+        main()
+    else:
+        sys.argv = [target, *args]
+        sys.path[0] = os.path.dirname(target)  # noqa: PTH120
+        runpy.run_path(target, run_name="__main__")
 
 
-def run(path: str, args: list[str]) -> int:
-    """Have the server run a command with this process's folder, environment and streams."""
-    request = {"cwd": os.getcwd(), "environ": dict(os.environ), "args": args}  # noqa: PTH109
+def _open_streams() -> None:
+    """Open the standard streams as an interpreter does that starts."""
+    encoding = os.environ.get("PYTHONIOENCODING") or sys.stdout.encoding
+    sys.stdin = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    through = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=through)
+    sys.stderr.reconfigure(line_buffering=True, write_through=through)
+
+
+def run(path: str, before: str, command: list[str]) -> int:
+    """Have the server run a program with this process's folder, environment and streams."""
+    import json
+
+    request = {"cwd": os.getcwd(), "environ": dict(os.environ), "before": before, "command": command}  # noqa: PTH109
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         text = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(connection, [text], [0, 1, 2])
         connection.sendall(text[sent:])
+        for number in _PASSED_ON:
+            signal.signal(number, lambda caught, _frame: connection.sendall(bytes([_PASSED_ON[caught]])))
         for stream in (0, 1, 2):
             os.close(stream)
         return int(connection.recv(100))
@@ -120,8 +174,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["serve", path, owner]:
             serve(path, int(owner))
-        case ["run", path, *args]:
-            status = run(path, args)
+        case ["run", path, before, *command]:
+            status = run(path, before, command)
             if status < 0:  # die of the same signal
                 signal.signal(-status, signal.SIG_DFL)
                 os.kill(os.getpid(), -status)

@@ -1,10 +1,12 @@
 """Servers over HTTP in processes of their own, for tests."""
 
 import contextlib
+import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from commands import forked
 
 _REAL = Path(__file__).parent / "http_mcp_server.py"
 
@@ -14,10 +16,10 @@ def real_http_server(*flags: str) -> Iterator[str]:
     """Run the server that is written on the SDK; yield its URL."""
     path = "sse" if "sse" in flags else "mcp"
     with subprocess.Popen(
-        [sys.executable, str(_REAL), *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        forked(str(_REAL), *flags), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
             assert server.stdout is not None, "as asked for"
             yield f"http://127.0.0.1:{int(server.stdout.readline())}/{path}"
         finally:
-            server.kill()
+            server.send_signal(signal.SIGUSR1)  # kill the program itself, so that its port is free

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import pyte
-from commands import command, environment
+from commands import environment, forked
 
 DEADLINE_S = 30.0
 _BEFORE = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
@@ -39,7 +39,7 @@ class GrueAtTerminal:
             if name not in extra:
                 env.pop(name, None)
         self.program = subprocess.Popen(
-            command(*args, before=_BEFORE),
+            forked("grue", *args, before=_BEFORE),
             cwd=cwd,
             env=env,
             stdin=slave,
