@@ -46,6 +46,7 @@ from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.server_requests import Abilities
 from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
+from grue.tool_sessions.shell_tool import ShellTool
 
 OnDelta: TypeAlias = Callable[[TextDelta], None]
 
@@ -218,6 +219,9 @@ class TurnActors:
             return connect
         if isinstance(server, FunctionTools):
             return lambda note: server.connect(name, before_calls=pool.wait_closed, note=note)
+        if isinstance(server, ShellTool):
+            registry = self._resources.registry
+            return lambda _: server.connect(name, registry, before_calls=pool.wait_closed)
         if not isinstance(server, McpServer):
             return connect
         return lambda _: pool.lend(name, connect, self._command.turn, deadline)

@@ -117,7 +117,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
         """Keep the answer and return its stand-in event; return a comment if there is no answer."""
         if answer is None:
-            self._notify("noise", "a large event that is no message")
+            self._notify("noise", "a large event that is not a message")
             return b": left out\n\n"
         if self._request_id is not None:
             answer.id = self._request_id

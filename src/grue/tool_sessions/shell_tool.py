@@ -10,7 +10,7 @@ that it started is alive, however it ended.
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -112,14 +112,20 @@ class ShellTool(Struct, frozen=True, kw_only=True):
         entries = [(entry,) if isinstance(entry, str) else tuple(entry) for entry in self.commands]
         return tuple(self._allowed(entry) for entry in entries)
 
-    def connect(self, server: ServerName, registry: ProcessRegistry) -> FunctionConnection:
+    def connect(
+        self,
+        server: ServerName,
+        registry: ProcessRegistry,
+        before_calls: Callable[[], Awaitable[object]] | None = None,
+    ) -> FunctionConnection:
         """Make the connection for one session.
 
         Args:
             server: The server name of its tool.
             registry: Holds the running command's process.
+            before_calls: Awaited at the start of each batch; `None`: nothing is awaited.
         """
-        return FunctionTools([_Commands(self, registry).tool()]).connect(server)
+        return FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
 
     def _allowed(self, entry: tuple[str, ...]) -> "_Allowed":
         if not entry:
