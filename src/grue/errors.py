@@ -77,10 +77,56 @@ class MCPServerStartupError(MCPError):
 
 
 class MCPToolCallError(MCPError):
-    """A failed tool call, under the name that the requirements give it.
+    """A tool call outside a turn failed, and the caller asked for an error (`check=True`).
 
-    No turn raises it: inside a turn a failed tool call is a result for the model.
+    This class itself means that the tool reported an error; its subclasses say what else can fail. No turn
+    raises any of them: inside a turn a failed tool call is a result for the model.
+
+    Attributes:
+        tool: The tool's full name, `SERVER.TOOL`.
+        result: The `ToolCallResult` that a call without `check=True` returns.
     """
+
+    def __init__(self, message: str, *, tool: str = "", result: object = None) -> None:
+        super().__init__(message)
+        self.tool = tool
+        self.result = result
+
+
+class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
+    """The server does not list the tool."""
+
+
+class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
+    """The runner's tool policy denies the call. Nothing was sent."""
+
+
+class ToolCallTimedOut(MCPToolCallError, TimeoutError):  # noqa: N818 - named as the event it reports
+    """The tool did not answer in time. It may have had an effect."""
+
+
+class ToolServerDied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
+    """The tool's server ended, or its connection broke, before it answered."""
+
+
+class MCPRequestError(MCPError):
+    """A request to a server outside a turn failed: the server refused it, or did not answer in time.
+
+    Attributes:
+        server: The server's name.
+        method: The method of the request, such as `prompts/get`.
+        code: The JSON-RPC error code; `None` if the server sent no error.
+    """
+
+    def __init__(self, message: str, *, server: str = "", method: str = "", code: int | None = None) -> None:
+        super().__init__(message)
+        self.server = server
+        self.method = method
+        self.code = code
+
+
+class MCPRequestTimedOut(MCPRequestError, TimeoutError):  # noqa: N818 - named as the event it reports
+    """The server did not answer a request in time."""
 
 
 class LLMError(MCPError):

@@ -132,7 +132,8 @@ class ToolCallResult(Struct, frozen=True):
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
         blocks: Images, audio, links and resources that came together with structured content. Without
-            structured content they are in `content`.
+            structured content they are in `content`. The result of a call outside a turn has all the
+            server's content blocks here, also the text.
 
     Source: R11
     """
@@ -1102,12 +1103,29 @@ class ServerNoted(Message, frozen=True, kw_only=True):
     Attributes:
         kind: `bad_tool`: a tool is malformed, and may be left out. `bad_schema`: an output schema cannot be
             used, so results are not validated. `too_large`: a message was dropped, its values were kept as
-            text, or further notices were dropped.
+            text, or further notices were dropped. `updated`: a resource, or a list of prompts or resources,
+            has changed; the text is its URI or the name of the list.
     """
 
     server: ServerName
     kind: NoticeKind
     text: str
+
+
+class ServerRequested(Message, frozen=True, kw_only=True):
+    """host: a request to a server outside turns has ended. Its answer is not recorded.
+
+    Attributes:
+        method: Such as `prompts/get` or `resources/read`.
+        error: Why it failed; empty: it was answered, or cancelled.
+        duration_s: From when it was sent to its end.
+    """
+
+    server: ServerName
+    method: str
+    params: JsonObject = {}
+    error: str = ""
+    duration_s: float = 0.0
 
 
 ToolPart = Literal["description", "input_schema", "output_schema", "annotations"]
@@ -1287,7 +1305,14 @@ SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | CheckToolSupport
 LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta | HistoryRewritten | ThoughtsDropped
 SessionNote: TypeAlias = (
-    ConnectFailed | ToolCalled | ServerNoted | ToolDrifted | SessionPrewarmed | PrewarmLost | ServerEnded
+    ConnectFailed
+    | ToolCalled
+    | ServerNoted
+    | ServerRequested
+    | ToolDrifted
+    | SessionPrewarmed
+    | PrewarmLost
+    | ServerEnded
 )
 
 AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed

@@ -17,10 +17,13 @@ from msgspec.structs import replace
 from grue.actors.sampling import CurrentSampler
 from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.current_episode import CurrentEpisode
-from grue.engine.episode import Episode, sessions_of
+from grue.engine.episode import Episode, Work, sessions_of
+from grue.engine.outside_turns import run_outside_turns
+from grue.engine.server_sessions import SessionWork
+from grue.engine.tool_access import AsyncToolAccess
 from grue.engine.tool_policy import usable_policy
 from grue.engine.tool_servers import ToolServer
-from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings
+from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_handle import TurnHandle
 from grue.engine.wiring import LlmFactory, wire
@@ -56,9 +59,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LlmFactory", "Runner", "TurnOutcome", "TurnRequest", "outcome_of"]
 T = TypeVar("T")
+V = TypeVar("V")
 
 
-class Runner:
+class Runner(AsyncToolAccess):
     """Run the turns of one episode.
 
     Use it as a context manager, or call `close`. Thread-safe: with `lifetime="turn"` the turns of several
@@ -261,13 +265,7 @@ class Runner:
     def _run(self, turn: Turn[T]) -> TurnOutcome[T]:
         if self._episode.is_in_use:
             return self._episode.run(turn.run)
-        resources = _own_resources()
-        return run_blocking(
-            lambda: turn.run(resources),
-            on_exit=resources.registry.kill_leftovers,
-            force_kill=resources.registry.kill_now,
-            twin="Runner.run_turn_async",
-        )
+        return _run_alone(turn.run, "Runner.run_turn_async")
 
     async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
@@ -279,11 +277,7 @@ class Runner:
     async def _run_async(self, turn: Turn[T]) -> TurnOutcome[T]:
         if self._episode.lasting:
             return await self._episode.run_async(turn.run)
-        resources = _own_resources()
-        try:
-            return await turn.run(resources)
-        finally:
-            resources.registry.kill_leftovers()
+        return await _run_alone_async(turn.run)
 
     def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for loops that must not block (of a game or a GUI).
@@ -458,7 +452,22 @@ class Runner:
             guard.start()
         self._episode.run_beside(self._prepare_endpoint)
 
-    async def _prepare_endpoint(self) -> None:
+    def _outside_turns(self, work: SessionWork[V]) -> V:
+        refuse_inside_turn(self._wiring)
+        settings = self._settings()
+        if self._episode.lasting:
+            return self._episode.run_beside(lambda resources: run_outside_turns(settings, resources, work))
+        return _run_alone(
+            lambda resources: run_outside_turns(settings, resources, work), "the async twin, call_async"
+        )
+
+    async def _outside_turns_async(self, work: SessionWork[V]) -> V:
+        refuse_inside_turn(self._wiring)
+        settings = self._settings()
+        run = self._episode.run_beside_async if self._episode.lasting else _run_alone_async
+        return await run(lambda resources: run_outside_turns(settings, resources, work))
+
+    async def _prepare_endpoint(self, _: TurnResources) -> None:
         if self._wiring.endpoint is not None:
             await self._wiring.endpoint.prepare()
 
@@ -474,6 +483,26 @@ class Runner:
             budget=self.budget,
             spending=self._spending,
         )
+
+
+def _run_alone(work: Work[V], twin: str) -> V:
+    """Run something in an event loop of its own, which shares no process with others."""
+    resources = _own_resources()
+    return run_blocking(
+        lambda: work(resources),
+        on_exit=resources.registry.kill_leftovers,
+        force_kill=resources.registry.kill_now,
+        twin=twin,
+    )
+
+
+async def _run_alone_async(work: Work[V]) -> V:
+    """As `_run_alone`, in the caller's event loop."""
+    resources = _own_resources()
+    try:
+        return await work(resources)
+    finally:
+        resources.registry.kill_leftovers()
 
 
 def _own_resources() -> TurnResources:

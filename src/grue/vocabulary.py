@@ -26,7 +26,7 @@ The pool keeps a server that was handed over, or ends it after the turn; the tra
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
 """What a tool server was being asked to do when it failed."""
 
-NoticeKind: TypeAlias = Literal["noise", "bad_tool", "bad_schema", "too_large", "log", "progress"]
+NoticeKind: TypeAlias = Literal["noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated"]
 """What a server did outside requests and replies.
 
 - `noise`: it wrote a line that is not a JSON-RPC message.
@@ -34,6 +34,7 @@ NoticeKind: TypeAlias = Literal["noise", "bad_tool", "bad_schema", "too_large", 
 - `bad_schema`: a tool's results are not checked against its output schema.
 - `too_large`: a message was not read, or was kept as text only, or notices were left out.
 - `log`, `progress`: its notifications.
+- `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed.
 """
 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]

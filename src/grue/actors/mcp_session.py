@@ -58,7 +58,7 @@ from grue.protocol.tool_batch import (
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox, MailboxClosed
 from grue.runtime.trace import Envelope
-from grue.tool_sessions.connection import Connect, ConnectionStatus, ToolConnection
+from grue.tool_sessions.connection import Connect, ConnectionStatus, ToolConnection, exclusive
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.vocabulary import AfterFailedConnect
 
@@ -215,6 +215,11 @@ class SessionActor(Actor[SessionCommand]):
 
     async def _call_all(self, connection: ToolConnection | None, batch: CallTools, cause: int) -> None:
         """Serve a batch as `tool_batch.py` says; with no connection every call is skipped."""
+        # A kept session may serve calls outside turns too. They must not get between the calls of a batch.
+        async with exclusive(connection):
+            await self._serve_batch(connection, batch, cause)
+
+    async def _serve_batch(self, connection: ToolConnection | None, batch: CallTools, cause: int) -> None:
         state, commands = batch_step(NoBatch(), BatchArrived(batch, connected=connection is not None))
         while commands:
             settlement: MadeCallSettled | None = None

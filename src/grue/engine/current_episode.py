@@ -6,7 +6,7 @@ Come here to change when the event loop of a runner starts and ends. What the lo
 
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
 from grue.engine.episode import Episode, Work
@@ -79,13 +79,17 @@ class CurrentEpisode:
         call.add_done_callback(lambda _: _leave_if_there(lost, episode))
         return call
 
-    def run_beside(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run something that is no turn in the loop, and return its result, blocking."""
+    def run_beside(self, work: Work[T]) -> T:
+        """Run something that is not a turn, and does not wait for turns, in the loop. Blocking."""
         episode = self._enter()
         try:
-            return episode.beside(function)
+            return episode.beside(work)
         finally:
             self._leave(episode)
+
+    async def run_beside_async(self, work: Work[T]) -> T:
+        """Run something as `run_beside` does, in a lasting loop, without blocking the caller's."""
+        return await self._running().beside_async(work)
 
     def close(self) -> None:
         """End the loop, if there is one, within seconds. A later call starts a new one."""

@@ -90,7 +90,9 @@ class Episode:
         Cancellation cancels the turn and waits for its clean-up, for at most `INTERRUPT_GRACE_S`.
         """
         self._loop.loop_thread.refuse_waiting()
-        call = self.submit(work)
+        return await self._result(self.submit(work))
+
+    async def _result(self, call: Call[T]) -> T:
         try:
             await self._watch(call)
         except RuntimeError as error:
@@ -115,14 +117,20 @@ class Episode:
         """Start a turn as soon as fewer than `at_once` are running. Return at once."""
         return self._loop.submit(lambda: self._in_turn(work))
 
-    def beside(self, function: Callable[[], Awaitable[T]]) -> T:
+    def beside(self, work: Work[T]) -> T:
         """Run something that is not a turn and does not wait for turns, blocking. Ctrl-C cancels it.
 
         Raises:
             MCPError: The caller is a turn of the same episode.
         """
         self._loop.loop_thread.refuse_waiting()
-        return self._loop.submit(function).wait()
+        with defer_interrupts():
+            return self._loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
+
+    async def beside_async(self, work: Work[T]) -> T:
+        """Run something as `beside` does. The caller's own event loop goes on meanwhile."""
+        self._loop.loop_thread.refuse_waiting()
+        return await self._result(self._loop.submit(lambda: work(self.resources)))
 
     @property
     def is_over(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Self
 
 import anyio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.actors.mcp_session import SessionActor
 from grue.errors import MCPError
@@ -45,7 +46,15 @@ from grue.runtime.channel import MailboxClosed
 from grue.runtime.host_code import ends_the_task
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
-from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
+from grue.tool_sessions.connection import (
+    Connect,
+    ConnectionStatus,
+    KeepsBlocks,
+    Listing,
+    TakesRequests,
+    ToolConnection,
+    exclusive,
+)
 from grue.tool_sessions.failures import ToolRefusedError
 
 _ME = "host"
@@ -54,10 +63,16 @@ _CANCELLED = -32800
 
 
 class CancellableConnection:
-    """A connection whose call another task can cancel through `calling`. The connection stays usable."""
+    """A connection whose call another task can cancel through `calling`. The connection stays usable.
+
+    Attributes:
+        calling: Cancels the current call.
+        blocks: The content blocks of the last result, as the server sent them.
+    """
 
     def __init__(self, connection: ToolConnection) -> None:
         self.calling: anyio.CancelScope | None = None
+        self.blocks: tuple[JsonObject, ...] = ()
         self._connection = connection
 
     async def __aenter__(self) -> Self:
@@ -75,9 +90,28 @@ class CancellableConnection:
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool, unless `calling` is cancelled first."""
+        self.blocks = ()
         with self.calling or anyio.CancelScope():
-            return await self._connection.call(tool, arguments, timeout_s)
+            if not isinstance(self._connection, KeepsBlocks):
+                return await self._connection.call(tool, arguments, timeout_s)
+            result, self.blocks = await self._connection.call_with_blocks(tool, arguments, timeout_s)
+            return result
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
+
+    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
+        """Send a request other than a tool call.
+
+        Raises:
+            MCPError: The server is not an MCP server.
+        """
+        if not isinstance(self._connection, TakesRequests):
+            raise MCPError(f"{method}: this tool server is not an MCP server. It takes tool calls only.")
+        async with self.exclusive():
+            return await self._connection.request(method, params, timeout_s)
+
+    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Keep other users of the session waiting, if it has any."""
+        return exclusive(self._connection)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Return the tools if they have changed."""
@@ -163,15 +197,19 @@ class OwnedSession:
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
 
+        The result has the server's content blocks in `blocks`. The trace has them only where a turn's result
+        has them too, so that a text is not recorded twice.
+
         Raises:
             TimeoutError: No answer within `timeout_s`.
             MCPError: The session has ended, or its server has died.
         """
         async with self._one_call_at_a_time:
             settlement = await self._settlement(tool, arguments, timeout_s)
+            blocks = () if self._client is None else self._client.blocks
         match settlement:
             case ToolReturned(result=result):
-                return result
+                return replace(result, blocks=blocks) if blocks else result
             case ToolTimedOut(timeout_s=limit_s):
                 raise TimeoutError(f"Tool call timed out after {limit_s:g}s")
             case ServerDied(failure=failure):
@@ -183,6 +221,22 @@ class OwnedSession:
                 if self.fault is not None and not isinstance(self.fault, Exception):
                     raise self.fault
                 raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
+
+    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
+        """Send a request other than a tool call, after the current call, and return the raw result.
+
+        Cancellation cancels the request; the session stays open.
+
+        Raises:
+            ToolTimedOutError: No answer within `timeout_s`.
+            ToolRefusedError: The server answered with an error.
+            ServerFailed: The server died or the connection broke.
+            MCPError: The session has ended, or the server is not an MCP server.
+        """
+        async with self._one_call_at_a_time:
+            if not self.usable or self._client is None:
+                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
+            return await self._client.request(method, params, timeout_s)
 
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session in any state, and wait until its process has ended.

@@ -5,9 +5,11 @@ change how a `TurnRequest` becomes the message `RunTurn`, what the turns of an e
 how a turn's end is reported to the host.
 """
 
+import contextlib
+import contextvars
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar, assert_never
 
 from msgspec import Struct
@@ -21,6 +23,7 @@ from grue.engine.turn_actors import TurnActors, TurnResources
 from grue.engine.turn_errors import error_for, pending_error
 from grue.engine.turn_handle import ProgressSource
 from grue.engine.wiring import Wiring
+from grue.errors import MCPError
 from grue.messages import (
     Attachment,
     Budget,
@@ -82,6 +85,32 @@ class Spending:
             self.spent = self.spent.plus(requests, usage)
 
 
+_inside: contextvars.ContextVar[tuple[Wiring, ...]] = contextvars.ContextVar("inside_turns", default=())
+"""The runners whose turn this code is part of, outermost first. Tasks and worker threads inherit it."""
+
+
+@contextlib.contextmanager
+def _inside_turn(wiring: Wiring) -> Iterator[None]:
+    token = _inside.set((*_inside.get(), wiring))
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def refuse_inside_turn(wiring: Wiring) -> None:
+    """Raise if the caller is part of a turn of the runner with this wiring.
+
+    Raises:
+        MCPError: It is: a function tool, an answer check or another callback of such a turn.
+    """
+    if any(each is wiring for each in _inside.get()):
+        raise MCPError(
+            "Tools cannot be called through a runner from inside one of its turns. Call them before or after "
+            "the turn, or use a ToolClient."
+        )
+
+
 class TurnSettings(Struct, frozen=True, kw_only=True):
     """The settings that a runner gives to each of its turns.
 
@@ -131,6 +160,10 @@ class Turn(Generic[T]):
         Raises:
             MCPError: One of the errors of `Runner.run_turn`.
         """
+        with _inside_turn(self._settings.wiring):
+            return await self._run(resources)
+
+    async def _run(self, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory = self._settings, self._memory
         number = memory.start(self._request.turn)
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)

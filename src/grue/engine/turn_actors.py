@@ -16,9 +16,7 @@ from grue.actors.approval import ApprovalActor
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.answers import AnswerCheck
-from grue.engine.tool_servers import connect_to, pinning
-from grue.engine.wiring import Wiring
-from grue.mcp_transport.client import ClientOptions
+from grue.engine.wiring import Wiring, connect_fresh
 from grue.messages import (
     AskApproval,
     DeadlineMissed,
@@ -43,7 +41,6 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.function_tools import FunctionTools
-from grue.tool_sessions.server_requests import Abilities
 from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
 from grue.tool_sessions.shell_tool import ShellTool
@@ -228,15 +225,9 @@ class TurnActors:
 
     def _fresh(self, name: ServerName) -> Connect:
         sampled = self._command.limits.max_samplings > 0
-        abilities = Abilities(
-            sample=self._sampling.on_behalf_of(name) if sampled else None, elicit=self._wiring.elicit
-        )
-        options = ClientOptions(
-            limits=self._wiring.process_limits,
-            abilities=abilities,
-            pinning=pinning(self._wiring.tool_lock, name, self._command.policy.on_tool_drift),
-        )
-        return connect_to(name, self._wiring.servers[name], self._resources.registry, options)
+        sample = self._sampling.on_behalf_of(name) if sampled else None
+        drift = self._command.policy.on_tool_drift
+        return connect_fresh(self._wiring, name, self._resources.registry, drift, sample)
 
     def _prepare_next(self) -> None:
         """Start to prewarm the next turn's sessions, if the pool is to do so."""

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from msgspec import Struct
 
 from grue.engine.approval import Approval
-from grue.engine.tool_servers import ToolServer, hide_secrets, usable_servers
-from grue.messages import LlmCommand, ServerName, SupportCheck, TurnEvent
+from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
+from grue.mcp_transport.client import ClientOptions
+from grue.messages import LlmCommand, OnToolDrift, ServerName, SupportCheck, TurnEvent
 from grue.processes.limits import ProcessLimits
+from grue.processes.process_group import ProcessRegistry
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Recorder
-from grue.tool_sessions.server_requests import Elicit
+from grue.tool_sessions.connection import Connect
+from grue.tool_sessions.server_requests import Abilities, Elicit, Sample
 
 if TYPE_CHECKING:
     from grue.actors.llm import LentConversation
@@ -48,6 +51,30 @@ class Wiring(Struct, frozen=True, kw_only=True):
     elicit: Elicit | None
     tool_lock: ToolLock | None
     approval: Approval = Approval()
+
+
+def connect_fresh(
+    wiring: Wiring,
+    name: ServerName,
+    registry: ProcessRegistry,
+    on_tool_drift: OnToolDrift,
+    sample: Sample | None = None,
+) -> Connect:
+    """Return a factory of new connections to a server, with the runner's limits and tool lock.
+
+    Args:
+        wiring: The parts that the turns share.
+        name: The server.
+        registry: Lists the server's process.
+        on_tool_drift: What to do with a tool that differs from the tool lock.
+        sample: Answers the server's sampling requests; `None`: they are declined.
+    """
+    options = ClientOptions(
+        limits=wiring.process_limits,
+        abilities=Abilities(sample=sample, elicit=wiring.elicit),
+        pinning=pinning(wiring.tool_lock, name, on_tool_drift),
+    )
+    return connect_to(name, wiring.servers[name], registry, options)
 
 
 class EndpointActors:

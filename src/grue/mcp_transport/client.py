@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -41,7 +41,14 @@ from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry, SpawnError
 from grue.protocol.safe_text import beginning, plain_text, well_formed
 from grue.protocol.tool_lock import ServerPins, screen
-from grue.protocol.tool_results import from_mcp, is_kept_as_text, is_small, json_value
+from grue.protocol.tool_results import (
+    content_blocks,
+    from_mcp,
+    is_kept_as_text,
+    is_small,
+    json_object,
+    json_value,
+)
 from grue.runtime.aside import aside
 from grue.runtime.background_tasks import leaves_no_time
 from grue.tool_sessions.connection import ConnectionStatus, Listing
@@ -59,6 +66,8 @@ from grue.vocabulary import NoticeKind, ServerPhase
 
 if TYPE_CHECKING:
     from grue.mcp_transport import sdk
+
+T = TypeVar("T")
 
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
@@ -218,19 +227,53 @@ class McpClient:
 
         Source: R11
         """
+        result, _ = await self._call(tool, arguments, timeout_s)
+        return result
+
+    async def call_with_blocks(
+        self, tool: str, arguments: JsonObject, timeout_s: float
+    ) -> tuple[ToolCallResult, tuple[JsonObject, ...]]:
+        """Call a tool as `call` does. Return its result and the server's own content blocks, unchanged."""
+        result, answer = await self._call(tool, arguments, timeout_s)
+        return result, await _off_loop(content_blocks, answer)
+
+    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
+        """Send any request and return the raw result, for prompts, resources and completions.
+
+        Raises:
+            ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
+            ToolRefusedError: The server answered with a JSON-RPC error, or its answer is not usable.
+            ServerFailed: The server died or the connection broke.
+        """
+        timeout_s = self._server.options.call_limit(timeout_s)
+        answer = await self._request(method, params, timeout_s, of=method)
+        return await _off_loop(json_object, answer)
+
+    async def _call(
+        self, tool: str, arguments: JsonObject, timeout_s: float
+    ) -> tuple[ToolCallResult, JsonObject]:
+        timeout_s = self._server.options.call_limit(timeout_s)
+        started = anyio.current_time()
+        answer = await self._request("tools/call", {"name": tool, "arguments": arguments}, timeout_s, of=tool)
+        try:
+            with anyio.fail_after(max(0.0, timeout_s - (anyio.current_time() - started))):
+                return await self._read(tool, answer), answer
+        except TimeoutError as error:
+            raise ToolTimedOutError(tool, timeout_s) from error
+
+    async def _request(self, method: str, params: JsonObject, timeout_s: float, *, of: str) -> JsonObject:
+        """Send a request. `of` names the tool or the method for a timeout's error."""
         from grue.mcp_transport import sdk
 
         if self._link is None:
-            raise RuntimeError("open() the client before calling a tool")
+            raise RuntimeError("open() the client before using it")
         self._phase = "call"
         self._noticed.clear()
-        timeout_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(timeout_s):
-                answer = await self._link.request("tools/call", {"name": tool, "arguments": arguments})
-                return await self._read(tool, answer)
+                return await self._link.request(method, params)
         except TimeoutError as error:
-            raise ToolTimedOutError(tool, timeout_s) from error
+            raise ToolTimedOutError(of, timeout_s) from error
         except sdk.SdkError as error:
             if sdk.is_closed(error, self._link.stream):
                 raise await self._broken(self._link) from error
@@ -242,13 +285,10 @@ class McpClient:
             raise ToolRefusedError(text, code=error.code, details=details) from error
 
     async def _read(self, tool: str, answer: JsonObject) -> ToolCallResult:
-        """Convert a result. A large one is converted in a thread, so that the event loop is not blocked."""
+        """Convert a result and check it against the tool's output schema."""
         if is_kept_as_text(answer):
             self._notify("too_large", f"{tool}: a result with very many values is kept as its JSON text")
-        if is_small(answer):
-            result = from_mcp(answer)
-        else:
-            result = await aside(from_mcp, answer)
+        result = await _off_loop(from_mcp, answer)
         return await self._outputs.checked(tool, answer, result)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
@@ -381,6 +421,11 @@ class McpClient:
         if self._noticed[kind] == _MAX_NOTICES:
             text = f"{_MAX_NOTICES} notices of the kind {kind} during one request: further ones are left out"
             self._options.on_notice(ServerNotice("too_large", text))
+
+
+async def _off_loop(convert: Callable[[JsonObject], T], answer: JsonObject) -> T:
+    """Convert an answer. A large one is converted in a thread, so that the event loop is not blocked."""
+    return convert(answer) if is_small(answer) else await aside(convert, answer)
 
 
 def _wire(server: McpServer, registry: ProcessRegistry, limits: ProcessLimits) -> Wire:

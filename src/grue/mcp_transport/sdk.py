@@ -93,6 +93,12 @@ class Link:
     async def _receive_notification(self, message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self.tools_changed = True
+        elif isinstance(message, types.ResourceUpdatedNotification):
+            self._notify("updated", str(message.params.uri))
+        elif isinstance(message, types.ResourceListChangedNotification):
+            self._notify("updated", "resources/list")
+        elif isinstance(message, types.PromptListChangedNotification):
+            self._notify("updated", "prompts/list")
 
     async def _sample(
         self, context: object, params: types.CreateMessageRequestParams

@@ -202,6 +202,16 @@ def from_mcp(answer: JsonObject) -> ToolCallResult:
     return replace(result, blocks=tuple(map(json_object, beside))) if beside else result
 
 
+def content_blocks(answer: JsonObject) -> tuple[JsonObject, ...]:
+    """Return all content blocks of the result object of `tools/call`, also those that `from_mcp` drops."""
+    blocks = answer.get("content")
+    return (
+        tuple(json_object(each) for each in blocks if isinstance(each, dict))
+        if isinstance(blocks, list)
+        else ()
+    )
+
+
 def _unstructured(blocks: list[JsonObject]) -> object:
     texts = [block.get("text") for block in blocks if block.get("type") == "text"]
     if len(texts) != len(blocks) or not all(isinstance(text, str) for text in texts):

@@ -4,6 +4,7 @@ Come here to write a new kind of tool server. The session actor (`actors/mcp_ses
 through `ToolConnection`; an MCP client, a dictionary of functions and a pooled session all implement it.
 """
 
+import contextlib
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, runtime_checkable
@@ -101,6 +102,43 @@ class ToolConnection(Protocol):
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]
 """Makes a new connection that is not entered yet. It records the server's notices with the given `Note`."""
+
+
+@runtime_checkable
+class KeepsBlocks(Protocol):
+    """A connection that can return a tool's result together with the server's own content blocks."""
+
+    async def call_with_blocks(
+        self, tool: str, arguments: JsonObject, timeout_s: float
+    ) -> tuple[ToolCallResult, tuple[JsonObject, ...]]:
+        """Call a tool as `ToolConnection.call` does; return its result and all content blocks, unchanged."""
+        ...
+
+
+@runtime_checkable
+class TakesRequests(Protocol):
+    """A connection that can send its server any request, not only tool calls (an MCP client)."""
+
+    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
+        """Send a request; return the raw result.
+
+        Raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`.
+        """
+        ...
+
+
+@runtime_checkable
+class SharedConnection(Protocol):
+    """A connection to a session that other users have too. A batch of calls must have it alone."""
+
+    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Return a context manager that waits for the batches of other users, and keeps them waiting."""
+        ...
+
+
+def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
+    """Return a context manager in which a batch has the connection alone."""
+    return connection.exclusive() if isinstance(connection, SharedConnection) else contextlib.nullcontext()
 
 
 @runtime_checkable

@@ -60,6 +60,8 @@ class PooledConnection:
             that the host gets its result first.
         gone: Set when the connection is closed and none of its processes is alive.
         turn: Number of the turn that uses it; 0: none.
+        alone: Held during a batch of calls, because a kept session may have two users: a turn, and a call
+            outside turns.
     """
 
     def __init__(self, server: ServerName, connect: Connect, recorder: Recorder, timeout_s: float) -> None:
@@ -71,6 +73,7 @@ class PooledConnection:
         self.opened = anyio.Event()
         self.wanted = anyio.Event()
         self.gone = anyio.Event()
+        self.alone = anyio.Lock()
         self._released = anyio.Event()
         self._opening = anyio.CancelScope()
         self._recorder = recorder
@@ -81,6 +84,18 @@ class PooledConnection:
     def usable(self) -> bool:
         """Whether it is open or still opening, and its process has not ended."""
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
+
+    async def current_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...]:
+        """Return the server's tools now. They are listed again only if the server has announced a change.
+
+        The server announces a change once, and the session may have several users. Each of them compares the
+        result with what it has seen.
+        """
+        assert self.listing is not None, "only an open connection has tools"
+        tools = await self.connection.refresh_tools(timeout_s)
+        if tools is not None:
+            self.listing = replace(self.listing, tools=tools)
+        return self.listing.tools
 
     def release(self) -> None:
         """Let the owner close the connection. If it is still opening, opening is cancelled."""
@@ -160,6 +175,7 @@ class SessionPool:
         self._recorder = recorder
         self.sessions = sessions
         self._waiting: dict[ServerName, PooledConnection] = {}
+        self._leased: dict[ServerName, PooledConnection] = {}
         self._leaving: list[PooledConnection] = []
 
     def prepare(self, server: ServerName, connect: Connect, timeout_s: float) -> None:
@@ -200,10 +216,51 @@ class SessionPool:
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
         """Take back a connection. Keep it if sessions are kept and it is usable, else close it."""
         owned.turn = 0
-        if self.sessions == "kept" and usable and owned.usable:
+        if self._leased.get(owned.server) is owned:
+            del self._leased[owned.server]
+        keep = self.sessions == "kept" and usable and owned.usable
+        if keep and owned.server not in self._waiting:
             self._waiting[owned.server] = owned
         else:
             self.leave(owned)
+
+    async def open_kept(self, server: ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
+        """Return a server's kept session for a call outside turns, open. If there is none, one is opened.
+
+        A turn that runs meanwhile uses the same session; hold `alone` while using it. Later turns lease it.
+
+        Raises:
+            ServerFailed: The session could not be opened.
+        """
+        owned = self._leased.get(server)
+        if owned is None or not owned.usable:
+            owned = self._waiting.get(server)
+            if owned is not None and not await self._is_ready(owned):
+                self._drop(owned)
+                owned = None
+        if owned is None:
+            self.prepare(server, connect, timeout_s)
+            owned = self._waiting[server]
+        owned.wanted.set()
+        await owned.opened.wait()
+        if owned.failed is not None:
+            self._drop(owned)
+            raise owned.failed
+        return owned
+
+    async def _is_ready(self, owned: PooledConnection) -> bool:
+        opening = not owned.opened.is_set()
+        return owned.usable and (opening or await _still_there(owned.connection))
+
+    def _drop(self, owned: PooledConnection) -> None:
+        """Close a waiting connection that cannot be used, unless a turn has leased it meanwhile."""
+        if self._waiting.get(owned.server) is owned:
+            del self._waiting[owned.server]
+            self.leave(owned)
+
+    def lease_to_turn(self, owned: PooledConnection) -> None:
+        """Note that the running turn uses a connection."""
+        self._leased[owned.server] = owned
 
     async def wait_closed(self) -> None:
         """Wait until every connection passed to `leave` is closed and none of its processes is alive."""
@@ -245,6 +302,7 @@ class LeasedConnection:
     def __init__(self, pool: SessionPool, prewarmed: PooledConnection | None, request: LeaseRequest) -> None:
         self._pool = pool
         self._owned = prewarmed
+        self._seen: tuple[ToolDefinition, ...] = ()
         self._request = request
         self._broken = False
 
@@ -275,11 +333,13 @@ class LeasedConnection:
         request = self._request
         limit_s = request.within(timeout_s)
         self._owned = owned = self._pool.begin(request.server, request.connect, limit_s, turn=request.turn)
+        self._pool.lease_to_turn(owned)
         await owned.opened.wait()
         if owned.failed is not None:
             self._owned = None
             raise owned.failed
         assert owned.listing is not None, "a connection that opened without failing has listed its tools"
+        self._seen = owned.listing.tools
         return owned.listing
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
@@ -292,6 +352,10 @@ class LeasedConnection:
             self._broken = True
             raise
 
+    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Wait for a call outside turns to the same session, and keep further ones waiting."""
+        return self._open.alone
+
     async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed.
 
@@ -299,14 +363,9 @@ class LeasedConnection:
         the trace has the end of the older process before the first call of the newer one.
         """
         await self._pool.wait_closed()
-        return await self._changed(self._open, self._request.within(timeout_s))
-
-    async def _changed(self, owned: PooledConnection, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        tools = await owned.connection.refresh_tools(timeout_s)
-        if tools is not None and owned.listing is not None:
-            # The server announces a change once. Keep it, since a later turn may use this connection.
-            owned.listing = replace(owned.listing, tools=tools)
-        return tools
+        tools = await self._open.current_tools(self._request.within(timeout_s))
+        changed, self._seen = tools is not self._seen, tools
+        return tools if changed else None
 
     @property
     def status(self) -> ConnectionStatus:
@@ -332,7 +391,11 @@ class LeasedConnection:
             self._pool.lose(owned, _why_lost(owned))
             return None
         owned.turn = self._request.turn
-        await self._changed(owned, self._request.within(timeout_s))
+        self._pool.lease_to_turn(owned)
+        with anyio.move_on_after(self._request.within(float("inf"))):
+            async with owned.alone:
+                await owned.current_tools(self._request.within(timeout_s))
+        self._seen = owned.listing.tools
         return owned.listing
 
 

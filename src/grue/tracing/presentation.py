@@ -308,6 +308,10 @@ _TABLE: dict[type, _Row] = {
             ("warn", body.kind.replace("_", " ")) if body.kind.startswith("bad_") else ("", "")
         ),
     ),
+    m.ServerRequested: _Row(
+        lambda body: f"{body.server} {body.method} {_json(body.params)}{': ' * bool(body.error)}{body.error}",
+        judge=_if(lambda body: bool(body.error), "warn", "refused"),
+    ),
     m.ToolDrifted: _warn("drift", drift_text, live=_always),
     m.SessionPrewarmed: _Row(lambda body: f"{body.server}{_process(body.pid)}, {_time(body.elapsed_s)}"),
     m.PrewarmLost: _warn("spare lost", lambda body: f"{body.server}: {body.cause}"),

@@ -1,11 +1,12 @@
 """The session: connects, serialises, reports every settlement, and closes whatever happens."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
-from scripted_server import LISTED, ScriptedServer
+from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import failure
 
 from grue.actors.mcp_session import SessionActor
@@ -365,3 +366,24 @@ async def test_a_connect_that_the_deadline_cut_short_says_nothing_about_the_serv
     assert bench.events() == [SessionClosed(server="a")]
     assert bench.actor.connection == Proven()
     assert len(bench.server.did("enter")) == 1
+
+
+class SharedConnection(ScriptedConnection):
+    """A connection with other users, too; `log` has when a batch has it alone."""
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        self._server.log.append("alone")
+        yield
+        self._server.log.append("shared")
+
+
+async def test_a_batch_has_a_shared_session_alone() -> None:
+    server = ScriptedServer()
+    bench = Bench(server)
+    server.connect = lambda _note: SharedConnection(server, "ok")  # type: ignore[method-assign]
+    await bench.play(open_session(), call_tools("look", "think"), call_tools("look", batch=2), CLOSE)
+    assert server.log == [
+        *("enter", "open", "alone", "call look", "call think", "shared"),
+        *("alone", "call look", "shared", "leave"),
+    ]

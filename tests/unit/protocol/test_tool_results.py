@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from grue.messages import ToolCallResult
 from grue.protocol import tool_results
-from grue.protocol.tool_results import failure, from_mcp, history_text, json_value, success
+from grue.protocol.tool_results import content_blocks, failure, from_mcp, history_text, json_value, success
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=30)
 SCALARS = (
@@ -183,6 +183,21 @@ IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
 )
 def test_content_is_structured_else_json_else_text_else_blocks(answer: Any, content: object) -> None:
     assert from_mcp(answer) == ToolCallResult(content)
+
+
+@pytest.mark.parametrize(
+    ("answer", "blocks"),
+    [
+        ({"content": [{"type": "text", "text": "3"}], "structuredContent": {"result": 3}}, 1),
+        ({"content": [{"type": "text", "text": "\ud800"}, "no block", {"type": "x"}]}, 2),
+        ({"content": "text"}, 0),
+        ({}, 0),
+    ],
+)
+def test_all_content_blocks_are_kept_beside_the_content(answer: Any, blocks: int) -> None:
+    kept = content_blocks(answer)
+    assert [block["type"] for block in kept] == ["text", "x"][:blocks]
+    msgspec.json.encode(kept)
 
 
 def test_json_text_of_any_depth_can_be_written() -> None:
