@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from msgspec.structs import replace
 
-from grue.actors.sampling import CurrentSampler
 from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.current_episode import CurrentEpisode
-from grue.engine.episode import Episode, Work, sessions_of
-from grue.engine.outside_turns import run_outside_turns
+from grue.engine.episode import Episode, sessions_of
+from grue.engine.outside_turns import OutsideTurns
 from grue.engine.server_sessions import SessionWork
 from grue.engine.tool_access import AsyncToolAccess
 from grue.engine.tool_policy import usable_policy
 from grue.engine.tool_servers import ToolServer
-from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings, refuse_inside_turn
+from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_handle import TurnHandle
 from grue.engine.wiring import LlmFactory, wire
@@ -39,11 +38,9 @@ from grue.messages import (
 )
 from grue.processes.guard import guard
 from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessRegistry
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_lock import ToolLock
-from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.server_requests import Elicit
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
@@ -260,24 +257,14 @@ class Runner(AsyncToolAccess):
 
         Source: R6.1, R10.1, P39
         """
-        return self._run(self._turn(request))
-
-    def _run(self, turn: Turn[T]) -> TurnOutcome[T]:
-        if self._episode.is_in_use:
-            return self._episode.run(turn.run)
-        return _run_alone(turn.run, "Runner.run_turn_async")
+        return self._episode.run(self._turn(request).run)
 
     async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn as `run_turn` does, in the caller's event loop. Cancellation ends the turn.
 
         With `lifetime="episode"` the turn runs in the episode's loop, and the caller awaits it.
         """
-        return await self._run_async(self._turn(request))
-
-    async def _run_async(self, turn: Turn[T]) -> TurnOutcome[T]:
-        if self._episode.lasting:
-            return await self._episode.run_async(turn.run)
-        return await _run_alone_async(turn.run)
+        return await self._episode.run_async(self._turn(request).run)
 
     def start_turn(self, request: TurnRequest[T]) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for loops that must not block (of a game or a GUI).
@@ -328,7 +315,7 @@ class Runner(AsyncToolAccess):
         asked = ResumeRequest(
             trace=trace, decisions=tuple(decisions), answer=answer, turn=turn, on_delta=on_delta
         )
-        return self._run(self._resumed(asked))
+        return self._episode.run(self._resumed(asked).run)
 
     async def resume_async(
         self,
@@ -345,7 +332,7 @@ class Runner(AsyncToolAccess):
         asked = ResumeRequest(
             trace=trace, decisions=tuple(decisions), answer=answer, turn=turn, on_delta=on_delta
         )
-        return await self._run_async(self._resumed(asked))
+        return await self._episode.run_async(self._resumed(asked).run)
 
     def _resumed(self, asked: "ResumeRequest") -> Turn[Any]:
         # Few programs need it.
@@ -453,19 +440,12 @@ class Runner(AsyncToolAccess):
         self._episode.run_beside(self._prepare_endpoint)
 
     def _outside_turns(self, work: SessionWork[V]) -> V:
-        refuse_inside_turn(self._wiring)
-        settings = self._settings()
-        if self._episode.lasting:
-            return self._episode.run_beside(lambda resources: run_outside_turns(settings, resources, work))
-        return _run_alone(
-            lambda resources: run_outside_turns(settings, resources, work), "the async twin, call_async"
-        )
+        calls = OutsideTurns(self._settings(), work)
+        return self._episode.run_outside_turns(calls.run)
 
     async def _outside_turns_async(self, work: SessionWork[V]) -> V:
-        refuse_inside_turn(self._wiring)
-        settings = self._settings()
-        run = self._episode.run_beside_async if self._episode.lasting else _run_alone_async
-        return await run(lambda resources: run_outside_turns(settings, resources, work))
+        calls = OutsideTurns(self._settings(), work)
+        return await self._episode.run_outside_turns_async(calls.run)
 
     async def _prepare_endpoint(self, _: TurnResources) -> None:
         if self._wiring.endpoint is not None:
@@ -483,28 +463,3 @@ class Runner(AsyncToolAccess):
             budget=self.budget,
             spending=self._spending,
         )
-
-
-def _run_alone(work: Work[V], twin: str) -> V:
-    """Run something in an event loop of its own, which shares no process with others."""
-    resources = _own_resources()
-    return run_blocking(
-        lambda: work(resources),
-        on_exit=resources.registry.kill_leftovers,
-        force_kill=resources.registry.kill_now,
-        twin=twin,
-    )
-
-
-async def _run_alone_async(work: Work[V]) -> V:
-    """As `_run_alone`, in the caller's event loop."""
-    resources = _own_resources()
-    try:
-        return await work(resources)
-    finally:
-        resources.registry.kill_leftovers()
-
-
-def _own_resources() -> TurnResources:
-    """Return the resources of a turn that shares none with other turns."""
-    return TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())

@@ -1,7 +1,7 @@
-"""The episode loop that a runner's turns use: started when it is first needed, ended when it no longer is.
+"""The event loop that a runner's work runs in: a new one, the caller's, or the episode's.
 
-Come here to change when the event loop of a runner starts and ends. What the loop keeps open is in
-`episode.py`.
+Come here to change when the loop of an episode starts and ends, or which loop something runs in. What an
+episode's loop keeps open is in `episode.py`.
 """
 
 import threading
@@ -9,9 +9,13 @@ import weakref
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
+from grue.actors.sampling import CurrentSampler
 from grue.engine.episode import Episode, Work
+from grue.engine.turn_actors import TurnResources
+from grue.processes.process_group import ProcessRegistry
 from grue.runtime.loop_thread import Call
 from grue.runtime.reentry import refuse_reentry
+from grue.runtime.sync_edge import run_blocking
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.session_pool import Sessions
 
@@ -22,7 +26,11 @@ T = TypeVar("T")
 
 
 class CurrentEpisode:
-    """The current episode loop of a runner, if there is one. Thread-safe.
+    """Runs a runner's work, in the loop of its current episode if there is one. Thread-safe.
+
+    With a lasting episode all work runs in the episode's loop. Otherwise each turn, and each call outside
+    turns, has a new loop in the calling thread, or runs in the loop of its async caller. Only turns that are
+    started in the background share a loop, which ends with the last of them.
 
     If its owner is lost without `close`, the loop ends when this is garbage collected.
 
@@ -50,7 +58,9 @@ class CurrentEpisode:
         return self.lasting or self._episode is not None
 
     def run(self, work: Work[T]) -> T:
-        """Run a turn in the loop and return its result, blocking. See `Episode.call`."""
+        """Run a turn and return its result, blocking. It waits for turns that run in the episode's loop."""
+        if not self.is_in_use:
+            return _run_alone(work, "Runner.run_turn_async")
         episode = self._enter()
         try:
             return episode.call(work)
@@ -58,8 +68,20 @@ class CurrentEpisode:
             self._leave(episode)
 
     async def run_async(self, work: Work[T]) -> T:
-        """Run a turn in a lasting loop and return its result. See `Episode.call_async`."""
+        """Run a turn and return its result, without blocking the caller's loop."""
+        if not self.lasting:
+            return await _run_alone_async(work)
         return await self._running().call_async(work)
+
+    def run_outside_turns(self, work: Work[T]) -> T:
+        """Run calls outside turns and return their result, blocking. They do not wait for turns."""
+        return self.run_beside(work) if self.lasting else _run_alone(work, "the async twin of this method")
+
+    async def run_outside_turns_async(self, work: Work[T]) -> T:
+        """Run calls outside turns and return their result, without blocking the caller's loop."""
+        if not self.lasting:
+            return await _run_alone_async(work)
+        return await self._running().beside_async(work)
 
     def submit(self, work: Work[T]) -> Call[T]:
         """Start a turn in the loop and return at once.
@@ -86,10 +108,6 @@ class CurrentEpisode:
             return episode.beside(work)
         finally:
             self._leave(episode)
-
-    async def run_beside_async(self, work: Work[T]) -> T:
-        """Run something as `run_beside` does, in a lasting loop, without blocking the caller's."""
-        return await self._running().beside_async(work)
 
     def close(self) -> None:
         """End the loop, if there is one, within seconds. A later call starts a new one."""
@@ -139,3 +157,28 @@ def _leave_if_there(lost: "weakref.ref[CurrentEpisode]", episode: Episode) -> No
     current = lost()
     if current is not None:
         current._leave(episode)  # noqa: SLF001 - the class's own
+
+
+def _run_alone(work: Work[T], twin: str) -> T:
+    """Run something in an event loop of its own, which shares no process with others."""
+    resources = _own_resources()
+    return run_blocking(
+        lambda: work(resources),
+        on_exit=resources.registry.kill_leftovers,
+        force_kill=resources.registry.kill_now,
+        twin=twin,
+    )
+
+
+async def _run_alone_async(work: Work[T]) -> T:
+    """As `_run_alone`, in the caller's event loop."""
+    resources = _own_resources()
+    try:
+        return await work(resources)
+    finally:
+        resources.registry.kill_leftovers()
+
+
+def _own_resources() -> TurnResources:
+    """Return resources that nothing else shares."""
+    return TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())

@@ -1,22 +1,22 @@
 """Where a runner's calls outside turns get their sessions from."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from grue.engine.server_sessions import SessionSources, SessionWork, with_sessions
-from grue.engine.turn import TurnSettings
+from grue.engine.turn import TurnSettings, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
 from grue.engine.wiring import connect_fresh
 from grue.messages import ServerName
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.server_specs import McpServer
+from grue.tool_sessions.session_pool import SessionPool
 from grue.tool_sessions.shared_session import SharedSession
 
 T = TypeVar("T")
 
 
-async def run_outside_turns(settings: TurnSettings, resources: TurnResources, work: SessionWork[T]) -> T:
-    """Run `work` with sessions for it, and return its result. Cancellation cancels the calls.
+class OutsideTurns(Generic[T]):
+    """Calls outside turns. `run` makes them, once.
 
     If the episode keeps its sessions, they are used, between the batches of a turn that runs meanwhile.
     Otherwise new sessions are opened and closed again. A prewarmed session is never used: it belongs to the
@@ -24,37 +24,42 @@ async def run_outside_turns(settings: TurnSettings, resources: TurnResources, wo
 
     Args:
         settings: The runner's settings.
-        resources: The processes and sessions that the work may use.
         work: The calls.
+
+    Raises:
+        MCPError: The caller is inside a turn of the same runner.
     """
-    kept = resources.pool is not None and resources.pool.sessions == "kept"
-    sources = SessionSources(
-        connect=_connects(settings, resources, kept=kept),
-        recorder=settings.wiring.recorder,
-        startup_timeout_s=settings.limits.server_startup_timeout_s,
-        tool_policy=settings.tool_policy,
-        lasting=kept,
-    )
-    return await with_sessions(sources, work)
 
+    def __init__(self, settings: TurnSettings, work: SessionWork[T]) -> None:
+        refuse_inside_turn(settings.wiring)
+        self._settings = settings
+        self._work = work
 
-def _connects(
-    settings: TurnSettings, resources: TurnResources, *, kept: bool
-) -> Mapping[ServerName, Connect]:
-    servers = settings.wiring.servers
-    return {
-        name: _kept(settings, resources, name)
-        if kept and isinstance(server, McpServer)
-        else connect_fresh(settings.wiring, name, resources.registry, settings.policy.on_tool_drift)
-        for name, server in servers.items()
-    }
+    async def run(self, resources: TurnResources) -> T:
+        """Make the calls and return their result. Cancellation cancels them.
 
+        Args:
+            resources: The processes and sessions that the calls may use.
+        """
+        settings, pool = self._settings, resources.pool
+        keeping = pool if pool is not None and pool.sessions == "kept" else None
+        servers = settings.wiring.servers
+        sources = SessionSources(
+            connect={name: self._connect(name, resources, keeping) for name in servers},
+            recorder=settings.wiring.recorder,
+            startup_timeout_s=settings.limits.server_startup_timeout_s,
+            tool_policy=settings.tool_policy,
+            lasting=keeping is not None,
+        )
+        return await with_sessions(sources, self._work)
 
-def _kept(settings: TurnSettings, resources: TurnResources, name: ServerName) -> Connect:
-    # A session that is opened here serves later turns too, so it offers the server what a turn's does.
-    sampled = settings.limits.max_samplings > 0
-    sample = resources.sampling.on_behalf_of(name) if sampled else None
-    drift, pool = settings.policy.on_tool_drift, resources.pool
-    assert pool is not None, "only a pool keeps sessions"
-    connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
-    return lambda _: SharedSession(pool, name, connect)
+    def _connect(self, name: ServerName, resources: TurnResources, keeping: SessionPool | None) -> Connect:
+        settings, sample = self._settings, None
+        drift = settings.policy.on_tool_drift
+        if keeping is None or not isinstance(settings.wiring.servers[name], McpServer):
+            return connect_fresh(settings.wiring, name, resources.registry, drift)
+        if settings.limits.max_samplings > 0:
+            # A session that is opened here serves later turns too, so it offers what a turn's session does.
+            sample = resources.sampling.on_behalf_of(name)
+        connect = connect_fresh(settings.wiring, name, resources.registry, drift, sample)
+        return lambda _: SharedSession(keeping, name, connect)
