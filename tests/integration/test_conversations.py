@@ -159,6 +159,27 @@ def test_a_call_under_way_when_the_turn_is_cancelled_is_answered(server: Scripte
     assert results == ['{"error":"interrupted; it may have taken effect","content":null}'] * 2
 
 
+def test_a_file_that_is_lost_in_the_middle_of_a_turn_ends_the_turn(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    path = tmp_path / "talk.jsonl"
+
+    def lose(at: str) -> str:
+        path.unlink(missing_ok=True)
+        return at
+
+    with runner_for(server, look=lose).conversation(path=path) as talk:
+        talk.ask("One?")
+        talk.ask("Two?")
+        with pytest.raises(ConversationError, match="was deleted.* save the conversation to another file"):
+            talk.ask("Three?")
+        talk.save(tmp_path / "other.jsonl")
+        assert talk.ask("Four?").response == "Answer 4."
+    assert [message["role"] for message in server.requests[-1].messages[-5:]] == [
+        "user", "assistant", "tool", "tool", "user"
+    ]  # fmt: skip
+
+
 def test_two_asks_at_once_are_refused_and_a_branch_is_not(server: ScriptedLlmServer) -> None:
     talk = runner_for(server).conversation()
     talk.ask("One?")

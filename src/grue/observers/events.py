@@ -51,6 +51,7 @@ from grue.messages import (
     ServerName,
     ServerNoted,
     SessionOpened,
+    ThoughtsDropped,
     ToolCalled,
     ToolDenied,
     ToolDrifted,
@@ -100,7 +101,14 @@ _Calling: TypeAlias = (
     | ToolSkipped
 )
 _Asking: TypeAlias = (
-    IterationStarted | CompletionRetried | ReplyCut | ReplyUnusable | FinalForced | RepairRequested | FellBack
+    IterationStarted
+    | CompletionRetried
+    | ReplyCut
+    | ThoughtsDropped
+    | ReplyUnusable
+    | FinalForced
+    | RepairRequested
+    | FellBack
 )
 _Ending: TypeAlias = TurnCompleted | TurnFailed | ActorFailed
 
@@ -330,6 +338,9 @@ class EventFeed:
                 then = "" if larger is None else f", asking once more with {larger}"
                 message = f"LLM reply was cut at {at}{then}"
                 return [moment.warning("llm_reply_cut", message, limit_tokens=limit, retried_with=larger)]
+            case ThoughtsDropped(replies=replies, wire=wire, model=model):
+                message = f"LLM {model} is not sent the thoughts of {replies} replies: it cannot read them"
+                return [moment.warning("llm_thoughts_dropped", message, replies=replies, wire=wire)]
             case ReplyUnusable(finish_reason=reason, iteration=iteration):
                 message = f"LLM returned no content and no tool_calls, finish_reason={reason}"
                 return [
