@@ -171,7 +171,7 @@ def test_a_file_that_is_lost_in_the_middle_of_a_turn_ends_the_turn(
     with runner_for(server, look=lose).conversation(path=path) as talk:
         talk.ask("One?")
         talk.ask("Two?")
-        with pytest.raises(ConversationError, match="was deleted.* save the conversation to another file"):
+        with pytest.raises(ConversationError, match=r"was deleted.* save the conversation to another file"):
             talk.ask("Three?")
         talk.save(tmp_path / "other.jsonl")
         assert talk.ask("Four?").response == "Answer 4."
