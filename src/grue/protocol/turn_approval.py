@@ -184,8 +184,8 @@ def cut_off(state: TurnState, called: Collection[CallId]) -> Resumption | None:
             return Resumption(parked=_parked_at_questions(state))
         case AwaitingTools():
             return Resumption(parked=_parked_in_calls(state, called))
-        case AwaitingSessions(turn=turn) if turn.run.resumed is not None and not turn.reconnected:
-            return replace(turn.run.resumed, decisions=())
+        case AwaitingSessions(turn=turn) if turn.resuming is not None:
+            return replace(turn.resuming, decisions=())
         case AwaitingSessions(turn=turn, new=new) | AwaitingReconnect(turn=turn, new=new):
             return Resumption(parked=progress(turn), new=new)
         case AwaitingSupport(turn=turn):

@@ -87,10 +87,10 @@ def _reported(state: AwaitingSessions, turn: Turn, server: ServerName) -> Awaiti
 
 def when_all_reported(state: AwaitingSessions) -> Transition:
     """Send the first request once every session has reported and the model has been checked."""
-    turn, resumed = state.turn, state.turn.run.resumed
+    turn, resumed = state.turn, state.turn.resuming
     if state.pending or state.asking:
         return state, ()
-    if resumed is not None and resumed.parked.calls and not turn.reconnected:
+    if resumed is not None and resumed.parked.calls:
         return call(turn, resumed.parked.calls, settled=resumed.parked.settled, decisions=resumed.decisions)
     if turn.forced:
         return ask(turn, "forced", state.new)

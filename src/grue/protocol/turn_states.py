@@ -18,6 +18,7 @@ from grue.messages import (
     ConversationId,
     ConversationItem,
     JsonObject,
+    Resumption,
     RunTurn,
     ServerName,
     SystemText,
@@ -87,6 +88,15 @@ class Turn(Struct, frozen=True, kw_only=True):
         """The conversation of the turn's requests."""
         history = self.run.history
         return ConversationId(f"turn-{self.run.turn}") if history is None else history.conversation
+
+    @property
+    def resuming(self) -> Resumption | None:
+        """What a resumed turn has yet to go on with; `None`: nothing.
+
+        Its sessions may open a second time, after a reconnect. By then it has sent a batch of its own.
+        """
+        resumed = self.run.resumed
+        return resumed if resumed is not None and resumed.parked.batches == self.batches else None
 
     @property
     def opening(self) -> tuple[ConversationItem, ...]:
