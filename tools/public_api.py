@@ -20,6 +20,7 @@ PUBLIC = (
     "past",
     "sessions",
     "settings",
+    "approvals",
     "tool_rules",
     "traces",
     "turn_request",
