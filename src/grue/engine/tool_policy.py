@@ -10,19 +10,20 @@ from grue.messages import ServerName, ToolPolicy
 from grue.protocol.tool_policy import check_policy
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.server_specs import HttpServer, StdioServer
+from grue.tool_sessions.shell_tool import ShellTool
 
 _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[ServerName, ToolServer]) -> ToolPolicy:
-    """Return the policy with the host's own functions among the trusted servers; `None`: all is allowed.
+    """Return the policy, with the host's functions and commands trusted; `None`: all is allowed.
 
     Raises:
         MCPConfigError: A value in it cannot be used; the error names the rule and the field.
     """
     if policy is None or policy == ToolPolicy():
         return ToolPolicy()
-    own = (name for name, server in servers.items() if isinstance(server, FunctionTools))
+    own = (name for name, server in servers.items() if isinstance(server, FunctionTools | ShellTool))
     return replace(check_policy(policy), trusted=(*policy.trusted, *own))
 
 

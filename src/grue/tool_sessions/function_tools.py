@@ -133,7 +133,6 @@ class FunctionConnection:
                 description=function.description,
                 input_schema=function.parameters.schema,
                 annotations=function.annotations,
-                trusted=function.annotations is not None,
             )
             for function in self._functions.values()
         )

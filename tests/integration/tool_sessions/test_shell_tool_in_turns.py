@@ -7,7 +7,16 @@ import pytest
 from lifetimes import DONE, episode
 from transport_servers import faulty
 
-from grue import ShellTool, ToolPolicy, ToolRule, TurnLimits, TurnTimedOut
+from grue import (
+    FunctionTools,
+    ShellTool,
+    ToolAnnotations,
+    ToolPolicy,
+    ToolRule,
+    TurnLimits,
+    TurnTimedOut,
+    tool,
+)
 from grue.messages import ToolCalled
 from grue.testing.fault_turns import Mode
 
@@ -46,9 +55,24 @@ def test_a_turn_s_limit_ends_its_command(mode: Mode, tmp_path: Path) -> None:
 
 def test_a_policy_judges_commands_by_what_the_tool_says_of_itself(tmp_path: Path) -> None:
     servers = {"sh": ShellTool(folder=tmp_path, commands=["touch"])}
-    policy = ToolPolicy(rules=(ToolRule(destructive=True, verdict="deny"),))
+    policy = ToolPolicy(rules=(ToolRule(read_only=False, destructive=True, verdict="deny"),))
     call = ("sh.run", {"argv": ["touch", "here"]})
     with episode("turn", tmp_path, [call], DONE, servers=servers, tool_policy=policy) as played:
         (record,) = played.turn().tool_calls
     assert record.result.is_error
     assert not (tmp_path / "here").exists()
+
+
+def test_a_function_that_says_it_is_read_only_is_believed(tmp_path: Path) -> None:
+    @tool(annotations=ToolAnnotations(read_only=True))
+    def look() -> str:
+        return "a cave"
+
+    def dig() -> str:
+        return "a hole"
+
+    policy = ToolPolicy(rules=(ToolRule(read_only=True), ToolRule(verdict="deny")))
+    calls = [("f.look", {}), ("f.dig", {})]
+    servers = {"f": FunctionTools([look, dig])}
+    with episode("turn", tmp_path, calls, DONE, servers=servers, tool_policy=policy) as played:
+        assert [call.result.is_error for call in played.turn().tool_calls] == [False, True]
