@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from grue.messages import (
         AssistantReply,
         Budget,
+        ContextPolicy,
         FailurePolicy,
         TextDelta,
         ToolCallResult,
@@ -117,6 +118,7 @@ _HOMES = {
     "Budget": "grue.messages",
     "ToolMessage": "grue.messages",
     "UserText": "grue.messages",
+    "ContextPolicy": "grue.messages",
     "FailurePolicy": "grue.messages",
     "TextDelta": "grue.messages",
     "ToolAnnotations": "grue.tool_rules",
@@ -160,6 +162,7 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "ToolClient",
     "TurnLimits",
     "Budget",
+    "ContextPolicy",
     "FailurePolicy",
     "RetryPolicy",
     "ToolPolicy",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overloa
 from grue.answers import AnswerSpec
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.recorded_conversation import resume_conversation
-from grue.messages import AssistantReply, ConversationItem, TextDelta
+from grue.messages import AssistantReply, ContextPolicy, ConversationItem, TextDelta
 from grue.protocol.history import items_of
 from grue.protocol.safe_text import well_formed
 from grue.turn_request import Image, TurnOutcome, TurnRequest
@@ -31,6 +31,8 @@ class AskOptions(TypedDict, total=False):
     tools: bool
     turn_timeout_s: float
     on_delta: Callable[[TextDelta], None]
+    context: ContextPolicy
+    user_stub: str
 
 
 class Conversation:
@@ -129,7 +131,8 @@ class Conversation:
         Args:
             text: What the user says.
             answer: How to validate and parse the answer; `None`: any text.
-            **how: `images`, `tools`, `turn_timeout_s`, `on_delta`, as in a `TurnRequest`.
+            **how: `images`, `tools`, `turn_timeout_s`, `on_delta`, `context`, `user_stub`, as in a
+                `TurnRequest`.
 
         Raises:
             ConversationBusy: Another turn continues the conversation. Nothing was started.

@@ -10,6 +10,7 @@ become unreadable.
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
                     agent ── OpenSession ─────────▶ session   ▶ SessionOpened | McpDisabled | StartupFailed
+                    agent ── RewriteHistory ──────▶ llm
                     agent ── RequestCompletion ───▶ llm       ▶ CompletionReceived | CompletionFailed
                     agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
                                                                      | ServerDied), ToolsChanged
@@ -30,6 +31,9 @@ from msgspec import Struct
 
 from grue.approvals import ApprovalDecision as ApprovalDecision
 from grue.approvals import ApprovalQuestion as ApprovalQuestion
+from grue.context_policy import ContextItem as ContextItem
+from grue.context_policy import ContextOverflow as ContextOverflow
+from grue.context_policy import ContextPolicy as ContextPolicy
 from grue.tool_rules import ToolAnnotations as ToolAnnotations
 from grue.tool_rules import ToolPolicy as ToolPolicy
 from grue.tool_rules import ToolRule as ToolRule
@@ -210,11 +214,13 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True):
     Attributes:
         attachments: The images that belong to it. An endpoint that does not support one of them gets a
             description.
+        stub: What takes its place if a `ContextPolicy` clears it; empty: it stays.
     """
 
     text: str
     cache_points: tuple[CachePoint, ...] = ()
     attachments: tuple[Attachment, ...] = ()
+    stub: str = ""
 
 
 class AssistantText(Struct, frozen=True, tag="assistant"):
@@ -252,6 +258,25 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
 ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
 HistoryItem: TypeAlias = UserText | AssistantReply | ToolMessage
 """What was said in earlier turns of a conversation; `TurnRequest.history` consists of them."""
+
+
+class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=True):
+    """A change of a conversation's history: shorter texts take the place of tool results and user texts.
+
+    Attributes:
+        results: The new answers of their calls. They have no attachments.
+        texts: How many of the oldest user texts that have a stub, and do not consist of it yet, are replaced
+            by it.
+    """
+
+    results: tuple[ToolMessage, ...] = ()
+    texts: int = 0
+
+
+class Summarised(Struct, frozen=True, tag="summarised"):
+    """A change of a conversation's history: `items` take the place of everything after its first entry."""
+
+    items: tuple[UserText, ...]
 
 
 class AnswerSchema(Struct, frozen=True):
@@ -463,6 +488,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: Requests that were sent.
         remedy: What to do.
+        overflow: Set if the request was refused because it is longer than the model's context window.
     """
 
     kind: FailureKind
@@ -472,6 +498,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
     status: int | None = None
     attempts: int = 1
     remedy: str = ""
+    overflow: ContextOverflow | None = None
 
 
 class ToolsUnsupported(Struct, frozen=True, kw_only=True, tag=True):
@@ -578,6 +605,10 @@ class RunTurn(Message, frozen=True, kw_only=True):
         repair_request: The text that asks for another answer; `{reason}` stands for why the last was refused.
         tools: Patterns of the names of the tools to offer; `None`: all.
         resumed: Where the turn goes on; `None`: it begins.
+        context: How to stay within the model's context window; `None`: nothing is cleared.
+        earlier: The sizes of the history that the turn continues, oldest first. The first one is that of the
+            conversation's first entry, which is never cleared. Only set with `context`.
+        user_stub: What takes the place of `user` if a later turn clears it; empty: it stays.
     """
 
     turn: int
@@ -598,6 +629,9 @@ class RunTurn(Message, frozen=True, kw_only=True):
     repair_request: str = REPAIR_REQUEST
     tools: tuple[str, ...] | None = None
     resumed: "Resumption | None" = None
+    context: ContextPolicy | None = None
+    earlier: tuple[ContextItem, ...] = ()
+    user_stub: str = ""
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -921,6 +955,9 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
         conversation: Id of the conversation; an unknown id starts an empty one.
         request: One-based number of the request in its turn.
         stream: Note the reply's text as it arrives.
+        aside: Ask beside the conversation: neither `new` nor the reply is added to it, and the last reply, if
+            it has no answers yet, is left out.
+        clears: An overflow is answered by clearing, so do not try the request in other forms after one.
     """
 
     conversation: ConversationId
@@ -928,6 +965,21 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
     new: tuple[ConversationItem, ...]
     mode: OfferTools | RequireAnswer
     stream: bool = False
+    aside: bool = False
+    clears: bool = False
+
+
+class RewriteHistory(Message, frozen=True, kw_only=True):
+    """agent -> llm: change what was said in the conversation before the next request.
+
+    Attributes:
+        reason: Why: the request would be too long for the `window`, or the endpoint has reported an
+            `overflow`.
+    """
+
+    conversation: ConversationId
+    change: Cleared | Summarised
+    reason: Literal["window", "overflow"]
 
 
 class CompletionReceived(Message, frozen=True, kw_only=True):
@@ -941,6 +993,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
             only; no decision depends on it.
         usage: Sum over all replies to this request, including one that was cut short.
         echo: What the provider requires back with the reply. Old traces lack it.
+        prompt_tokens: Tokens of the prompt of the last of them; 0: the endpoint has not counted them.
     """
 
     request: int
@@ -953,6 +1006,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
     usage: Usage = Usage()
     elapsed_s: float = 0.0
     echo: Echo | None = None
+    prompt_tokens: int = 0
 
 
 class CompletionFailed(Message, frozen=True, kw_only=True):
@@ -1047,6 +1101,12 @@ class ReplyUnusable(Message, frozen=True, kw_only=True):
 
     finish_reason: str | None
     iteration: int
+
+
+class SummaryFailed(Message, frozen=True, kw_only=True):
+    """agent: the summary that was to take the place of the history did not come; the history stays."""
+
+    reason: str
 
 
 class FinalForced(Message, frozen=True, kw_only=True):
@@ -1277,6 +1337,7 @@ TurnCommand: TypeAlias = (
     CheckToolSupport
     | OpenSession
     | RequestCompletion
+    | RewriteHistory
     | CallTools
     | CheckAnswer
     | CloseSession
@@ -1294,6 +1355,7 @@ TurnNote: TypeAlias = (
     | DecisionIgnored
     | ToolSkipped
     | ReplyUnusable
+    | SummaryFailed
     | FinalForced
     | RepairRequested
     | FellBack
@@ -1302,7 +1364,7 @@ TurnNote: TypeAlias = (
 """Notes that the state machine returns, for the trace only."""
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
-LlmCommand: TypeAlias = RequestCompletion | CheckToolSupport
+LlmCommand: TypeAlias = RequestCompletion | RewriteHistory | CheckToolSupport
 LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta | HistoryRewritten | ThoughtsDropped
 SessionNote: TypeAlias = (
     ConnectFailed

@@ -30,6 +30,7 @@ from grue.loading import importing, load
 from grue.messages import (
     ApprovalDecision,
     Budget,
+    ContextPolicy,
     FailurePolicy,
     ServerName,
     TextDelta,
@@ -80,6 +81,7 @@ class Runner(AsyncToolAccess):
         approve: Asked about the tool calls that the policy asks about, all of a reply at once. A plain
             function, which gets a thread of its own, or a coroutine function. The wait counts against the
             turn's limit. `None`: nobody can be asked, so such calls are denied unless the policy parks turns.
+        context: How turns stay within the model's context window; `None`: nothing is cleared.
         budget: For the model, for all turns together. The budget of a single turn is `limits.budget`.
         lifetime: `turn`: one `anyio.run` per turn, and nothing stays alive after it. `episode`: one event
             loop in a background thread, from the first turn to `close`; connections to the model stay open.
@@ -107,6 +109,7 @@ class Runner(AsyncToolAccess):
         tool_lock: ToolLock | None = None,
         tool_policy: ToolPolicy | None = None,
         approve: Approve | None = None,
+        context: ContextPolicy | None = None,
         budget: Budget | None = None,
         lifetime: Literal["turn", "episode"] = "turn",
         spawn_ahead: bool = False,
@@ -115,6 +118,7 @@ class Runner(AsyncToolAccess):
         self.recorder = recorder or Recorder()
         self.limits = limits or TurnLimits()
         self.policy = policy or FailurePolicy()
+        self.context = context
         self.budget = budget or Budget()
         self._wiring = wire(
             llm,
@@ -460,6 +464,7 @@ class Runner(AsyncToolAccess):
             limits=self.limits,
             policy=self.policy,
             tool_policy=self.tool_policy,
+            context=self.context,
             budget=self.budget,
             spending=self._spending,
         )

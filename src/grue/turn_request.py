@@ -10,6 +10,7 @@ from grue.answers import AnswerSpec
 from grue.messages import (
     FINAL_REQUEST,
     REPAIR_REQUEST,
+    ContextPolicy,
     HistoryItem,
     OutcomeKind,
     TextDelta,
@@ -38,6 +39,10 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         turn: Its number in the episode; `None`: one more than the last.
         tools: Offer the runner's tools; `False`: no tools in this turn. Or the names of those to offer, which
             may be patterns: `("files.read", "web.*")`.
+        context: How to stay within the model's context window; `None`: as the runner says, which by default
+            clears nothing.
+        user_stub: What may take the place of `user` in the history, if a later turn of the conversation has
+            no room for it; empty: it stays.
         on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
             ends the turn. A delta with `restart` means that the request is retried: discard the earlier
             pieces of that reply. `None`: replies are not streamed.
@@ -56,6 +61,8 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     turn_timeout_s: float | None = None
     turn: int | None = None
     tools: bool | tuple[str, ...] = True
+    context: ContextPolicy | None = None
+    user_stub: str = ""
     on_delta: Callable[[TextDelta], None] | None = None
     final_request: str = FINAL_REQUEST
     repair_request: str = REPAIR_REQUEST

@@ -29,6 +29,7 @@ from grue.messages import (
     LlmCommand,
     OpenSession,
     RequestCompletion,
+    RewriteHistory,
     RunTurn,
     ServerName,
     SessionClosed,
@@ -178,7 +179,7 @@ class AgentActor(Actor[TurnEvent]):
 
     async def _perform(self, command: TurnCommand | TurnNote, cause: int) -> None:
         match command:
-            case RequestCompletion() | CheckToolSupport():
+            case RequestCompletion() | RewriteHistory() | CheckToolSupport():
                 await self._llm.send(command, sender=self.name, cause=cause)
                 if isinstance(command, RequestCompletion):
                     self.last_request = command

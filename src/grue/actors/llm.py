@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.to_thread
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.large_data import LONG
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
@@ -29,6 +30,7 @@ from grue.messages import (
     LlmNote,
     ReplyCut,
     RequestCompletion,
+    RewriteHistory,
     TextDelta,
     ThoughtsDropped,
     ToolSupportChecked,
@@ -125,6 +127,8 @@ class LlmActor(Actor[LlmCommand]):
         """Ask the endpoint and send the outcome to the agent, or as the reply if the sender awaits one."""
         outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
         match envelope.body:
+            case RewriteHistory() as command:
+                return await self._rewrite(command)
             case CheckToolSupport():
                 outcome = await self._endpoint.tool_support()
             case RequestCompletion() as command:
@@ -133,17 +137,27 @@ class LlmActor(Actor[LlmCommand]):
             reply(envelope, outcome)
         else:
             await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
+        return None
+
+    async def _rewrite(self, command: RewriteHistory) -> None:
+        lent = self._lent_as(command.conversation)
+        conversation = self._conversation(command.conversation) if lent is None else lent.encoded
+        conversation.change(command.change)
+        if lent is not None:
+            await lent.save()
 
     async def _complete(
         self, command: RequestCompletion, envelope: Envelope[LlmCommand]
     ) -> CompletionReceived | CompletionFailed:
         begun = time.monotonic()
-        lent = self._lent if self._lent is not None and self._lent.id == command.conversation else None
+        lent = self._lent_as(command.conversation)
         conversation = self._conversation(command.conversation) if lent is None else lent.encoded
         profile, model = self._endpoint.profile, self._endpoint.settings.model
         if (conversation.profile, conversation.model) != (profile, model):
             conversation.adopt(profile, model)
-        if self._long_reply or envelope.is_long:
+        if command.aside:
+            conversation, lent = conversation.aside(command.new, command.mode), None
+        elif self._long_reply or envelope.is_long:
             # Not abandoned when it is cancelled: a lent conversation goes on in the next turn.
             await anyio.to_thread.run_sync(conversation.ask, command.new, command.mode)
         else:
@@ -160,8 +174,9 @@ class LlmActor(Actor[LlmCommand]):
         if isinstance(reply, LlmFailure):
             return CompletionFailed(request=command.request, failure=reply)
         kept = conversation.keep(reply)
-        texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
-        self._long_reply = sum(map(len, texts)) >= LONG
+        if not command.aside:
+            texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
+            self._long_reply = sum(map(len, texts)) >= LONG
         if lent is not None:
             await lent.save()
         return CompletionReceived(
@@ -175,7 +190,11 @@ class LlmActor(Actor[LlmCommand]):
             usage=reply.usage,
             elapsed_s=time.monotonic() - begun,
             echo=kept.echo,
+            prompt_tokens=reply.prompt_tokens,
         )
+
+    def _lent_as(self, name: ConversationId) -> LentConversation | None:
+        return self._lent if self._lent is not None and self._lent.id == name else None
 
     def _conversation(self, name: ConversationId) -> Conversation:
         if name not in self._conversations:
@@ -218,7 +237,9 @@ class _Asking:
     async def outcome(self) -> Reply | LlmFailure:
         """Return the reply, or why there is none."""
         settings = self._endpoint.settings
-        state, commands = attempt_step(Unsent(settings, settings.retry), CompletionWanted())
+        state, commands = attempt_step(
+            Unsent(settings, settings.retry, self._command.clears), CompletionWanted()
+        )
         while True:
             event: AttemptEvent = CompletionWanted()
             for command in commands:
@@ -274,7 +295,8 @@ class _Asking:
         answer = await self._endpoint.post(body, streamed)
         reply = await self._read(answer)
         if isinstance(reply, Reply):
-            return ReplyRead(reply, profile, self._shown)
+            counted = replace(reply, prompt_tokens=reply.usage.input_tokens)
+            return ReplyRead(counted, profile, self._shown)
         return RequestFailed(
             fault=reply,
             failure=self._endpoint.describe(reply),

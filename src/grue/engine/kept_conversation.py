@@ -126,7 +126,8 @@ class KeptConversation:
         with self.held():
             self._require_saved()
             lent, lending = self._lend(wiring)
-            past = Past(lending, self.ledger.reference(self.id))
+            reference = self.ledger.reference(self.id)
+            past = Past(lending, reference, self.history.entries, lent.encoded.bytes_per_token)
             try:
                 yield past
             except BaseException as error:

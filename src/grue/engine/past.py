@@ -1,12 +1,23 @@
 """What a turn continues: nothing, a conversation that its runner keeps, or a history given as plain data."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError
-from grue.messages import HistoryReference, RequestCompletion, TurnCompleted, TurnFailed
+from grue.messages import (
+    AssistantReply,
+    HistoryReference,
+    RequestCompletion,
+    RunTurn,
+    Said,
+    TurnCompleted,
+    TurnFailed,
+)
+from grue.protocol.context_ledger import sizes_of
 from grue.turn_request import TurnRequest
 
 
@@ -30,15 +41,46 @@ class Past:
     Args:
         wiring: The parts that the turn is made from.
         history: What was said before; `None`: nothing.
+        entries: The same, whole.
+        bytes_per_token: How the endpoint counts it, if that is known.
 
     Attributes:
         actors: The turn's actors, as soon as there are some.
     """
 
-    def __init__(self, wiring: Wiring, history: HistoryReference | None = None) -> None:
+    def __init__(
+        self,
+        wiring: Wiring,
+        history: HistoryReference | None = None,
+        entries: Sequence[Said | AssistantReply] = (),
+        bytes_per_token: float | None = None,
+    ) -> None:
         self.wiring = wiring
         self.history = history
+        self._entries = entries
+        self._bytes_per_token = bytes_per_token
         self.actors: TurnReport | None = None
+
+    def sized(self, command: RunTurn) -> RunTurn:
+        """Return the command with the sizes of what was said before, if the turn has a `ContextPolicy`."""
+        return with_sizes(command, self._entries, self._bytes_per_token)
+
+
+def with_sizes(
+    command: RunTurn, entries: Sequence[Said | AssistantReply], bytes_per_token: float | None = None
+) -> RunTurn:
+    """Return a turn's command with the sizes of what was said before it, if it has a `ContextPolicy`.
+
+    Args:
+        command: The command.
+        entries: What was said.
+        bytes_per_token: How the endpoint counts it; `None`: that is not known.
+    """
+    if command.context is None or not entries:
+        return command
+    known = bytes_per_token or command.context.bytes_per_token
+    context = replace(command.context, bytes_per_token=known)
+    return replace(command, context=context, earlier=sizes_of(entries, known))
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from grue.messages import (
     OfferTools,
     RequestCompletion,
     RequireAnswer,
+    RewriteHistory,
     RunTurn,
     ToolDefinition,
     TurnCompleted,
@@ -120,10 +121,12 @@ class _Reader:
         match body:
             case RunTurn():
                 self._begin(envelope, body)
-            case RequestCompletion(conversation=name) if name in self.talks:
+            case RequestCompletion(conversation=name, aside=False) if name in self.talks:
                 self._requests[envelope.seq] = name
                 self._step(name, envelope)
-            case HistoryRewritten(conversation=name) if name in self.talks:
+            case HistoryRewritten(conversation=name) | RewriteHistory(conversation=name) if (
+                name in self.talks
+            ):
                 self._step(name, envelope)
             case CompletionReceived() if cause in self._requests:
                 self._step(self._requests.pop(cause), envelope)
@@ -197,5 +200,7 @@ def _take(talk: _Talk, envelope: EpisodeEnvelope) -> None:
             history.keep(AssistantReply(content=content, tool_calls=calls, echo=echo))
         case HistoryRewritten(rewrite=rewrite):
             history.rewrite(rewrite)
+        case RewriteHistory(change=change):
+            history.change(change)
         case TurnCompleted() | TurnFailed() as end:
             history.close(end)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from grue.actors.llm import LentConversation, LlmActor
 from grue.answers import AnswerSpec
+from grue.engine.past import with_sizes
 from grue.engine.turn import TurnSettings
 from grue.errors import MCPError, NothingToResume, TraceError
 from grue.llm_transport.endpoint import LlmEndpoint
@@ -33,6 +34,7 @@ from grue.messages import (
     RequestCompletion,
     RequireAnswer,
     Resumption,
+    RewriteHistory,
     RunTurn,
     ServerFailure,
     TextDelta,
@@ -57,7 +59,7 @@ from grue.runtime.trace_file import TraceWriter
 from grue.tracing.reading import TRACE_FILE, EpisodeEnvelope, open_episode
 from grue.tracing.replay_agent import AGENT, NOTED_EVENTS
 
-_Said: TypeAlias = RequestCompletion | CompletionReceived | HistoryRewritten
+_Said: TypeAlias = RequestCompletion | CompletionReceived | HistoryRewritten | RewriteHistory
 EXPIRED = "the question about it has expired"
 
 
@@ -196,6 +198,7 @@ def resume_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSetting
     recorder.settle()
     if not writer.flush():
         raise TraceError(f"{writer.path} could not be written in time, so turn {number} was not resumed.")
+    history = part.history()
     command = replace(
         part.run,
         limits=replace(part.run.limits, turn_timeout_s=part.time_left_s),
@@ -204,7 +207,7 @@ def resume_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSetting
         support_check="skip",
         resumed=replace(where, decisions=decisions),
     )
-    return ResumedTurn(command=command, history=part.history(), tools=part.tools)
+    return ResumedTurn(command=with_sizes(command, history.entries), history=history, tools=part.tools)
 
 
 def check_fit(command: RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
@@ -244,6 +247,7 @@ class _Part:
         self._began_s = self._last_s = begun.t
         self._events: list[TurnEvent] = [run]
         self._called: set[CallId] = set()
+        self._aside: set[int] = set()
         self.redacted: bool = begun.redacted or (before is not None and before.redacted)
         self.said: list[_Said] = before.said if before else []
 
@@ -258,7 +262,11 @@ class _Part:
             self._called.add(body.call_id)
         elif isinstance(body, TurnEnd):
             self.end = body
-        elif isinstance(body, CompletionReceived | HistoryRewritten):
+        elif isinstance(body, RequestCompletion) and body.aside:
+            self._aside.add(envelope.seq)
+        elif isinstance(body, CompletionReceived) and envelope.cause in self._aside:
+            pass  # a summary; the change that it brought about follows
+        elif isinstance(body, CompletionReceived | HistoryRewritten | RewriteHistory):
             self.said.append(body)
         elif isinstance(body, RequestCompletion) and envelope.receiver == "llm":
             self.said.append(body)
@@ -324,6 +332,8 @@ class _Part:
                     )
                 case HistoryRewritten(rewrite=rewrite):
                     history.rewrite(rewrite)
+                case RewriteHistory(change=change):
+                    history.change(change)
         return history
 
     def _state(self, path: str | PathLike[str]) -> TurnState:

@@ -27,6 +27,7 @@ from grue.errors import MCPError
 from grue.messages import (
     Attachment,
     Budget,
+    ContextPolicy,
     FailurePolicy,
     HistoryReference,
     RunTurn,
@@ -119,6 +120,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
         limits: How much a turn may use.
         policy: What to do after a failure.
         tool_policy: Which tool calls are made, asked about or denied.
+        context: How turns stay within the model's context window; `None`: nothing is cleared.
         budget: For the model, for all turns together.
         spending: What the finished turns have spent of it.
     """
@@ -127,6 +129,7 @@ class TurnSettings(Struct, frozen=True, kw_only=True):
     limits: TurnLimits
     policy: FailurePolicy
     tool_policy: ToolPolicy
+    context: ContextPolicy | None
     budget: Budget
     spending: Spending
 
@@ -171,7 +174,7 @@ class Turn(Generic[T]):
         check = AnswerCheck(self.answer)
         images = await images_for(self._request, settings.limits)
         with continued(self._request, number, settings.wiring) as past:
-            command = self.command(number, budget, past.history, images)
+            command = past.sized(self.command(number, budget, past.history, images))
             settings.wiring.approval.require_parking(command)
             actors = past.actors = TurnActors(past.wiring, resources, command, check, self._request.on_delta)
             self.progress.enter(actors)
@@ -230,6 +233,8 @@ class Turn(Generic[T]):
             tool_policy=settings.tool_policy,
             final_request=well_formed(request.final_request),
             repair_request=well_formed(request.repair_request),
+            context=request.context or settings.context,
+            user_stub=well_formed(request.user_stub),
         )
 
     @property

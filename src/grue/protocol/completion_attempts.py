@@ -10,6 +10,7 @@ The rules:
   once. A profile only loses features, so this happens a bounded number of times, and it uses up no retry.
 - A refusal with no known cause may be due to images or files. The newest are replaced by a line of text, and
   the request is sent again at once; this uses up no retry either.
+- A request that is too long for the context window is reported at once, if the agent clears what it can then.
 - Any other failure is retried as `RetryPolicy` says.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
@@ -43,10 +44,12 @@ class Unsent(Struct, frozen=True):
     Attributes:
         settings: The model's settings, without any raised limit.
         retry: The limits and the backoff.
+        clears: The agent answers an overflow by clearing, so it is reported at once.
     """
 
     settings: ModelSettings
     retry: RetryPolicy
+    clears: bool = False
 
 
 class CutReply(Struct, frozen=True):
@@ -65,10 +68,12 @@ class Sent(Struct, frozen=True, kw_only=True):
         attempt: Number of the request, from 1; counted from 1 again after a cut reply.
         adapted: How many of them followed an adaptation, which uses up no retry.
         cut: The reply that this request is to replace; `None` if it replaces none.
+        clears: As in `Unsent`.
     """
 
     settings: ModelSettings
     retry: RetryPolicy
+    clears: bool = False
     attempt: int = 1
     adapted: int = 0
     cut: CutReply | None = None
@@ -205,8 +210,8 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
         IllegalAttemptEvent: The event cannot happen in this state; the text names both.
     """
     match state, event:
-        case Unsent(settings, retry), CompletionWanted():
-            return Sent(settings=settings, retry=retry), (SendRequest(settings),)
+        case Unsent(settings, retry, clears), CompletionWanted():
+            return Sent(settings=settings, retry=retry, clears=clears), (SendRequest(settings),)
         case Sent(cut=None), ReplyRead(Reply(cut=True)):
             return _after_cut(state, event)
         case Sent(cut=None), ReplyRead(reply):
@@ -240,7 +245,8 @@ def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:
     if larger is None:
         return Ended(), (report, Finish(event.reply))
     settings = replace(state.settings, max_tokens=larger)
-    following = Sent(settings=settings, retry=state.retry, cut=CutReply(event.reply, event.shown))
+    cut = CutReply(event.reply, event.shown)
+    following = Sent(settings=settings, retry=state.retry, cut=cut, clears=state.clears)
     return following, (report, *_taken_back(event.shown), SendRequest(settings))
 
 
@@ -250,6 +256,8 @@ def _cut_again(state: Sent, event: ReplyRead) -> ReportCut:
 
 def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
     failure = replace(event.failure, attempts=state.attempt)
+    if state.clears and failure.overflow is not None:
+        return _give_up(state, event, failure)
     adaptation = _adaptation(event)
     delay_s: float | None = 0.0
     if not adaptation:

@@ -8,7 +8,7 @@ reader of a trace builds it again from the recorded messages. All three use the 
 - `keep` takes the reply. It becomes an entry when the turn has read it, with the next `say` or `close`.
 - `close` ends a turn. Every tool call of the last reply has an answer then, because providers refuse a
   conversation with an unanswered call.
-- `rewrite` replaces entries.
+- `rewrite` replaces entries; `change` does it for a `ContextPolicy`.
 
 A conversation that outlives its turn has a `Ledger`. It counts the entries and digests their JSON, so that a
 turn can refer to earlier history without repeating it, at a cost that does not grow with the history.
@@ -24,6 +24,7 @@ from grue.messages import (
     AnswerSchema,
     AssistantReply,
     CallId,
+    Cleared,
     ConversationId,
     ConversationItem,
     HistoryEntry,
@@ -31,10 +32,12 @@ from grue.messages import (
     HistoryReference,
     Rewritten,
     Said,
+    Summarised,
     SystemText,
     ToolMessage,
     TurnCompleted,
     TurnFailed,
+    UserText,
 )
 from grue.protocol import tool_results
 
@@ -78,12 +81,18 @@ class Ledger:
 
     def add(self, entry: HistoryEntry) -> None:
         """Count an entry, and save it unless it was saved early."""
-        if self._early is not None and self._early[0] is entry:
-            line = self._early[1]
+        early = self._early
+        line = early[1] if early is not None and early[0] is entry else msgspec.json.encode(entry)
+        if isinstance(entry, AssistantReply):
+            self._early = None
         else:
-            line = msgspec.json.encode(entry)
-        if not isinstance(entry, AssistantReply):
+            if early is not None:
+                # A change is made before the reply becomes an entry, and its file keeps the order of the
+                # entries.
+                self._saved(b"")
             self._saved(line)
+            if early is not None:
+                self._saved(early[1])
         self.length += 1
         self.digest = hashlib.sha256(self.digest.encode() + line).hexdigest()
 
@@ -206,6 +215,36 @@ class History:
             self.replies += 1
             self.call_ids.update(call.call_id for call in entry.tool_calls)
 
+    def change(self, change: Cleared | Summarised) -> None:
+        """Make the history shorter."""
+        if isinstance(change, Cleared):
+            self.clear(change)
+        else:
+            self.summarise(change)
+
+    def clear(self, cleared: Cleared) -> None:
+        """Put shorter texts in the place of tool results and of user texts.
+
+        Results that the conversation does not have are ignored. The texts of its first entry are never
+        replaced.
+        """
+        shorter = {result.call_id: result for result in cleared.results}
+        texts = cleared.texts
+        changed: dict[int, Said] = {}
+        for at, entry in enumerate(self.entries):
+            if isinstance(entry, Said) and at:
+                items, texts = _cleared(entry.items, shorter, texts)
+                if items != entry.items:
+                    changed[at] = replace(entry, items=items)
+        if changed:
+            start, stop = min(changed), max(changed) + 1
+            entries = tuple(changed.get(at, self.entries[at]) for at in range(start, stop))
+            self.rewrite(Rewritten(start, stop, entries))
+
+    def summarise(self, summarised: Summarised) -> None:
+        """Put a summary in the place of everything after the first entry, except an unread reply."""
+        self.rewrite(Rewritten(1, len(self.entries), (Said(summarised.items),)))
+
     def branch(self) -> "History":
         """Return a copy that shares the entries; what is added to one of them does not change the other.
 
@@ -227,6 +266,22 @@ class History:
             self.unread = None
             if self.ledger is not None:
                 self.ledger.forget()
+
+
+def _cleared(
+    items: tuple[ConversationItem, ...], shorter: dict[CallId, ToolMessage], texts: int
+) -> tuple[tuple[ConversationItem, ...], int]:
+    """Return the items with what is cleared of them, and how many texts are left to clear."""
+    kept: list[ConversationItem] = []
+    for item in items:
+        if isinstance(item, ToolMessage):
+            kept.append(shorter.get(item.call_id, item))
+        elif isinstance(item, UserText) and item.stub and item.text != item.stub and texts:
+            texts -= 1
+            kept.append(UserText(item.stub, stub=item.stub))
+        else:
+            kept.append(item)
+    return tuple(kept), texts
 
 
 def history_of(system: str, items: Iterable[HistoryItem], ledger: Ledger) -> History:

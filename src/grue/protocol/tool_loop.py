@@ -23,11 +23,15 @@ commands. The rules:
     tool-less requests ask for the answer's schema and offer no tools.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
-    for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all.
+    for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all. A
+    `ContextPolicy` may add its `max_summaries`, and one more after an overflow.
 7.  A reached budget forces the final answer, after the calls of its reply. A spent one leaves no repair.
 8.  If it is doubtful whether the model can call tools, the turn checks that before it opens a session.
     Otherwise it checks while the sessions open. The result is known before the first tool is offered.
-9.  Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
+9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent
+    (`context_fit.py`). History changes only by a `RewriteHistory`. A summary is requested beside the
+    conversation; if none comes, the turn goes on without it.
+10. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.
 
@@ -35,6 +39,9 @@ The states (`turn_states.py`) are named for what they wait for. Commands are in 
 before the command that it explains. A pair that `step` does not list raises `IllegalEvent`.
 
 ```
+                                               AwaitingSummary
+                                                      │ ▲ no room
+                                                      ▼ │
 Idle ─▶ AwaitingSupport ─▶ AwaitingSessions ─▶ AwaitingCompletion ◀──▶ AwaitingTools ─▶ AwaitingReconnect
                               ▲                       ▲ │      │            ▲   │            │
                               │          repair, once │ │      ▼            │   │            │
@@ -70,6 +77,8 @@ from grue.messages import (
     TurnInterrupted,
 )
 from grue.protocol.turn_approval import decide, ignore, park
+from grue.protocol.turn_asking import refused, summarised
+from grue.protocol.turn_context import heard
 from grue.protocol.turn_end import abandon, closed, fail
 from grue.protocol.turn_replies import complete, final_reply, loop_reply, refuse
 from grue.protocol.turn_sessions import (
@@ -87,6 +96,7 @@ from grue.protocol.turn_states import (
     AwaitingCompletion,
     AwaitingReconnect,
     AwaitingSessions,
+    AwaitingSummary,
     AwaitingSupport,
     AwaitingTools,
     AwaitingVerdict,
@@ -128,12 +138,14 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
         case AwaitingSessions(pending=pending), StartupFailed(server=server) if server in pending:
             others = without(pending, server)
             return fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
-        case AwaitingCompletion(turn=turn, phase="loop"), CompletionReceived(usage=usage):
-            return loop_reply(turn.count(usage), event)
-        case AwaitingCompletion(turn=turn, phase=phase), CompletionReceived(usage=usage):
-            return final_reply(turn.count(usage), phase, event)
-        case AwaitingCompletion(turn=turn), CompletionFailed(failure=failure):
-            return fail(turn, failure)
+        case AwaitingCompletion(turn=turn, phase="loop"), CompletionReceived():
+            return loop_reply(heard(turn, event), event)
+        case AwaitingCompletion(turn=turn, phase=phase), CompletionReceived():
+            return final_reply(heard(turn, event), phase, event)
+        case AwaitingCompletion(), CompletionFailed():
+            return refused(state, event)
+        case AwaitingSummary(), CompletionReceived() | CompletionFailed():
+            return summarised(state, event)
         case AwaitingApproval(), CallsDecided():
             return decide(state, event)
         case AwaitingApproval(), ApprovalPostponed():

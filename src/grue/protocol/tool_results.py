@@ -273,6 +273,31 @@ def told(
     return _bounded(shown, max_chars), attached
 
 
+def cut_middle(content: str, max_chars: int) -> str:
+    """Return the JSON text of a result, as `told` makes it, with the middle of its long members left out.
+
+    A beginning alone would lose the totals and the errors that many tools print last. Markers and braces are
+    not counted in `max_chars`.
+    """
+    if len(content) <= max_chars:
+        return content
+    shown = msgspec.json.decode(content)
+    cut: JsonObject = {}
+    room = max(0, max_chars)
+    for name, value in (shown if isinstance(shown, dict) else {"content": shown}).items():
+        text = value if isinstance(value, str) else _written(value)
+        size = _written_chars(text)
+        # Newlines and quotes take two characters in JSON, so fewer of them fit.
+        cut[name] = value if size <= room else _without_middle(text, room * len(text) // size)
+        room = max(0, room - size)
+    return _written(cut)
+
+
+def _without_middle(text: str, kept: int) -> str:
+    end = len(text) - kept // 2
+    return f"{text[: kept - kept // 2]}… [cut: {len(text) - kept} of {len(text)} characters] …{text[end:]}"
+
+
 def _bounded(shown: JsonObject, max_chars: int) -> str:
     """Return an object's JSON text; each member in turn is cut to the room that the ones before it left."""
     if not any(isinstance(value, str) and len(value) > max_chars for value in shown.values()):

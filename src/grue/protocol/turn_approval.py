@@ -44,6 +44,7 @@ from grue.protocol.growing import Growing
 from grue.protocol.tool_arguments import read_arguments
 from grue.protocol.tool_calls import ValidCall, deny, read_calls, record, reject
 from grue.protocol.tool_policy import CallTerms, definition_digest, judge
+from grue.protocol.turn_context import begun
 from grue.protocol.turn_end import close
 from grue.protocol.turn_states import (
     AwaitingApproval,
@@ -51,6 +52,7 @@ from grue.protocol.turn_states import (
     AwaitingCompletion,
     AwaitingReconnect,
     AwaitingSessions,
+    AwaitingSummary,
     AwaitingSupport,
     AwaitingTools,
     AwaitingVerdict,
@@ -188,6 +190,8 @@ def cut_off(state: TurnState, called: Collection[CallId]) -> Resumption | None:
             return replace(turn.resuming, decisions=())
         case AwaitingSessions(turn=turn, new=new) | AwaitingReconnect(turn=turn, new=new):
             return Resumption(parked=progress(turn), new=new)
+        case AwaitingSummary(turn=turn, new=new):
+            return Resumption(parked=progress(turn), new=new)
         case AwaitingSupport(turn=turn):
             return Resumption(parked=progress(turn), new=turn.opening)
         case AwaitingCompletion(turn=turn) | AwaitingVerdict(turn=turn):
@@ -216,8 +220,11 @@ def _parked_in_calls(state: AwaitingTools, called: Collection[CallId]) -> TurnPa
 
 def turn_after(run: RunTurn, parked: TurnParked) -> Turn:
     """Return the turn as it was when it was parked, without its sessions."""
-    return Turn(
-        run=run,
+    turn = begun(run)
+    if turn.ledger is not None and parked.calls:
+        turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
+    return replace(
+        turn,
         iterations=parked.iterations,
         requests=parked.requests,
         batches=parked.batches,

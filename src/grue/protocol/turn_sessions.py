@@ -19,6 +19,7 @@ from grue.messages import (
 )
 from grue.protocol.turn_approval import call, turn_after
 from grue.protocol.turn_asking import ask, force
+from grue.protocol.turn_context import begun
 from grue.protocol.turn_end import fail
 from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Transition, Turn, without
 
@@ -27,7 +28,7 @@ def begin(run: RunTurn) -> Transition:
     """Start the turn: check the model, open the sessions, or ask at once if no tools are wanted."""
     if run.resumed is not None:
         return _begin_again(run, run.resumed)
-    turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
+    turn = begun(run)
     if not run.servers or run.limits.max_tool_iterations < 1:
         return ask(turn, "only", turn.opening)
     if run.support_check == "before":

@@ -32,6 +32,7 @@ from grue.messages import (
     Usage,
     UserText,
 )
+from grue.protocol.context_ledger import ContextLedger
 from grue.protocol.growing import Growing, Remaining
 from grue.protocol.tool_calls import Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tool_media import MediaRoom
@@ -62,6 +63,11 @@ class Turn(Struct, frozen=True, kw_only=True):
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that were wanted are missing; empty if none are.
         reconnected: Whether the one reconnect of the turn has been used.
+        ledger: The sizes of the conversation's parts; `None`: the turn has no `ContextPolicy`.
+        window: The model's context window in tokens, as far as it is known.
+        last: The tool messages that the last request has added.
+        summaries: Summaries requested so far.
+        overflowed: Whether the one try after an overflow has been used.
         used: How often each tool with a limit has been called.
         told: The answers to the last reply's tool calls, until a request tells them to the model.
     """
@@ -80,6 +86,11 @@ class Turn(Struct, frozen=True, kw_only=True):
     forced: str = ""
     degraded: str = ""
     reconnected: bool = False
+    ledger: ContextLedger | None = None
+    window: int | None = None
+    last: tuple[ToolMessage, ...] = ()
+    summaries: int = 0
+    overflowed: bool = False
     used: Mapping[str, int] = {}
     told: tuple[ToolMessage, ...] = ()
 
@@ -101,7 +112,10 @@ class Turn(Struct, frozen=True, kw_only=True):
     @property
     def opening(self) -> tuple[ConversationItem, ...]:
         """The turn's first items: the user text, after the system text if it begins a conversation."""
-        history, user = self.run.history, UserText(self.run.user, attachments=self.run.images)
+        history, user = (
+            self.run.history,
+            UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub),
+        )
         if history is not None and history.length:
             return (user,)
         return SystemText(self.run.system), user
@@ -193,6 +207,19 @@ class AwaitingCompletion(Struct, frozen=True):
 
     turn: Turn
     phase: Phase
+
+
+class AwaitingSummary(Struct, frozen=True):
+    """Waits for the summary that takes the place of the history, and then sends the next request.
+
+    Attributes:
+        phase: The kind of the next request.
+        new: Conversation items for it.
+    """
+
+    turn: Turn
+    phase: Phase
+    new: tuple[ConversationItem, ...]
 
 
 class JudgedCall(Struct, frozen=True):
@@ -307,6 +334,7 @@ TurnState: TypeAlias = (
     | AwaitingSessions
     | AwaitingCompletion
     | AwaitingApproval
+    | AwaitingSummary
     | AwaitingTools
     | AwaitingReconnect
     | AwaitingVerdict
@@ -319,6 +347,7 @@ LiveState: TypeAlias = (
     | AwaitingSessions
     | AwaitingCompletion
     | AwaitingApproval
+    | AwaitingSummary
     | AwaitingTools
     | AwaitingReconnect
     | AwaitingVerdict
@@ -339,6 +368,8 @@ def waiting_for(state: LiveState) -> str:
             return f"starting {', '.join(pending)}"
         case AwaitingCompletion():
             return f"waiting for the model (request {state.turn.requests})"
+        case AwaitingSummary():
+            return f"waiting for a summary (request {state.turn.requests})"
         case AwaitingApproval(questions=questions):
             return f"waiting for an approval of {', '.join(question.name for question in questions)}"
         case AwaitingTools(under_way=under_way, calls=calls):

@@ -49,8 +49,10 @@ from grue.testing.llm_replies import (
     tool_calls_reply,
 )
 from grue.testing.llm_streams import error_event, stream_of
+from grue.testing.llm_window import ContextWindow
 
 __all__ = [
+    "ContextWindow",
     "LlmReply",
     "LlmRequest",
     "Pace",
@@ -116,11 +118,13 @@ class ScriptedLlmServer:
             dots.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted` and no further fields.
+        window: Longest request that it takes, which it then counts in `usage`; `None`: any, not counted.
 
     Attributes:
         requests: Every request so far, refused ones included.
         listings: Every request for the list of models so far.
         accepted: Number of connections so far.
+        overflows: Number of requests so far that were too long for the window. They do not use up a reply.
     """
 
     def __init__(
@@ -129,10 +133,12 @@ class ScriptedLlmServer:
         *,
         rules: ProviderRules | None = None,
         models: Sequence[Mapping[str, object]] | LlmReply = _ONE_MODEL,
+        window: ContextWindow | None = None,
     ) -> None:
         self.requests: list[LlmRequest] = []
         self.listings: list[LlmRequest] = []
-        self.accepted = 0
+        self.accepted = self.overflows = 0
+        self._window = window
         self._rules = ProviderRules() if rules is None else rules
         self._models = models if isinstance(models, LlmReply) else json_reply({"data": [*models]})
         self._script = script
@@ -178,6 +184,10 @@ class ScriptedLlmServer:
             return error_reply(404, f"Unknown request URL: POST {path}.")
         if refusal is not None:
             said = error_reply(refusal.status, refusal.words, type="invalid_request_error")
+        elif self._window is not None:
+            too_long = self._window.refusal(request.chat)
+            said = too_long or self._window.counted(self._scripted(request), request.chat)
+            self.overflows += too_long is not None
         else:
             said = self._scripted(request)
         reply, wants_back = _rendered(said, dialect, request.body)

@@ -130,6 +130,17 @@ def _rewritten(body: m.HistoryRewritten) -> str:
     return f"{body.conversation}, {replaced} replaced: {body.reason}"
 
 
+def _rewrite(body: m.RewriteHistory) -> str:
+    why = {"window": "the next request would be too long", "overflow": "the endpoint found it too long"}
+    match body.change:
+        case m.Summarised():
+            done = "a summary takes the place of what was said"
+        case m.Cleared(results=results, texts=texts):
+            texts_too = f" and {_many(texts, 'text')}" if texts else ""
+            done = f"{_many(len(results), 'tool result')}{texts_too} cleared or cut"
+    return f"{body.conversation}, {done}: {why[body.reason]}"
+
+
 def _thoughts(body: m.ThoughtsDropped) -> str:
     replies = "1 reply" if body.replies == 1 else f"{body.replies} replies"
     return f"{body.model} ({body.wire}) is not sent the thoughts of {replies}: it cannot read them"
@@ -348,6 +359,8 @@ _TABLE: dict[type, _Row] = {
     m.ReplyCut: _warn("cut", _cut, lambda body: f"request {body.request}", live=_always),
     m.TextDelta: _Row(_delta, "quiet"),
     m.HistoryRewritten: _warn("rewritten", _rewritten),
+    m.RewriteHistory: _Row(_rewrite, judge=_if(lambda body: body.reason == "overflow", "warn", "overflow")),
+    m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
     m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always),
 }
 

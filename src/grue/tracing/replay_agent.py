@@ -20,6 +20,7 @@ from grue.messages import (
     DeadlinePassed,
     OpenSession,
     RequestCompletion,
+    RewriteHistory,
     RunTurn,
     SessionClosed,
     TurnCommand,
@@ -245,7 +246,7 @@ class _Drive:
         match command:
             case OpenSession() | CallTools() | CloseSession():
                 return command.server
-            case RequestCompletion() | CheckToolSupport():
+            case RequestCompletion() | RewriteHistory() | CheckToolSupport():
                 return "llm"
             case AskApproval():
                 return "approval"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from grue.messages import LlmFailure, Usage
+from grue.messages import ContextOverflow, LlmFailure, Usage
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profile_adaptation import adapt_profile
@@ -72,6 +72,10 @@ def failed(fault: Fault, **changes: Any) -> RequestFailed:
 def read(reply: Reply, profile: WireProfile = SMALL, *, shown: bool = False) -> ReplyRead:
     return ReplyRead(reply, profile, shown)
 
+
+CLEARING = replace(FIRST, clears=True)
+OVERFLOW = failed(REFUSED, attachments=True)
+OVERFLOW = replace(OVERFLOW, failure=replace(OVERFLOW.failure, overflow=ContextOverflow(window_tokens=9)))
 
 ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCommand, ...]]] = [
     ("the first request", Unsent(ASKED, RETRY), CompletionWanted(), FIRST, (SendRequest(ASKED),)),
@@ -141,6 +145,22 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         failed(BUSY),
         AGAIN_SECOND,
         (ReportRetry(1, 1.0, failure(BUSY)), Wait(1.0), SendRequest(ENLARGED)),
+    ),
+    ("a policy", Unsent(ASKED, RETRY, clears=True), CompletionWanted(), CLEARING, (SendRequest(ASKED),)),
+    ("an overflow is reported at once", CLEARING, OVERFLOW, Ended(), (Finish(OVERFLOW.failure),)),
+    (
+        "an overflow without a policy is a refusal like any other",
+        FIRST,
+        OVERFLOW,
+        replace(FIRST, attempt=2, adapted=1),
+        (DropAttachments(), ReportRetry(1, 0.0, OVERFLOW.failure), SendRequest(ASKED)),
+    ),
+    (
+        "the cut reply of a turn with a policy",
+        CLEARING,
+        read(CUT),
+        replace(AGAIN, clears=True, cut=CutReply(CUT, shown=False)),
+        (ReportCut(100, 400, ONE), SendRequest(ENLARGED)),
     ),
     (
         "the cut reply stands",

@@ -30,6 +30,8 @@ from turns import (
 from grue.messages import (
     ApprovalPostponed,
     CallsDecided,
+    ContextItem,
+    ContextPolicy,
     Resumption,
     ToolPolicy,
     ToolRule,
@@ -49,6 +51,11 @@ RULES = ToolPolicy(rules=(ToolRule(tools=("a.look",), verdict="ask"),))
 ASKING = (replace(BEGIN, tool_policy=RULES), *ASKED[1:], calls("a.think", "a.look", "b.think"))
 (QUESTION,) = Walk(*ASKING).last[-1].questions
 PARKED = TurnParked(turn=7, questions=(QUESTION,), calls=ASKING[-1].tool_calls, iterations=1)
+SUMMARISED = replace(
+    BEGIN,
+    context=ContextPolicy(window_tokens=1000, reply_tokens=0),
+    earlier=(ContextItem(tokens=50), ContextItem(tokens=900)),
+)
 ONE_ROUND = run("a", limits=TurnLimits(max_tool_iterations=1))
 
 STATES: dict[str, TurnState] = {
@@ -65,6 +72,7 @@ STATES: dict[str, TurnState] = {
         "AwaitingCompletion, forced": (*ASKED, text(None)),
         "AwaitingCompletion, repair": (*ASKED, text("north"), REFUSED),
         "AwaitingApproval": ASKING,
+        "AwaitingSummary": (SUMMARISED, opened("a"), opened("b")),
         "AwaitingTools": CALLED,
         "AwaitingTools, last of a run": ONE_LEFT,
         "AwaitingTools, last of all": LAST_RUN,
@@ -135,6 +143,7 @@ EVENTS: dict[str, Any] = {
 LOOP_REQUEST = "IterationStarted RequestCompletion"
 FORCED = "FinalForced RequestCompletion"
 CLOSE_BOTH = "CloseSession CloseSession"
+UNSUMMARISED = f"AwaitingCompletion: SummaryFailed {LOOP_REQUEST}"
 DEATH = "AwaitingReconnect: CloseSession"
 
 # What follows, as "NextState: commands in order". A pair that stands nowhere here is illegal.
@@ -150,6 +159,14 @@ LISTED: dict[str, dict[str, str]] = {
         "McpDisabled b": "AwaitingSessions:",
         "StartupFailed a": "AwaitingClose: CloseSession",
         "StartupFailed b": "AwaitingClose: CloseSession",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingSummary": {
+        "CompletionReceived text": f"AwaitingCompletion: RewriteHistory {LOOP_REQUEST}",
+        "CompletionReceived calls": UNSUMMARISED,
+        "CompletionReceived nothing": UNSUMMARISED,
+        "CompletionFailed": UNSUMMARISED,
         "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
         "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
     },
@@ -308,7 +325,7 @@ ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
 def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
-    assert len(get_args(TurnState)) == 10
+    assert len(get_args(TurnState)) == 11
     assert len(get_args(TurnEvent)) == 19
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())

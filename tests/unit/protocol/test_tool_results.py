@@ -6,6 +6,7 @@ import datetime as dt
 import enum
 import json
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -15,7 +16,15 @@ from hypothesis import strategies as st
 
 from grue.messages import ToolCallResult
 from grue.protocol import tool_results
-from grue.protocol.tool_results import content_blocks, failure, from_mcp, history_text, json_value, success
+from grue.protocol.tool_results import (
+    content_blocks,
+    cut_middle,
+    failure,
+    from_mcp,
+    history_text,
+    json_value,
+    success,
+)
 
 ANY_TEXT = st.text(st.characters(codec=None), max_size=30)
 SCALARS = (
@@ -326,3 +335,42 @@ def test_structured_content_stands_for_the_blocks_beside_it() -> None:
     assert from_mcp(answer) == ToolCallResult({"n": 1})
     answer["content"].append(IMAGE)
     assert from_mcp(answer) == ToolCallResult({"n": 1}, blocks=(IMAGE,))
+
+
+# --- Cut in the middle ---
+
+
+def test_a_result_that_fits_is_not_cut_in_the_middle() -> None:
+    text = history_text(success("a" * 50), 1000)
+    assert cut_middle(text, len(text)) is text
+    assert cut_middle(text, 51) != text, "the quotes count"
+    assert cut_middle(text, 52) == text
+
+
+@pytest.mark.parametrize("content", ["x" * 9000, "line\n" * 1800, {"rows": list(range(3000))}, ["é" * 9000]])
+def test_the_beginning_and_the_end_of_a_long_result_stay(content: object) -> None:
+    text = history_text(success(content), 100_000)
+    shown = json.loads(cut_middle(text, 1000))["content"]
+    whole = (
+        content
+        if isinstance(content, str)
+        else json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    )
+    head, mark, tail = re.match(r"(.*)… (\[cut: \d+ of \d+ characters\]) …(.*)", shown, re.DOTALL).groups()
+    assert whole.startswith(head)
+    assert whole.endswith(tail)
+    assert abs(len(head) - len(tail)) <= 1
+    assert mark == f"[cut: {len(whole) - len(head) - len(tail)} of {len(whole)} characters]"
+    assert 700 < len(cut_middle(text, 1000)) < 1100
+
+
+def test_an_error_is_kept_before_the_content_of_a_result() -> None:
+    text = history_text(failure("it broke", "x" * 9000), 100_000)
+    shown = json.loads(cut_middle(text, 200))
+    assert shown["error"] == "it broke"
+    assert len(shown["content"]) < 250
+
+
+def test_a_text_of_a_hosts_own_is_cut_as_content() -> None:
+    assert json.loads(cut_middle(json.dumps("x" * 900), 100))["content"].startswith("xxx")
+    assert "cut: 900 of 900" in cut_middle(json.dumps("x" * 900), -5)

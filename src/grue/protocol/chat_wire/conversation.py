@@ -25,12 +25,14 @@ from grue.messages import (
     AnswerSchema,
     AssistantReply,
     AssistantText,
+    Cleared,
     ConversationItem,
     Echo,
     OfferTools,
     RequireAnswer,
     Rewritten,
     Said,
+    Summarised,
     SystemText,
     ToolDefinition,
     ToolMessage,
@@ -79,6 +81,7 @@ class Conversation:
     Attributes:
         history: What was said, as plain data.
         tools: The tools that were offered last.
+        bytes_per_token: How the endpoint has counted the last request; `None`: it has not.
         unread_thoughts: How many replies have thoughts that this endpoint cannot read.
     """
 
@@ -97,6 +100,7 @@ class Conversation:
         self._given_markers = given_markers
         self._mode: OfferTools | RequireAnswer = RequireAnswer()
         self.names = WireNames(profile.name_style) if names is None else names
+        self.bytes_per_token: float | None = None
         self.adopt(profile)
 
     def adopt(self, profile: WireProfile, model: str | None = None) -> None:
@@ -117,6 +121,18 @@ class Conversation:
         """
         self.history.rewrite(rewritten)
         self._encode_all()
+
+    def change(self, change: Cleared | Summarised) -> None:
+        """Make the history shorter, and encode all messages again."""
+        self.history.change(change)
+        self._encode_all()
+
+    def aside(self, new: Sequence[ConversationItem], mode: OfferTools | RequireAnswer) -> "Conversation":
+        """Return a copy that asks something beside the conversation; it lacks a reply without answers."""
+        other = self.branch()
+        other.history.unread = None
+        other.ask(new, mode)
+        return other
 
     def ask(self, new: Sequence[ConversationItem], mode: OfferTools | RequireAnswer) -> None:
         """Add new items, and set whether the next request offers tools or asks for the answer.
@@ -222,6 +238,9 @@ class Conversation:
     def keep(self, reply: Reply) -> AssistantReply:
         """Keep the reply, and return what is kept; the next `ask` adds it to the history."""
         echo = Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
+        if reply.prompt_tokens > 0:
+            size = self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
+            self.bytes_per_token = size / reply.prompt_tokens
         kept = AssistantReply(content=reply.content, tool_calls=reply.tool_calls, echo=echo)
         self.history.keep(kept)
         return kept

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from grue.messages import LlmFailure
+from grue.protocol.chat_wire.context_overflow import overflow_in
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.retry import kind_of_status
@@ -200,10 +201,12 @@ def describe(
         model=model,
         status=fault.status,
         message=_shown(message),
+        overflow=overflow_in(fault.message),
         remedy=_remedy(fault, base_url, model, profile, key),
     )
 
 
+_WINDOW = "Set a ContextPolicy, send less, or choose a model with a larger context window."
 _MONEY = "Add credit or raise the spending limit at the provider, or choose another model."
 
 
@@ -217,6 +220,8 @@ def _shown(text: str) -> str:
 
 def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile, key: str) -> str:
     match fault:
+        case Fault(message=message) if overflow_in(message) is not None:
+            return _WINDOW
         case Fault(status=400 | 403) if _UNPAID.search(fault.message):
             return _MONEY
         case Fault(status=403) if _MODERATED.search(fault.message):

@@ -42,6 +42,7 @@ class Reply(Struct, frozen=True, kw_only=True):
         finish_reason: The reason why it ended, in the terms of chat completions.
         cut: Whether it ended at its length limit.
         echo: Fields that the provider requires back in the assistant's message; each format has its own.
+        prompt_tokens: The size of the prompt, without those of earlier tries that `usage` includes.
     """
 
     content: str | None = None
@@ -53,6 +54,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     model: str = ""
     usage: Usage = Usage()
     echo: JsonObject = {}
+    prompt_tokens: int = 0
 
 
 class CallIds:

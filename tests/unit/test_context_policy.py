@@ -1,0 +1,31 @@
+"""`ContextPolicy`: its ranges, and that it is data."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from grue import ContextPolicy, MCPConfigError
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"low_water": 0.9}, "low_water (0.9) must be above 0 and below high_water (0.9)"),
+        ({"low_water": 0.0}, "low_water (0) must be above 0"),
+        ({"high_water": 1.1}, "high_water (1.1), which must be at most 1"),
+        ({"window_tokens": 0}, "window_tokens is 0; it must be above 0"),
+        ({"reply_tokens": -1}, "must not be negative"),
+        ({"max_summaries": -1}, "must not be negative"),
+        ({"bytes_per_token": 0.0}, "bytes_per_token must be above 0"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_with_the_reason(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(MCPConfigError, match=re.escape(said)):
+        ContextPolicy(**values)
+
+
+def test_it_is_plain_data() -> None:
+    policy = ContextPolicy(window_tokens=32_000, read_only=("files.*",))
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=ContextPolicy) == policy
