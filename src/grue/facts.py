@@ -281,32 +281,43 @@ def _turns(count: int, noun: str = "turn") -> str:
 # --- The facts of hosts ---
 
 _registered: dict[str, type[Fact]] = {}
+_subclasses: dict[type[Fact], list[type[Fact]]] = {kind: [] for kind in EPISODE_FACTS}
 
 
 def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fact]] = ()) -> None:
     """Declare a host's facts, so that traces are read into these classes from now on.
 
     Args:
-        prefix: The host's name. The tag of each fact begins with it and a dot.
+        prefix: The host's name. The tag of each fact begins with it and a dot, unless it is a subclass of
+            `EpisodeStarted`, `EpisodeResumed` or `EpisodeEnded`, which keeps that tag. Several hosts can
+            declare such subclasses; a fact is read into the one that declares its fields.
         kinds: The facts.
-        unprefixed: Facts whose tags have no prefix: those of traces that are older than prefixes, and
-            subclasses of `EpisodeStarted`, `EpisodeResumed` and `EpisodeEnded` with the same tag.
+        unprefixed: Facts whose tags have no prefix, because there are traces that are older than prefixes.
 
     Raises:
         ValueError: A tag lacks the prefix, or another class is registered for it.
     """
-    others = tuple(unprefixed)
-    for kind in (*kinds, *others):
+    old = tuple(unprefixed)
+    for kind in (*kinds, *old):
         tag = str(kind.__struct_config__.tag)
         where = f"the tag {tag!r} of {kind.__name__}"
-        if kind not in others and not tag.startswith(f"{prefix}."):
+        base = next((base for base in EPISODE_FACTS if issubclass(kind, base)), None)
+        if base is not None and tag == base.__struct_config__.tag:
+            if kind not in _subclasses[base]:
+                _subclasses[base].append(kind)
+            continue
+        if kind not in old and not tag.startswith(f"{prefix}."):
             raise ValueError(f"{where} has to begin with '{prefix}.'")
-        known = _registered.get(tag, kind)
+        known = _registered.setdefault(tag, kind)
         if known is not kind:
             raise ValueError(f"{where} is taken by {known.__module__}.{known.__name__}")
-    _registered.update({str(kind.__struct_config__.tag): kind for kind in (*kinds, *others)})
 
 
 def registered_facts() -> dict[str, type[Fact]]:
     """Return the classes of all known facts by tag: grue's own, and those that hosts have registered."""
     return {**{str(kind.__struct_config__.tag): kind for kind in EPISODE_FACTS}, **_registered}
+
+
+def subclasses_of(kind: type[Fact]) -> tuple[type[Fact], ...]:
+    """Return the classes that hosts have declared for a fact of an episode's course."""
+    return tuple(_subclasses.get(kind, ()))

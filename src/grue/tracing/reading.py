@@ -16,7 +16,7 @@ from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
 from grue.runtime.trace_format import TraceLine
 from grue.runtime.trace_reader import Trace, TraceReader
-from grue.tracing.unknown_facts import can_be_fact, tag_of, unknown_fact, with_unknown_fields
+from grue.tracing.unknown_facts import can_be_fact, tag_of, unknown_fact, with_hosts_fields
 
 EpisodeBody: TypeAlias = AnyMessage | Fact | ActorFailed
 """The types of all messages that an episode's trace can hold."""
@@ -56,7 +56,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         if line.receiver == NOTES and (tag := tag_of(written)) not in self._kinds and can_be_fact(tag):
             return unknown_fact(written)
         body = super()._body(line, written)
-        return with_unknown_fields(body, written) if isinstance(body, Fact) else body
+        return with_hosts_fields(body, written) if isinstance(body, Fact) else body
 
     def follow(
         self,

@@ -5,6 +5,7 @@ are
 concerned: it has the kind's name, its tag and its fields.
 """
 
+import contextlib
 import functools
 import keyword
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from grue.facts import EPISODE_FACTS, Fact
+from grue.facts import EPISODE_FACTS, Fact, subclasses_of
 from grue.messages import JsonObject
 
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
@@ -55,15 +56,22 @@ def unknown_fact(body: bytes) -> Fact:
     return kind(**dict(zip(kind.__struct_fields__, fields.values(), strict=True)))
 
 
-def with_unknown_fields(fact: Fact, body: bytes) -> Fact:
-    """Return a fact of an episode's course with the fields that a host has added to it, as data."""
+def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
+    """Return a fact of an episode's course with the fields that its host has added.
+
+    It becomes the class of a host that is loaded and has declared such fields. Otherwise they are added as
+    data.
+    """
     if type(fact) not in EPISODE_FACTS:
         return fact
     fields: JsonObject = msgspec.json.decode(body, type=dict)
-    known = set(fact.__struct_fields__)
-    added = tuple(name for name in fields if name != "type" and name not in known)
+    added = tuple(name for name in fields if name != "type" and name not in fact.__struct_fields__)
     if not added:
         return fact
+    for declared in subclasses_of(type(fact)):
+        if not set(added).isdisjoint(declared.__struct_fields__):
+            with contextlib.suppress(msgspec.ValidationError):  # it is another host's
+                return msgspec.json.decode(body, type=declared)
     kind = _class_for(str(fact.__struct_config__.tag), added, type(fact))
     names = kind.__struct_fields__[-len(added) :]
     own = msgspec.structs.asdict(fact)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grue.errors import TraceError
-from grue.facts import EpisodeStarted, Fact
+from grue.facts import EpisodeEnded, EpisodeStarted, Fact
 from grue.runtime.trace_format import FORMAT
 from grue.tracing.presentation import kind_of, summarize
 from grue.tracing.reading import read_episode
@@ -59,6 +59,25 @@ def test_fields_that_a_host_adds_to_the_start_of_an_episode_are_kept(tmp_path: P
     started = {"type": "EpisodeStarted", "episode_id": "e", "game": "g", "game_hash": "h", "seed": 1}
     (envelope,) = read_episode(trace(tmp_path, started)).envelopes
     assert isinstance(envelope.body, EpisodeStarted)
+
+
+def test_an_episode_of_another_host_is_not_taken_for_a_games(tmp_path: Path) -> None:
+    from grue.hosts.zork import facts
+
+    game = {"type": "EpisodeStarted", "episode_id": "e", "game": "g", "game_hash": "h", "seed": 1}
+    end = {"type": "EpisodeEnded", "reason": "won", "detail": "d", "turns": 1}
+    bodies = (
+        game,
+        {"type": "EpisodeStarted", "episode_id": "e"},
+        {**game, "seed": "none", "planted": 3},
+        {**end, "score": 3, "max_score": None},
+        {**end, "reason": "sold", "price": 3},
+        end,
+    )
+    kinds = [type(envelope.body) for envelope in read_episode(trace(tmp_path, *bodies)).envelopes]
+    games = [facts.EpisodeStarted, facts.EpisodeEnded]
+    assert [kind in games for kind in kinds] == [True, False, False, True, False, False]
+    assert all(issubclass(kind, EpisodeStarted | EpisodeEnded) for kind in kinds)
 
 
 @pytest.mark.parametrize(

@@ -230,13 +230,7 @@ def _quoted(text: str) -> str:
 
 register_facts(
     "zork",
-    unprefixed=(
-        EpisodeStarted,
-        EpisodeEnded,
-        McpInitialized,
-        McpInitFailed,
-        Observed,
-        Decided,
-        Remembered,
-    ),
+    EpisodeStarted,
+    EpisodeEnded,
+    unprefixed=(McpInitialized, McpInitFailed, Observed, Decided, Remembered),
 )
