@@ -12,7 +12,7 @@ from grue import past
 from grue.errors import TraceError
 from grue.facts import EpisodeEnded
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
-from grue.past import TurnEnd, has_result
+from grue.past import TurnEnd, ends_episode, has_result
 from grue.traces import EpisodeEnvelope
 
 __all__ = ["Past", "TurnEnd", "ends_episode", "read_past"]
