@@ -108,13 +108,17 @@ def faulty(*flags: str) -> dict[str, Any]:
 def wait_for_body(folder: Path, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
     """Wait until a message of this kind is in the run folder's trace, and return its body."""
     deadline = time.monotonic() + timeout_s
-    trace = folder / "trace.jsonl"
+    trace, seen = folder / "trace.jsonl", 0
     while time.monotonic() < deadline:
         if trace.exists():
-            for line in trace.read_bytes().splitlines(keepends=True)[1:]:
-                if line.endswith(b"\n") and json.loads(line)["body"]["type"] == kind:
-                    body: dict[str, Any] = json.loads(line)["body"]
+            with trace.open("rb") as file:
+                file.seek(seen)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            for line in whole.splitlines() if seen else whole.splitlines()[1:]:
+                body: dict[str, Any] = json.loads(line)["body"]
+                if body["type"] == kind:
                     return body
+            seen += len(whole + newline)
         time.sleep(0.01)
     raise AssertionError(f"no {kind} in {trace} within {timeout_s} s")
 
