@@ -373,3 +373,31 @@ def test_in_a_turn_a_call_that_lasts_too_long_is_given_up(everything: McpServer)
     assert lasted_s is not None
     assert lasted_s < 2, "progress extends no limit"
     assert "1/600" in notes.of("progress")
+
+
+@bounded
+def test_prompts_resources_templates_and_completions_are_read_through_a_runner(everything: McpServer) -> None:
+    llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="never asked")
+    notes = Notes()
+    with Runner(
+        llm=llm,
+        servers={"everything": everything},
+        limits=LIMITS,
+        process_limits=QUICK,
+        recorder=notes.recorder,
+        lifetime="episode",
+        keep_sessions=True,
+    ) as runner:
+        assert runner.call("everything.echo", {"message": "hi"}, check=True).blocks == (
+            {"type": "text", "text": "Echo: hi"},
+        )
+        prompts = {str(prompt["name"]) for prompt in runner.request_all("everything", "prompts/list")}
+        assert "simple-prompt" in prompts
+        prompt = runner.request("everything", "prompts/get", {"name": "simple-prompt"})
+        assert prompt["messages"]
+        resources = runner.request_all("everything", "resources/list")
+        uri = str(resources[0]["uri"])
+        assert runner.request("everything", "resources/read", {"uri": uri})["contents"]
+        assert runner.request_all("everything", "resources/templates/list")
+        runner.request("everything", "resources/subscribe", {"uri": uri})
+        runner.request("everything", "resources/unsubscribe", {"uri": uri})

@@ -1,0 +1,61 @@
+"""What turns of an episode leave to each other, and whose turn a caller is inside."""
+
+import threading
+
+import pytest
+
+from grue import FunctionTools, LlmSettings, Recorder
+from grue.engine.turn import EpisodeMemory, Spending, _inside_turn, refuse_inside_turn
+from grue.engine.wiring import Wiring, wire
+from grue.errors import MCPError
+from grue.messages import ServerName, Usage
+from grue.protocol.connection import Disabled, Proven
+
+A, B = ServerName("a"), ServerName("b")
+
+
+def test_turns_are_numbered_from_one_unless_they_have_a_number() -> None:
+    memory = EpisodeMemory()
+    assert [memory.start(number) for number in (None, None, 7, None)] == [1, 2, 7, 8]
+
+
+def test_new_states_replace_the_old_ones_and_change_no_mapping_in_place() -> None:
+    memory = EpisodeMemory()
+    memory.learn({A: Proven()})
+    before = memory.connections
+    memory.learn({B: Disabled("gone")})
+    assert before == {A: Proven()}
+    assert memory.connections == {A: Proven(), B: Disabled("gone")}
+
+
+def test_nothing_that_threads_add_at_once_is_lost() -> None:
+    memory, spending = EpisodeMemory(), Spending()
+
+    def turns() -> None:
+        for _ in range(500):
+            memory.start(None)
+            spending.add(1, Usage(input_tokens=2))
+
+    threads = [threading.Thread(target=turns) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert memory.turn == 2000
+    assert (spending.spent.requests, spending.spent.usage.input_tokens) == (2000, 4000)
+
+
+def wiring() -> Wiring:
+    llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
+    return wire(llm, {"own": FunctionTools({})}, recorder=Recorder())
+
+
+def test_a_caller_is_inside_the_turns_around_it_and_no_others() -> None:
+    one, other = wiring(), wiring()
+    with _inside_turn(one), _inside_turn(other):
+        for each in (one, other):
+            with pytest.raises(MCPError, match="from inside one of its turns"):
+                refuse_inside_turn(each)
+    with _inside_turn(one):
+        refuse_inside_turn(other)
+    refuse_inside_turn(one)
