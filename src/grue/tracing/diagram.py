@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from grue.facts import Severity
 from grue.messages import (
+    AskApproval,
     CallTools,
     CheckAnswer,
     CheckToolSupport,
@@ -33,7 +34,16 @@ WIDTH = 80
 _TEXT_CHARS = 80
 _ACTORS = ("host", "agent", "llm")
 _TRACE = "trace"
-_ASKS = (RunTurn, CheckToolSupport, OpenSession, RequestCompletion, CallTools, CheckAnswer, CloseSession)
+_ASKS = (
+    RunTurn,
+    CheckToolSupport,
+    OpenSession,
+    RequestCompletion,
+    AskApproval,
+    CallTools,
+    CheckAnswer,
+    CloseSession,
+)
 _SIGNS: dict[Severity, str] = {"fail": "✗ ", "warn": "! "}
 
 
