@@ -38,6 +38,8 @@ from grue.messages import (
     SessionOpened,
     TurnCompleted,
     TurnFailed,
+    TurnParked,
+    TurnResumed,
 )
 from grue.observers.run_folder import RESULT_FILE
 from grue.protocol.budget import Spent
@@ -84,6 +86,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
         max_turns: The turn limit of the last resume; 0: that of the start.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
+        parked: The turn that waits for approvals; `None`: there is none. Go on with it by `Runner.resume`,
+            not by running it again. `spent` does not count it until it has ended.
     """
 
     started: _Started
@@ -96,6 +100,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
     max_turns: int = 0
     lasted_s: float = 0.0
     answered: bool = False
+    parked: TurnParked | None = None
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Take an envelope that may hold a fact of the host; override it.
@@ -114,7 +119,14 @@ class Past(Struct, Generic[_Started], kw_only=True):
     def _take_message(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
         match envelope.body:
             case RunTurn():
+                self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
+                return Spent()
+            # The end of a turn that goes on counts what its earlier part has spent.
+            case TurnParked() as parked:
+                self.parked = parked
+                return Spent()
+            case TurnResumed():
                 return Spent()
             # A turn does not count the requests that a server makes through sampling.
             case RequestCompletion() if envelope.sender == "agent":
