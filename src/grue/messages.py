@@ -34,6 +34,7 @@ from grue.approvals import ApprovalQuestion as ApprovalQuestion
 from grue.context_policy import ContextItem as ContextItem
 from grue.context_policy import ContextOverflow as ContextOverflow
 from grue.context_policy import ContextPolicy as ContextPolicy
+from grue.errors import MCPConfigError
 from grue.tool_rules import ToolAnnotations as ToolAnnotations
 from grue.tool_rules import ToolPolicy as ToolPolicy
 from grue.tool_rules import ToolRule as ToolRule
@@ -386,6 +387,13 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a negative limit."""
+        for name in self.__struct_fields__:
+            limit = getattr(self, name)
+            if limit is not None and not limit >= 0:
+                raise MCPConfigError(f"Budget({name}={limit}): a limit may not be negative; None sets none.")
 
 
 class TurnLimits(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ data only: the turn's number, the state of each server, what was spent.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -18,6 +19,7 @@ from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, sessions_of
 from grue.engine.outside_turns import OutsideTurns
+from grue.engine.own_trace import OwnTrace
 from grue.engine.server_sessions import SessionWork
 from grue.engine.tool_access import AsyncToolAccess
 from grue.engine.tool_policy import usable_policy
@@ -73,6 +75,8 @@ class Runner(AsyncToolAccess):
         limits: How much a turn may use.
         policy: What to do after a failure.
         recorder: Records all messages; `None`: a new one without observers.
+        trace: Where to write the trace until `close`: a file that ends in `.jsonl`, or a folder in which each
+            runner creates a run folder of its own. `None`: it is not written.
         process_limits: How server processes are ended.
         elicit: Asks the user a server's question; `None`: always declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
@@ -104,6 +108,7 @@ class Runner(AsyncToolAccess):
         limits: TurnLimits | None = None,
         policy: FailurePolicy | None = None,
         recorder: Recorder | None = None,
+        trace: str | PathLike[str] | None = None,
         process_limits: ProcessLimits | None = None,
         elicit: Elicit | None = None,
         tool_lock: ToolLock | None = None,
@@ -139,6 +144,7 @@ class Runner(AsyncToolAccess):
             self._wiring.endpoint, self.recorder, sessions, lasting=lifetime == "episode"
         )
         self._batches: weakref.WeakSet[Episode] = weakref.WeakSet()
+        self._trace = None if trace is None else OwnTrace(trace, self.recorder)
 
     @classmethod
     def from_toml(
@@ -146,6 +152,7 @@ class Runner(AsyncToolAccess):
         path: str | PathLike[str] = "pyproject.toml",
         *,
         recorder: Recorder | None = None,
+        trace: str | PathLike[str] | None = None,
         approve: Approve | None = None,
         lifetime: Literal["turn", "episode"] = "turn",
         spawn_ahead: bool = False,
@@ -169,6 +176,7 @@ class Runner(AsyncToolAccess):
             limits=configured.limits,
             policy=configured.policy,
             recorder=recorder,
+            trace=trace,
             tool_lock=configured.tool_lock,
             tool_policy=configured.tool_policy,
             approve=approve,
@@ -189,13 +197,21 @@ class Runner(AsyncToolAccess):
     def close(self) -> None:
         """End the episode's sessions and event loop within seconds. A second call does nothing.
 
-        Running turns and batches are cancelled. A later turn starts a new loop.
+        Running turns and batches are cancelled. A later turn starts a new loop; with `trace` there can be
+        none, because the trace is closed too.
         """
         for batch in list(self._batches):
             batch.close()
         self._episode.close()
         while self._traces:
             self._traces.pop().close()
+        if self._trace is not None:
+            self._trace.close()
+
+    @property
+    def trace(self) -> Path | None:
+        """The trace file or the run folder that the runner writes; `None`: neither."""
+        return None if self._trace is None else self._trace.path
 
     @property
     def servers(self) -> Sequence[str]:

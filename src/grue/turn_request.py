@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from grue.answers import AnswerSpec
+from grue.answers import AnswerSpec, spec_of
 from grue.messages import (
     FINAL_REQUEST,
     REPAIR_REQUEST,
@@ -20,9 +20,13 @@ from grue.messages import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
     from grue.engine.kept_conversation import KeptConversation
 
-T = TypeVar("T")
+    T = TypeVarWithDefault("T", default=str)
+else:
+    T = TypeVar("T")
 
 Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
@@ -34,7 +38,9 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     Attributes:
         system: Instructions.
         user: The situation or question that the model is to answer.
-        answer: How to validate and parse the answer; `None`: any text.
+        answer: The type of the answer: a pydantic model, msgspec Struct, dataclass, TypedDict, `list[int]`,
+            `int`, an enum. Or an `AnswerSpec`, with a check or a fallback; `AnswerSpec.of(...)` makes one of
+            any type, `Literal` included. `None`: any text.
         turn_timeout_s: Limit for the whole turn, teardown included; `None`: the runner's.
         turn: Its number in the episode; `None`: one more than the last.
         tools: Offer the runner's tools; `False`: no tools in this turn. Or the names of those to offer, which
@@ -57,7 +63,7 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
 
     system: str
     user: str
-    answer: AnswerSpec[T] | None = None
+    answer: AnswerSpec[T] | type[T] | None = None
     turn_timeout_s: float | None = None
     turn: int | None = None
     tools: bool | tuple[str, ...] = True
@@ -69,6 +75,11 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     images: Sequence[Image] = ()
     history: Sequence[HistoryItem] = ()
     conversation: "KeptConversation | None" = None
+
+    @property
+    def answer_spec(self) -> AnswerSpec[T]:
+        """How to validate and parse the answer."""
+        return spec_of(self.answer)
 
 
 class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):

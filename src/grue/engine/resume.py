@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.actors.llm import LentConversation, LlmActor
-from grue.answers import AnswerSpec
+from grue.answers import AnswerSpec, spec_of
 from grue.engine.past import with_sizes
 from grue.engine.turn import TurnSettings
 from grue.errors import MCPError, NothingToResume, TraceError
@@ -69,7 +69,7 @@ class ResumeRequest(Struct, frozen=True, kw_only=True):
     trace: str | PathLike[str]
     decisions: tuple[ApprovalDecision, ...] = ()
     turn: int | None = None
-    answer: AnswerSpec[Any] | None = None
+    answer: AnswerSpec[Any] | type | None = None
     on_delta: Callable[[TextDelta], None] | None = None
 
 
@@ -186,7 +186,7 @@ def resume_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSetting
     writer.flush()
     part = _chosen(_read(asked.trace), asked.turn, asked.trace)
     where = part.resumption(asked.trace)
-    check_fit(part.run, asked.answer or AnswerSpec.text(), settings)
+    check_fit(part.run, spec_of(asked.answer), settings)
     expires_at = where.parked.expires_at
     expired = expires_at is not None and time.time() > expires_at
     decisions = tuple(asked.decisions)

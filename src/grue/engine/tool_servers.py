@@ -1,7 +1,9 @@
 """The kinds of tool servers, and how a session connects to each of them."""
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -81,6 +83,11 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
 
     Source: R14.4
     """
+    if not isinstance(servers, Mapping):
+        raise MCPConfigError(
+            f'servers= wants the servers by name, servers={{"files": StdioServer(...)}}, not a'
+            f" {type(servers).__name__}."
+        )
     named = {_server_name(name): _under(name, server) for name, server in servers.items()}
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
         require_mcp()
@@ -89,9 +96,37 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
 
 def _under(name: str, server: ToolServer) -> ToolServer:
     """Return the server with this name, which is the first part of its tools' full names."""
-    if isinstance(server, StdioServer | HttpServer) and server.name != name:
-        return replace(server, name=name)
+    if isinstance(server, StdioServer | HttpServer):
+        return server if server.name == name else replace(server, name=name)
+    form = _right_form(name, server)
+    if form:
+        raise MCPConfigError(f"The server '{name}' cannot be a {type(server).__name__}. Write {form}.")
     return server
+
+
+def _right_form(name: str, server: object) -> str:
+    """Return how to write the server that was meant; empty if this may be one."""
+    if isinstance(server, str):
+        kind = "HttpServer(name={!r}, url=...)" if "://" in server else "StdioServer(name={!r}, command=...)"
+        return kind.format(name)
+    if isinstance(server, list | tuple | Mapping) or server is None:
+        return f"StdioServer(name={name!r}, command=..., args=(...))"
+    if isinstance(server, FunctionType | MethodType | BuiltinFunctionType) and not _may_connect(server):
+        return f"FunctionTools([{server.__name__}])"
+    return ""
+
+
+def _may_connect(function: Callable[..., object]) -> bool:
+    """Return whether a function may be a factory of connections: it is called with one argument, a `Note`."""
+    if isinstance(function, BuiltinFunctionType):
+        return False
+    try:
+        signature = inspect.signature(function)
+        parameter = next(iter(signature.bind(None).signature.parameters.values()))
+    except (TypeError, ValueError):
+        return False
+    plain = {str, int, float, bool, list, dict, None, "str", "int", "float", "bool", "list", "dict", "None"}
+    return parameter.annotation not in plain and signature.return_annotation not in plain
 
 
 def _server_name(name: str) -> ServerName:

@@ -148,7 +148,7 @@ class Turn(Generic[T]):
     """
 
     def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
-        self.answer: AnswerSpec[Any] = request.answer or AnswerSpec.text()
+        self.answer: AnswerSpec[Any] = request.answer_spec
         self.progress = ProgressSource()
         self._request = request
         self._settings = settings

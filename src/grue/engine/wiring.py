@@ -10,10 +10,12 @@ from msgspec import Struct
 
 from grue.engine.approval import Approval
 from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
+from grue.errors import MCPConfigError
 from grue.mcp_transport.client import ClientOptions
 from grue.messages import LlmCommand, OnToolDrift, ServerName, SupportCheck, TurnEvent
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry
+from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox
@@ -130,8 +132,16 @@ def wire(
         MCPConfigError: A server name is invalid.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
-    if callable(llm):
+    if isinstance(llm, str):
+        raise MCPConfigError(
+            f"llm= wants settings, not a URL: llm=LlmSettings(base_url={shown_endpoint(llm)!r}, model=...)."
+        )
+    if callable(llm) and not isinstance(llm, type):
         endpoint, factory = None, llm
+    elif isinstance(llm, Mapping | type) or llm is None:
+        raise MCPConfigError(
+            f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {llm!r:.80}."
+        )
     else:
         endpoint = _endpoint(llm)
         factory = EndpointActors(endpoint)

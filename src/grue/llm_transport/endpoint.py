@@ -11,6 +11,7 @@ turns. Each event loop has its own connections.
 import contextlib
 import functools
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from random import random
@@ -55,6 +56,9 @@ _OURS = frozenset({"model", "messages", "input", "system", "tools", "tool_choice
 """Fields of a request that `extra_body` may not replace."""
 
 
+_SCHEME_MISSING = "The base URL must start with http:// or https://, followed by a host."
+
+
 class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     """Settings of an endpoint: URL, model, key, time limits and retries.
 
@@ -79,6 +83,15 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     wire: WireName | None = None
     profile: WireProfile | None = None
     force_tool_support: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a base URL without a scheme, the most frequent mistake."""
+        url = self.base_url.strip()
+        if url and "://" not in url:
+            host = re.split(r"[:/]", url)[0]
+            scheme = "https" if "." in host and not is_loopback(f"http://{url}") else "http"
+            meant = f" Did you mean {shown_endpoint(f'{scheme}://{url}')}?"
+            raise MCPConfigError(_SCHEME_MISSING + meant)
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return the names and values of the fields, with secrets redacted."""
@@ -363,7 +376,7 @@ def _usable_url(base_url: str) -> httpx.URL:
         raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
     _refuse_credentials(url)
     if url.scheme not in ("http", "https") or not url.host or not in_range:
-        raise MCPConfigError("The base URL must start with http:// or https://, followed by a host.")
+        raise MCPConfigError(_SCHEME_MISSING)
     path = url.path.rstrip("/")
     ending = next((known.path for known in FORMATS.values() if path.endswith(known.path)), "")
     return url.copy_with(path=path.removesuffix(ending) or "/")

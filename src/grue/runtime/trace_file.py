@@ -21,7 +21,8 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -120,6 +121,14 @@ class TraceWriter:
         self._written_seq = self.last_seq
         self._in_time = True
         self._lines = LineQueue(self._file, self._write, fsync=self._options.fsync)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
         """Append one envelope. Return when it is queued, or flushed if the host sends or receives it.
