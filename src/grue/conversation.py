@@ -28,7 +28,9 @@ class AskOptions(TypedDict, total=False):
     """Further arguments of `ask`, with the meaning that they have in a `TurnRequest`."""
 
     images: Sequence[Image]
-    tools: bool
+    tools: bool | tuple[str, ...]
+    final_request: str
+    repair_request: str
     turn_timeout_s: float
     on_delta: Callable[[TextDelta], None]
     context: ContextPolicy
@@ -131,7 +133,7 @@ class Conversation:
         Args:
             text: What the user says.
             answer: How to validate and parse the answer; `None`: any text.
-            **how: `images`, `tools`, `turn_timeout_s`, `on_delta`, `context`, `user_stub`, as in a
+            **how: `images`, `tools`, `turn_timeout_s`, `on_delta` and others (`AskOptions`), as in a
                 `TurnRequest`.
 
         Raises:

@@ -1,5 +1,6 @@
 """A conversation over real HTTP: the same whichever format, saved and loaded, failed, branched, resumed."""
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ def test_thirty_turns_are_the_same_in_every_format_saved_and_loaded_at_each_turn
     assert [request.refused for request in server.requests if request.refused] == []
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(server.requests) == 40
+    assert len({json.dumps(request.body["tools"]) for request in server.requests}) == 1
     assert changed_prefixes(server, wire) == 0
 
 
