@@ -6,8 +6,6 @@ from grue.facts import LogLevel, LogLine
 from grue.messages import JsonObject
 from grue.protocol.safe_text import printable
 
-Level = LogLevel
-
 MESSAGE_LIMIT = 2000
 """Longest message of an event, in characters. The event's fields hold the whole text."""
 
@@ -25,7 +23,7 @@ class Event(Struct, frozen=True, kw_only=True):
     """
 
     at: float
-    level: Level
+    level: LogLevel
     event_type: str
     message: str
     episode_id: str
@@ -65,7 +63,7 @@ class Moment(Struct, frozen=True):
         """Return a fact's event."""
         return self._event(line.level, line.event, line.message, line.fields)
 
-    def _event(self, level: Level, event_type: str, message: str, fields: JsonObject) -> Event:
+    def _event(self, level: LogLevel, event_type: str, message: str, fields: JsonObject) -> Event:
         return Event(
             at=self.at,
             level=level,

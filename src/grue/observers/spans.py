@@ -59,7 +59,7 @@ from grue.runtime.supervisor import ActorFailed
 SpanId = NewType("SpanId", int)
 """Number of a span in its feed, from 1."""
 
-Level = Literal["default", "warning", "error"]
+SpanLevel = Literal["default", "warning", "error"]
 
 
 class Episode(Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class Verdict(Struct, frozen=True):
         detail: A description for people; it may quote the model, a tool or a person.
     """
 
-    level: Level = "default"
+    level: SpanLevel = "default"
     error_type: str = ""
     detail: str = ""
 

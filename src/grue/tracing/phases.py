@@ -24,11 +24,11 @@ from grue.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.steps import StepKind, StepTracker
 
-Phase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
+TimePhase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
+PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
-_ANYWHERE: dict[StepKind, Phase] = {"model": "model", "check": "model", "tool": "tools"}
-_IN_A_TURN: dict[StepKind, Phase] = {**_ANYWHERE, "startup": "startup", "teardown": "teardown"}
+_ANYWHERE: dict[StepKind, TimePhase] = {"model": "model", "check": "model", "tool": "tools"}
+_IN_A_TURN: dict[StepKind, TimePhase] = {**_ANYWHERE, "startup": "startup", "teardown": "teardown"}
 
 
 class Phases(Struct, frozen=True, kw_only=True):
@@ -47,13 +47,13 @@ class Phases(Struct, frozen=True, kw_only=True):
         return round(sum(self.by_phase.values()), 6)
 
     @property
-    def longest(self) -> Phase:
+    def longest(self) -> TimePhase:
         """The phase that took the most time."""
         by_phase = self.by_phase
         return max(PHASES, key=lambda phase: by_phase[phase])
 
     @property
-    def by_phase(self) -> dict[Phase, float]:
+    def by_phase(self) -> dict[TimePhase, float]:
         """The seconds by phase."""
         return dict(zip(PHASES, astuple(self), strict=True))
 
@@ -85,7 +85,7 @@ class PhaseClock:
         self._t = envelope.t
         self._steps.take(envelope)
 
-    def _phase(self) -> Phase:
+    def _phase(self) -> TimePhase:
         under_way = {step.kind for step in self._steps.open.values()}
         for kind, phase in (_ANYWHERE if "turn" not in under_way else _IN_A_TURN).items():
             if kind in under_way:

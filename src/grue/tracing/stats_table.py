@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from grue.protocol.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
-from grue.tracing.phases import Phase
+from grue.tracing.phases import TimePhase
 from grue.tracing.show import headline
 from grue.tracing.stats import Durations, EpisodeStats, ServerStats
 
@@ -14,7 +14,7 @@ _LONGEST_DETAIL = 500
 _NARROWEST_NAME = 8
 _BAR = 24
 _LABEL = 12
-_PHASES: dict[Phase, str] = {
+_PHASES: dict[TimePhase, str] = {
     "model": "model",
     "tools": "tools",
     "startup": "server start-up",

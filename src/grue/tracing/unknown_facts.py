@@ -85,15 +85,19 @@ def _class_for(
     # Readers expect a turn to be a number.
     usable = [name for name in fields if _usable(name, base) and (name != "turn" or has_turn)]
     names = {name: name if name in usable else f"field_{number}" for number, name in enumerate(fields)}
-    kind: Any = msgspec.defstruct(
-        tag,
-        [(python_name, object) for python_name in names.values()],
-        bases=(base,),
-        frozen=True,
-        kw_only=True,
-        tag=tag,
-        rename={python_name: name for name, python_name in names.items() if python_name != name},
-    )
+    try:
+        kind: Any = msgspec.defstruct(
+            tag,
+            [(python_name, object) for python_name in names.values()],
+            bases=(base,),
+            frozen=True,
+            kw_only=True,
+            tag=tag,
+            rename={python_name: name for name, python_name in names.items() if python_name != name},
+        )
+    except ValueError as error:
+        # Quotes, backslashes and control characters cannot be in the name of a field.
+        raise msgspec.ValidationError(f"a field has no usable name: {error}") from error
     return kind  # type: ignore[no-any-return]
 
 

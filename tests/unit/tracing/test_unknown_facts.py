@@ -1,10 +1,14 @@
 """Facts of hosts that are not installed are read as data, and written back as they were."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grue.errors import TraceError
 from grue.facts import EpisodeEnded, EpisodeStarted, Fact
@@ -13,6 +17,7 @@ from grue.tracing.presentation import kind_of, summarize
 from grue.tracing.reading import read_episode
 from grue.tracing.show import json_line
 from grue.tracing.turn_slices import turn_of
+from grue.tracing.unknown_facts import unknown_fact, with_hosts_fields
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -86,6 +91,31 @@ def test_an_episode_of_another_host_is_not_taken_for_a_games(tmp_path: Path) -> 
 def test_an_unknown_message_between_actors_is_an_error(tmp_path: Path, body: Any, receiver: str) -> None:
     with pytest.raises(TraceError, match="not a message this version knows"):
         read_episode(trace(tmp_path, body, receiver=receiver))
+
+
+KEYS = st.text(max_size=6) | st.sampled_from(
+    ["summary", "turn", "field_0", "step", "between_turns", "class", "title", "failed", "__class__"]
+)
+VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries(st.text(), st.integers())
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_any_fields_are_kept_or_refused_and_can_be_presented(fields: dict[str, Any]) -> None:
+    fields.pop("type", None)
+    end = {"reason": "x", "detail": "d", "turns": 1, "type": "EpisodeEnded"}
+    facts: list[tuple[dict[str, Any], Callable[[bytes], Fact]]] = [
+        ({"type": "a.B", **fields}, unknown_fact),
+        (fields | end, lambda body: with_hosts_fields(EpisodeEnded(reason="x", detail="d", turns=1), body)),
+    ]
+    for body, read in facts:
+        try:
+            fact = read(msgspec.json.encode(body))
+        except msgspec.DecodeError:
+            assert any(char in '\\"' or ord(char) < 32 for name in fields for char in name)
+            continue
+        assert json.loads(msgspec.json.encode(fact)) == body
+        assert isinstance(summarize(fact) + fact.headline() + fact.mark(), str)
+        assert fact.log_lines()
 
 
 def test_many_kinds_of_facts_are_read_in_bounded_memory(tmp_path: Path) -> None:
