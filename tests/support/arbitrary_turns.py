@@ -62,7 +62,6 @@ HINTS = {"look": ToolAnnotations(read_only=True), "think": ToolAnnotations(read_
 COST = Usage(input_tokens=7, output_tokens=3, cost_usd=0.01)
 BUDGETS = (Budget(requests=1), Budget(requests=3), Budget(tokens=25), Budget(cost_usd=0.02))
 RUNS = st.builds(
-    Resumption,
     RunTurn,
     turn=st.integers(1, 9),
     system=st.just("system"),

@@ -267,7 +267,7 @@ async def test_nobody_listens() -> None:
         closed = server.base_url
     async with desk(LlmEndpoint(settings_for(closed))) as agent:
         failure = (await agent.failure()).failure
-    assert (failure.kind, failure.attempts) == ("unreachable", 3)
+    assert (failure.kind, failure.attempts) == ("unreachable", 2)
     assert "Is the server running?" in failure.remedy
     assert failure.message.startswith("cannot connect: ")
 

@@ -50,7 +50,7 @@ def copies(walk: Walk, count: int) -> int:
         before = {id(part) for part in walk.state.settled.parts}
         walk.send(returned(number))
         if number < count:
-            settled, pending = walk.state.settled, walk.state.pending
+            settled, pending = walk.state.settled, walk.state.under_way[0].pending
             copied += sum(len(part) for part in settled.parts if id(part) not in before)
             assert pending.taken == number, "what was taken is not copied away"
     return copied
