@@ -9,7 +9,9 @@ import pytest
 from commands import environment
 
 from grue import LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
+from grue.messages import AskApproval, CallsDecided, CallTools, TurnCompleted
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
+from grue.testing.trace_watch import TraceWatch
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "frame_loop.py"
@@ -72,3 +74,25 @@ def test_the_guides_batch_goes_on_in_the_same_process(
             recalled.append([item.recalled for item in names["items"]])
     assert recalled == [[False, False], [True, True]]
     assert len(server.requests) == 2
+
+
+def test_the_triage_prints_what_the_guide_shows_and_asks_before_it_pays(tmp_path: Path) -> None:
+    example = DOCS / "examples" / "triage.py"
+    sorted_mails = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert sorted_mails.returncode == 0, sorted_mails.stderr
+    guide = (DOCS / "guides" / "hosts.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^\$ \S+ docs/examples/triage\.py\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert sorted_mails.stdout == shown
+    watch = TraceWatch.of(tmp_path / "triage.jsonl")
+    watch.happened(AskApproval, times=1)
+    watch.in_order(AskApproval, CallsDecided, CallTools, TurnCompleted)
+    code = [line for line in example.read_text(encoding="utf-8").splitlines() if line.strip()]
+    assert len([line for line in code if not line.strip().startswith(("#", '"""'))]) <= 60
