@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grue.protocol.lines import ENDS_BYTES, CutLineError, LineBuffer, LineTooLongError
+from grue.protocol.lines import ENDS_BYTES, CutLineError, EventBuffer, LineBuffer, LineTooLongError
 
 LINE = st.binary(max_size=50).map(lambda line: line.replace(b"\n", b" "))
 LARGE = 2 * ENDS_BYTES
@@ -80,3 +80,19 @@ def test_what_stands_after_the_last_newline_is_a_line_at_the_end() -> None:
     buffer.feed(b"one\ntwo")
     assert taken(buffer) == [b"one"]
     assert buffer.rest() == b"two"
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_events_end_with_an_empty_line_wherever_the_chunks_are_cut(newline: bytes, size: int) -> None:
+    events = [b"data: 1", b"event: x" + newline + b"data: 2", b"data: 3"]
+    text = b"".join(event + 2 * newline for event in events) + b"rest"
+    buffer, found = EventBuffer(1000, 1000), []
+    for start in range(0, len(text), size):
+        buffer.feed(text[start : start + size])
+        while (event := buffer.take()) is not None:
+            found.append(event)
+    # If a chunk ends just before the last line feed, that is left for the next event. An empty line before an
+    # event means nothing.
+    assert [event.lstrip(b"\n") for event in found] == events
+    assert (buffer.rest() or b"").lstrip(b"\n") == b"rest"
