@@ -25,6 +25,7 @@ from grue.llm_transport.keys import api_key, key_names, needs_key
 from grue.observers.run_folder import RunFolder
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Recorder
+from grue.terminal_approval import ask_at_terminal
 
 if TYPE_CHECKING:
     from grue.observers.langfuse import LangfuseObserver
@@ -74,6 +75,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
             client=client,
             mcp_manager=server,
             recorder=recorder,
+            approve=ask_at_terminal,
             turn_timeout_s=options.turn_timeout_s,
             scripted=options.offline,
             spawn_ahead=options.spawn_ahead,

@@ -53,6 +53,7 @@ class ZorkAgent:
         turn_timeout_s: Time limit of a turn; `None` for none.
         spawn_ahead: Whether to use one event loop for the episode and to start each turn's server while the
             host plays the move before; end it with `close`. `False` calls `anyio.run` once for each action.
+        approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives. A host may set it.
@@ -80,6 +81,7 @@ class ZorkAgent:
         policy: FailurePolicy | None = None,
         turn_timeout_s: float | None = None,
         spawn_ahead: bool = False,
+        approve: Any = None,
     ) -> None:
         self.config = config
         self.model = model or config.agent_model
@@ -107,6 +109,7 @@ class ZorkAgent:
         self._limits = turn_limits(config, turn_timeout_s)
         self._policy = replace(policy or FailurePolicy(), on_tool_drift=on_tool_drift(config))
         self._spawn_ahead = spawn_ahead
+        self._approve = approve
         self._server: ServerName | None = None
         self._langfuse: LangfuseObserver | None = None
         self._langfuse_keeps_up = True
@@ -251,6 +254,7 @@ class ZorkAgent:
             recorder=recorder,
             tool_lock=manager.tool_lock if manager else None,
             tool_policy=self.config.tool_policy,
+            approve=self._approve,
             budget=episode_budget(self.config),
             lifetime="episode" if self._spawn_ahead else "turn",
             spawn_ahead=self._spawn_ahead,

@@ -114,6 +114,7 @@ class EpisodeSetup(Struct, kw_only=True):
         logger: Gets the log records.
         langfuse_client: Gets the events of the episode; `close` flushes it and does not shut it down.
         policy: What failures lead to.
+        approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None` for none.
         scripted: Whether the model is the offline script, which results then say.
         spawn_ahead: Whether to start each turn's server while the move before is played.
@@ -131,6 +132,7 @@ class EpisodeSetup(Struct, kw_only=True):
     logger: Any = None
     langfuse_client: Any = None
     policy: FailurePolicy = FailurePolicy()
+    approve: Any = None
     turn_timeout_s: float | None = None
     scripted: bool = False
     spawn_ahead: bool = False
@@ -189,6 +191,7 @@ class ZorkOrchestratorV2:
             mcp_manager=self.mcp_manager,
             recorder=self.recorder,
             policy=self.setup.policy,
+            approve=self.setup.approve,
             turn_timeout_s=self.setup.turn_timeout_s,
             spawn_ahead=self.setup.spawn_ahead,
         )
