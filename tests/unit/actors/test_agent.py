@@ -301,7 +301,7 @@ STUCK: dict[str, tuple[tuple[Any, ...], type | None]] = {
 @pytest.mark.parametrize("doing", STUCK)
 async def test_the_deadline_ends_the_turn_whatever_it_waits_for(doing: str) -> None:
     replies, hangs = STUCK[doing]
-    stage = Stage(run("a", limits=LIMITS), *replies, hangs=hangs, work_s=0.03)
+    stage = Stage(run("a", limits=LIMITS), *replies, hangs=hangs, work_s=0.3)
     end = await stage.play()
     assert end.failure == DeadlineMissed(limit_s=0.06, doing=doing, kept_s=0.03)
     (passed,) = stage.of(DeadlinePassed)

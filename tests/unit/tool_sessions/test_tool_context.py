@@ -85,7 +85,7 @@ async def test_a_plain_function_is_told_that_it_has_timed_out_and_its_notices_ar
 
     notes = Notes()
     with pytest.raises(ToolTimedOutError):
-        await connection(notes, dig=dig).call("dig", {}, 0.05)
+        await connection(notes, dig=dig).call("dig", {}, 0.3)
     assert await anyio.to_thread.run_sync(ended.wait, 10)
     assert seen == [True, 0.0, "The call of mine.dig was cancelled."]
     assert notes.bodies == []
