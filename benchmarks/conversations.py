@@ -117,9 +117,9 @@ def conversation_section(effort: Effort) -> Section:
             figure(f"CPU, turn {late_at}", "ms", cpu["late"]),
         ],
         [
-            Bar(f"CPU, turn {late_at} / turn {early_at}", ratio(cpu["late"], cpu["early"]), NEAR_LINEAR, "x"),
-            Bar("trace, the same", last.trace_bytes / first.trace_bytes, 1.05, "x"),
-            Bar("saved file, the same", last.saved_bytes / first.saved_bytes, 1.05, "x"),
+            Bar("conversation, late turn / early, CPU", ratio(cpu["late"], cpu["early"]), NEAR_LINEAR, "x"),
+            Bar("conversation, late turn / early, trace", last.trace_bytes / first.trace_bytes, 1.05, "x"),
+            Bar("conversation, late turn / early, file", last.saved_bytes / first.saved_bytes, 1.05, "x"),
         ],
         {
             f"trace, turn {early_at} .. {late_at}": f"{first.trace_bytes} .. {last.trace_bytes} bytes",

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from replayed import replay_all
 from wire_bodies import refusal, up_to_last_message, without_markers
 
 from grue import (
@@ -143,6 +144,7 @@ class Scene:
         """What the trace holds is what each conversation holds."""
         self.runner.close()
         self.trace.close()
+        replay_all(self.folder)
         for talk in self.talks:
             if len(talk.history) and talk.id in self.named:
                 resumed = Conversation.from_trace(self.folder / "trace.jsonl", self.runner, name=talk.id)
