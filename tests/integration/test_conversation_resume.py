@@ -10,7 +10,7 @@ import pytest
 from media import PNG
 from talks import WIRES, changed_prefixes, chatty, runner_for, said_to
 
-from grue import Conversation, ConversationError, Recorder, TraceWriter, TurnRequest
+from grue import Conversation, ConversationError, Recorder, Runner, TraceWriter, TurnRequest
 from grue.messages import HistoryRewritten, ThoughtsDropped
 from grue.protocol.chat_wire.profile import WireName
 from grue.provider_rules.chat_rules import ProviderRules
@@ -29,6 +29,10 @@ def traced(path: Path) -> tuple[Recorder, TraceWriter]:
     writer = TraceWriter(path, episode="talks")
     recorder.add(writer)
     return recorder, writer
+
+
+def gapped(path: Path, runner: Runner) -> Conversation:
+    return Conversation.load(path, runner) if path.exists() else runner.conversation(path=path, name="gap")
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -73,11 +77,15 @@ def test_what_a_trace_does_not_hold_is_not_resumed(tmp_path: Path, server: Scrip
     early.ask("Before the trace?")
     early.close()
     Conversation.load(tmp_path / "talk.jsonl", runner).ask("In it?")
+    for asker in (runner, runner_for(server), runner):  # the second one leaves no trace
+        with gapped(tmp_path / "gap.jsonl", asker) as talk:
+            talk.ask("And now?")
     writer.close()
     for name, why in (
         ("secret", r"a secret was redacted in turn 1 \(RunTurn\)\. Load its saved file"),
         ("late", r"the trace does not hold what was said before turn 2\. Load its saved file"),
-        ("other", r"holds no conversation other\. It holds: secret, late\."),
+        ("gap", r"the trace does not hold what was said before turn 4\. Load its saved file"),
+        ("other", r"holds no conversation other\. It holds: secret, late, gap\."),
     ):
         with pytest.raises(ConversationError, match=why):
             Conversation.from_trace(tmp_path / "trace.jsonl", runner, name=name)

@@ -197,8 +197,9 @@ def test_names_that_clash_are_encoded_as_before_after_a_load(tmp_path: Path, wir
     with kept.turn(wiring) as past:
         encoded = lent_by(past).encoded
         # The first to come keeps the readable name, and the order in which they came is not on file.
-        encoded.ask(request("u").new, OfferTools((tool("h.b c"),)))
+        encoded.ask(request("u").new, OfferTools((tool("h.b_c"),)))
         encoded.ask((), OfferTools((tool("h.b_c"), tool("h.b c"))))
+        assert encoded.names.to_wire("h.b_c") == "h__b_c"
         past.actors = Report()
     kept.close()
     loaded = KeptConversation.load(path)
