@@ -54,7 +54,7 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
     """Only the endpoint and the server's command are other ones: there is neither on this machine."""
     program, *arguments = faulty_server.argv()
     call = tool_calls_reply(("fs.echo", {"text": "hello"}))
-    with ScriptedLlmServer([call, text_reply("The largest is README.md.")]) as llm:
+    with ScriptedLlmServer([call, text_reply('{"file": "README.md", "bytes": 9000}')]) as llm:
         code = block("python").replace("http://127.0.0.1:11434/v1", llm.base_url)
         code = re.sub(r'command="npx", args=\(.*?\)', f"command={program!r}, args={tuple(arguments)!r}", code)
         done = subprocess.run(
@@ -67,13 +67,29 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "The largest is README.md. answered ['fs.echo']\n"
+    assert done.stdout == "README.md answered ['fs.echo']\n"
     assert [request.refused for request in llm.requests] == [None, None]
+    assert (tmp_path / "largest.jsonl").is_file()
+
+
+@pytest.mark.slow
+def test_the_python_example_passes_strict_type_checks(tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(block("python"), encoding="utf-8")
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "example.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_every_name_that_the_python_example_imports_is_used() -> None:
     (names,) = re.findall(r"^from grue import (.*)$", block("python"), re.MULTILINE)
-    body = block("python").partition("\n")[2]
+    body = block("python").partition(f"import {names}")[2]
     assert all(name in body for name in names.split(", "))
 
 
