@@ -403,6 +403,8 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
         max_tool_iterations: Replies with tool calls before the final answer is forced.
         tool_call_timeout_s: For each tool call.
         server_startup_timeout_s: For spawn, handshake and listing together.
+        startup_timeouts_s: The same for single servers, by name; set by the runner for servers with a limit
+            of their own, and for commands such as `npx` that may have to download the server.
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
         max_image_bytes: Largest image that is sent to the model; a larger one is described. 0: none is sent.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn. Any
@@ -428,6 +430,11 @@ class TurnLimits(Struct, frozen=True, kw_only=True):
     turn_timeout_s: float | None = None
     teardown_s: float | None = None
     budget: Budget = Budget()
+    startup_timeouts_s: dict[str, float] = {}
+
+    def startup_timeout_s(self, server: str) -> float:
+        """Return the time limit in seconds for starting a server."""
+        return self.startup_timeouts_s.get(server, self.server_startup_timeout_s)
 
 
 OnToolDrift = Literal["ignore", "report", "refuse"]

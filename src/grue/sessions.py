@@ -6,7 +6,7 @@ turns, as an object with its own methods, or stores the state of its servers to 
 """
 
 from grue.engine.owned_session import OwnedSession, SessionWiring
-from grue.engine.tool_servers import connect_to, hide_secrets, pinning
+from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_timeouts
 from grue.engine.turn_errors import error_for, tool_support_error
 from grue.mcp_transport.client import ClientOptions
 from grue.processes.process_group import ProcessRegistry
@@ -27,5 +27,6 @@ __all__ = [
     "error_for",
     "hide_secrets",
     "pinning",
+    "startup_timeouts",
     "tool_support_error",
 ]

@@ -18,7 +18,7 @@ import anyio
 
 from grue.engine.server_sessions import ServerSessions, SessionSources, SessionWork
 from grue.engine.tool_access import ToolAccess
-from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, usable_servers
+from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, startup_timeouts, usable_servers
 from grue.errors import MCPError, TurnCancelled
 from grue.mcp_transport.client import ClientOptions
 from grue.messages import ServerFailure, ServerName, SessionClosed, SessionOpened, TurnLimits
@@ -135,6 +135,7 @@ class ToolClient(ToolAccess):
                 connect=connect,
                 recorder=self.recorder,
                 startup_timeout_s=self.limits.server_startup_timeout_s,
+                startup_timeouts_s=startup_timeouts(self._servers, self.limits.server_startup_timeout_s),
                 lasting=True,
             )
         )

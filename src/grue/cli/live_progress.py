@@ -33,6 +33,7 @@ from grue.messages import (
 )
 from grue.protocol.safe_text import ELLIPSIS, printable
 from grue.runtime.trace import Envelope
+from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S
 from grue.tracing.steps import Step, StepBegan, StepTracker
 
 _PREVIEW_CHARS = 400
@@ -97,9 +98,10 @@ class Progress:
     def _begin(self, step: Step, now: float, *, pause_s: float) -> None:
         match step.began.body:
             case OpenSession(server=server, timeout_s=timeout_s) if step.kind == "startup":
-                doing = Doing(
-                    activity="starting", name=printable(server, _NAME_CHARS), since=now, limit_s=timeout_s
-                )
+                name = printable(server, _NAME_CHARS)
+                if timeout_s == DOWNLOAD_TIMEOUT_S:
+                    name = f"{name} (may still be downloading)"
+                doing = Doing(activity="starting", name=name, since=now, limit_s=timeout_s)
             case CloseSession(server=server):
                 doing = Doing(activity="closing", name=printable(server, _NAME_CHARS), since=now)
             case ToolCalled() as call:

@@ -3,6 +3,7 @@
 from typing import Generic, TypeVar
 
 from grue.engine.server_sessions import SessionSources, SessionWork, with_sessions
+from grue.engine.tool_servers import startup_timeouts
 from grue.engine.turn import TurnSettings, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
 from grue.engine.wiring import connect_fresh
@@ -48,6 +49,9 @@ class OutsideTurns(Generic[T]):
             connect={name: self._connect(name, resources, keeping) for name in servers},
             recorder=settings.wiring.recorder,
             startup_timeout_s=settings.limits.server_startup_timeout_s,
+            startup_timeouts_s=startup_timeouts(
+                settings.wiring.servers, settings.limits.server_startup_timeout_s
+            ),
             tool_policy=settings.tool_policy,
             lasting=keeping is not None,
         )

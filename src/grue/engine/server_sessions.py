@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, field
 
 from grue.engine.owned_session import OwnedSession, SessionWiring
 from grue.engine.turn_errors import error_for
@@ -74,6 +74,7 @@ class SessionSources(Struct, frozen=True, kw_only=True):
         connect: Makes a connection to a server, by the server's name.
         recorder: Records the sessions' messages.
         startup_timeout_s: Limit for opening a session.
+        startup_timeouts_s: The same for single servers, by name.
         tool_policy: Its denials hold. Its questions do not apply, since the host itself makes the call.
         lasting: The sessions stay open after a request, so that subscriptions make sense.
     """
@@ -81,8 +82,13 @@ class SessionSources(Struct, frozen=True, kw_only=True):
     connect: Mapping[ServerName, Connect]
     recorder: Recorder
     startup_timeout_s: float
+    startup_timeouts_s: Mapping[str, float] = field(default_factory=dict)
     tool_policy: ToolPolicy = ToolPolicy()
     lasting: bool = False
+
+    def startup_limit(self, server: ServerName) -> float:
+        """Return the time limit in seconds for opening a session of this server."""
+        return self.startup_timeouts_s.get(server, self.startup_timeout_s)
 
 
 class ServerSessions:
@@ -302,7 +308,7 @@ class ServerSessions:
 
     async def _open(self, name: ServerName) -> tuple[SessionOpened | ServerFailure, OwnedSession | None]:
         sources = self._sources
-        command = OpenSession(server=name, turn=0, timeout_s=sources.startup_timeout_s)
+        command = OpenSession(server=name, turn=0, timeout_s=sources.startup_limit(name))
         session = OwnedSession(command, SessionWiring(sources.connect[name], sources.recorder, Untried()))
         outcome = await session.opened()
         match outcome:

@@ -10,17 +10,20 @@ from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
 from grue.mcp_transport.client import ClientOptions, McpClient, Pinning, require_mcp
-from grue.messages import OnToolDrift, ServerName, ServerNoted
+from grue.messages import OnToolDrift, ServerName, ServerNoted, TurnLimits
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.secret_names import secrets_in
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.actor import Note
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.connection import Connect, ToolConnection
+from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.tool_sessions.shell_tool import ShellTool
+
+_DEFAULT_S = TurnLimits().server_startup_timeout_s
 
 ToolServer: TypeAlias = McpServer | FunctionTools | ShellTool | Connect
 """A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""
@@ -92,6 +95,21 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
         require_mcp()
     return named
+
+
+def startup_timeouts(servers: Mapping[ServerName, ToolServer], timeout_s: float) -> dict[str, float]:
+    """Return the start-up limits that differ from `timeout_s`, by server.
+
+    A server's own limit wins, also upwards. A command that may have to download the server has a minute,
+    unless a limit was set.
+    """
+    limits: dict[str, float] = {}
+    for name, server in servers.items():
+        if isinstance(server, McpServer) and server.options.startup_timeout_s is not None:
+            limits[name] = server.options.startup_timeout_s
+        elif isinstance(server, StdioServer) and downloads(server.command, server.args):
+            limits[name] = DOWNLOAD_TIMEOUT_S if timeout_s == _DEFAULT_S else timeout_s
+    return {name: limit_s for name, limit_s in limits.items() if limit_s != timeout_s}
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:

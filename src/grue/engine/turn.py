@@ -19,6 +19,7 @@ from grue.answers import AnswerCheck, AnswerSpec, as_json
 from grue.engine.images import images_for, read_images
 from grue.engine.past import continued, reference_of
 from grue.engine.tool_policy import servers_for
+from grue.engine.tool_servers import startup_timeouts
 from grue.engine.turn_actors import TurnActors, TurnResources
 from grue.engine.turn_errors import error_for, pending_error
 from grue.engine.turn_handle import ProgressSource
@@ -213,6 +214,9 @@ class Turn(Generic[T]):
         """
         request, settings = self._request, self._settings
         limits = replace(settings.limits, budget=budget)
+        own = startup_timeouts(settings.wiring.servers, limits.server_startup_timeout_s)
+        if own:
+            limits = replace(limits, startup_timeouts_s={**own, **limits.startup_timeouts_s})
         if request.turn_timeout_s is not None:
             limits = replace(limits, turn_timeout_s=request.turn_timeout_s)
         return RunTurn(

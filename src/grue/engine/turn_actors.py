@@ -236,7 +236,7 @@ class TurnActors:
             return
         for name, state in self.connections.items():
             if isinstance(state, Proven) and isinstance(self._wiring.servers[name], McpServer):
-                limit_s = self._command.limits.server_startup_timeout_s
+                limit_s = self._command.limits.startup_timeout_s(name)
                 pool.prepare(name, self._fresh(name), limit_s)
 
     def _sampler(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:

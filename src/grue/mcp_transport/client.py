@@ -170,8 +170,8 @@ class McpClient:
         """Initialize the session and list all pages of the tools.
 
         Args:
-            timeout_s: Time limit for entering, handshake and listing together; a smaller start-up limit in
-                the server's options wins. Importing the SDK does not count.
+            timeout_s: Time limit for entering, handshake and listing together. Importing the SDK does not
+                count.
 
         Raises:
             ServerFailed: With the phase `initialize` or `list`: the server refused, timed out, died, or does
@@ -182,7 +182,6 @@ class McpClient:
         load("grue.mcp_transport.sdk")
         from grue.mcp_transport import sdk
 
-        timeout_s = self._server.options.startup_limit(timeout_s)
         self._phase = "initialize"
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
         link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities)

@@ -62,7 +62,7 @@ def unsupported(state: AwaitingSupport | AwaitingSessions, event: ToolSupportChe
 def open_session(run: RunTurn, server: ServerName) -> OpenSession:
     """Return the command that opens the session of `server`."""
     return OpenSession(
-        server=server, turn=run.turn, timeout_s=run.limits.server_startup_timeout_s, policy=run.policy
+        server=server, turn=run.turn, timeout_s=run.limits.startup_timeout_s(server), policy=run.policy
     )
 
 

@@ -4,6 +4,7 @@
 name the server, the phase, the cause and a remedy. Come here to change such a text.
 """
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from msgspec import Struct
@@ -93,6 +94,31 @@ def failure_text(failure: ServerFailure) -> str:
     return "\n".join(lines)
 
 
+DOWNLOAD_TIMEOUT_S = 60.0
+"""Start-up limit in seconds for commands that may have to download the server first."""
+
+_DOWNLOADS = frozenset({"npx", "bunx", "pnpx", "uvx", "docker", "podman"})
+_DOWNLOADS_WITH = {
+    "npm": ("exec", "x"),
+    "pnpm": ("dlx",),
+    "yarn": ("dlx",),
+    "bun": ("x",),
+    "uv": ("tool", "run"),
+    "pipx": ("run",),
+    "deno": ("run",),
+}
+_LONGER = (
+    "If it only needs longer, raise startup_timeout_seconds of this server in mcp_config.json, or"
+    " server_startup_timeout_seconds in [tool.grue.mcp] of pyproject.toml."
+)
+
+
+def downloads(command: str, args: Sequence[str]) -> bool:
+    """Return whether a command may have to download the server before it starts, as `npx` does."""
+    program = PurePath(command).name.removesuffix(".cmd")
+    return program in _DOWNLOADS or next(iter(args), "") in _DOWNLOADS_WITH.get(program, ())
+
+
 def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
     """Return what the user can do about a failure, in one or two sentences.
 
@@ -111,7 +137,7 @@ def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed
         check = "Check that Node.js is installed and the package is available."
         if missing:
             return f"{check} Install Node.js: https://nodejs.org/"
-        return f"{check} Raise the start-up timeout if it only needs longer." if timed_out else check
+        return f"{check} {_LONGER}" if timed_out else check
     if missing:
         return _INSTALL.get(
             program, f"Install {program}, or correct `command` in the server's configuration."
@@ -119,10 +145,7 @@ def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed
     if phase == "spawn":
         return "Check `command`, `args` and `cwd` in the server's configuration."
     if timed_out:
-        return (
-            "Check that the command starts an MCP server that speaks over stdio;"
-            " raise the start-up timeout if it only needs longer."
-        )
+        return f"Check that the command starts an MCP server that speaks over stdio. {_LONGER}"
     return "Run the command in a terminal to see why it does not start."
 
 

@@ -11,11 +11,12 @@ from grue.tool_sessions.notices import Notify
 class ServerOptions(Struct, frozen=True, kw_only=True):
     """Time limits and tool choices of one server.
 
-    A turn has time limits too; the smaller of the two applies.
+    A turn has a time limit for calls too; the smaller of the two applies.
 
     Attributes:
         call_timeout_s: Time limit of one tool call; `None`: the turn's.
-        startup_timeout_s: Time limit of handshake and listing together; `None`: the turn's.
+        startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's. It wins over the
+            turn's, also if it is longer.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer. It wins over `include`.
         roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
@@ -29,11 +30,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
 
     def call_limit(self, timeout_s: float) -> float:
         """Return the smaller of the caller's `timeout_s` and the server's limit for a call."""
-        return _smaller(timeout_s, self.call_timeout_s)
-
-    def startup_limit(self, timeout_s: float) -> float:
-        """Return the smaller of the caller's `timeout_s` and the server's limit for starting."""
-        return _smaller(timeout_s, self.startup_timeout_s)
+        return timeout_s if self.call_timeout_s is None else min(timeout_s, self.call_timeout_s)
 
     def select(self, tools: tuple[ToolDefinition, ...], notify: Notify) -> tuple[ToolDefinition, ...]:
         """Return the tools to offer, in the order of the listing.
@@ -51,7 +48,3 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
         """Return whether to offer the tool with this bare name."""
         wanted = self.include is None or any(fnmatchcase(tool, pattern) for pattern in self.include)
         return wanted and not any(fnmatchcase(tool, pattern) for pattern in self.exclude)
-
-
-def _smaller(timeout_s: float, own_s: float | None) -> float:
-    return timeout_s if own_s is None else min(timeout_s, own_s)

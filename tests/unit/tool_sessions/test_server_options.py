@@ -48,6 +48,6 @@ def test_an_include_without_a_tool_is_told() -> None:
 
 @given(st.floats(0, 1e6), st.none() | st.floats(0, 1e6))
 def test_the_smaller_limit_holds(turn_s: float, own_s: float | None) -> None:
-    options = ServerOptions(call_timeout_s=own_s, startup_timeout_s=own_s)
+    options = ServerOptions(call_timeout_s=own_s)
     smaller = turn_s if own_s is None else min(turn_s, own_s)
-    assert options.call_limit(turn_s) == options.startup_limit(turn_s) == smaller
+    assert options.call_limit(turn_s) == smaller

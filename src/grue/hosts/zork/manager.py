@@ -42,6 +42,7 @@ from grue.sessions import (
     error_for,
     hide_secrets,
     pinning,
+    startup_timeouts,
 )
 from grue.settings import GameConfiguration, MCPConfig, on_tool_drift, to_tool_server, tool_lock
 from grue.traces import LangfuseObserver, LoggerObserver
@@ -168,7 +169,12 @@ class MCPManager:
         self._registry.kill_leftovers(loop_running=True)  # from an event loop that ended without a disconnect
         self._sessions += 1
         self._startup_failure = None
-        limit_s = self.config.mcp_server_startup_timeout_seconds if turn is None else turn.startup_timeout_s
+        if turn is None:
+            common_s = float(self.config.mcp_server_startup_timeout_seconds)
+            own = startup_timeouts({self.server_name: self.tool_server}, common_s)
+            limit_s = own.get(self.server_name, common_s)
+        else:
+            limit_s = turn.startup_timeout_s
         command = OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
         # The session must not refer to the manager, or an open session would keep the manager alive.
         options = ClientOptions(pinning=pinning(self.tool_lock, self.server_name, on_tool_drift(self.config)))
