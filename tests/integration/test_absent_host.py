@@ -99,5 +99,5 @@ def test_the_schema_knows_no_games(without: Callable[..., CompletedProcess[str]]
     schema = without("schema").stdout
     assert "EpisodeStarted" in schema
     assert "RunTurn" in schema
-    for word in ("game", "score", "Decided", "Observed"):
+    for word in ('"game', '"score', '"Decided"', '"Observed"'):
         assert word not in schema

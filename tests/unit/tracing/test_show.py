@@ -12,7 +12,7 @@ from recorded_turns import Called, Play, Tape, opened, refused_connection
 from trace_files import TraceFile
 
 from grue import messages
-from grue.errors import TraceError
+from grue.errors import MCPConfigError, TraceError
 from grue.facts import EpisodeResumed
 from grue.hosts.zork import facts
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
@@ -244,12 +244,15 @@ def sample(annotation: Any) -> Any:
     if origin is tuple:
         return (sample(arguments[0]),)
     if origin is dict:
-        return {"key": "v\x1b[2J"}
+        return {"key": sample(arguments[1])}
     if arguments:
         return sample(arguments[0])
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         hints = typing.get_type_hints(annotation)
-        return annotation(**{name: sample(hints[name]) for name in annotation.__struct_fields__})
+        try:
+            return annotation(**{name: sample(hints[name]) for name in annotation.__struct_fields__})
+        except MCPConfigError:
+            return annotation()  # its fields have to fit together
     return {str: "x\x1b[2J\ny", int: 2, float: 1.5, bool: True, object: {"a": [1]}}[annotation]
 
 
