@@ -1,6 +1,8 @@
 """Tools and servers used outside turns, through a runner in each of its lifetimes and a `ToolClient`."""
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,6 +255,34 @@ def test_a_kept_session_that_died_is_replaced(model: WordedModel) -> None:
             with pytest.raises(ToolServerDied):
                 one.call("faulty.echo", {"text": "x"}, check=True)
         assert len(set(heard.pids())) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ctrl_c_cancels_the_call_and_leaves_no_process(model: WordedModel, mode: Mode) -> None:
+    def press(envelope: Envelope[Any], _line: bytes) -> None:
+        if isinstance(envelope.body, ToolCalled):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with runner(model, mode, "--silent-at", "call") as one:
+        one.recorder.add(press)
+        with pytest.raises(KeyboardInterrupt):
+            one.call("faulty.echo", {"text": "x"})
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_thread_gets_its_own_answers(model: WordedModel, mode: Mode) -> None:
+    answers: dict[str, object] = {}
+    with runner(model, mode) as one:
+
+        def call(text: str) -> None:
+            answers[text] = one.call("faulty.echo", {"text": text}).content
+
+        threads = [threading.Thread(target=call, args=(f"text {number}",)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert answers == {text: text for text in (f"text {number}" for number in range(4))}
 
 
 # --- Requests ---

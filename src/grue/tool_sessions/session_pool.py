@@ -8,7 +8,8 @@ episode, not of a turn. That allows three things:
 - A session closes after its turn has returned. The next turn waits until all older processes are gone: before
   its first tool call, or at its end if it makes no call. So at most one process of each server is open and
   one is closing.
-- A session serves turn after turn (`kept`), for servers that keep a memory.
+- A session serves turn after turn (`kept`), for servers that keep a memory. Calls outside turns use it too
+  (`shared_session.py`).
 
 A session actor uses a leased connection like any other `ToolConnection`. The owners record what happens
 outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
@@ -232,25 +233,32 @@ class SessionPool:
         Raises:
             ServerFailed: The session could not be opened.
         """
-        owned = self._leased.get(server)
-        if owned is None or not owned.usable:
-            owned = self._waiting.get(server)
-            if owned is not None and not await self._is_ready(owned):
+        while True:
+            owned = self._current(server)
+            if owned is None:
+                self.prepare(server, connect, timeout_s)
+                owned = self._waiting[server]
+            # Another user may be opening it. Nothing is known of its process until that is done.
+            was_open = owned.opened.is_set()
+            owned.wanted.set()
+            await owned.opened.wait()
+            if owned.failed is not None:
                 self._drop(owned)
-                owned = None
-        if owned is None:
-            self.prepare(server, connect, timeout_s)
-            owned = self._waiting[server]
-        owned.wanted.set()
-        await owned.opened.wait()
-        if owned.failed is not None:
+                raise owned.failed
+            if owned.listing is not None and (
+                not was_open or owned.turn or await _still_there(owned.connection)
+            ):
+                return owned
             self._drop(owned)
-            raise owned.failed
-        return owned
 
-    async def _is_ready(self, owned: PooledConnection) -> bool:
-        opening = not owned.opened.is_set()
-        return owned.usable and (opening or await _still_there(owned.connection))
+    def _current(self, server: ServerName) -> PooledConnection | None:
+        """Return the session that a turn has leased or that waits, if it is being opened or can be used."""
+        for owned in (self._leased.get(server), self._waiting.get(server)):
+            if owned is not None and (not owned.opened.is_set() or (owned.listing and owned.usable)):
+                return owned
+            if owned is not None:
+                self._drop(owned)
+        return None
 
     def _drop(self, owned: PooledConnection) -> None:
         """Close a waiting connection that cannot be used, unless a turn has leased it meanwhile."""

@@ -5,11 +5,13 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import tool
 
 from grue.messages import ServerName
 from grue.runtime.trace import Recorder
+from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool
 from grue.tool_sessions.shared_session import SharedSession
@@ -112,6 +114,40 @@ async def test_a_session_that_dies_in_a_turn_is_replaced_by_the_one_of_a_call() 
             await leased.open(1.0)
             await leased.call("think", {}, 1.0)
         assert len(bench.made) == 2
+
+
+async def test_of_two_sessions_that_were_opened_at_once_one_is_kept_and_the_other_closed() -> None:
+    async with Bench("ok", "ok").episode() as bench:
+        async with bench.lease() as leased:
+            await call(bench.shared())
+            await leased.open(1.0)
+        await bench.pool.wait_closed()
+        assert bench.server.did("leave") == ["leave"]
+        await call(bench.shared())
+        assert len(bench.made) == 2
+
+
+class NotStartedYet(ScriptedConnection):
+    """As an MCP client: it is not alive until its process has started."""
+
+    @property
+    def status(self) -> ConnectionStatus:
+        return replace(super().status, alive=self.entered and super().status.alive)
+
+
+async def test_calls_that_come_while_the_session_is_opened_wait_for_it() -> None:
+    bench = Bench()
+    made: list[ScriptedConnection] = []
+
+    def connect(_note: object) -> ScriptedConnection:
+        made.append(NotStartedYet(bench.server, "slow to enter"))
+        return made[-1]
+
+    async with bench.episode(), anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(call, SharedSession(bench.pool, A, connect))
+    assert len(made) == 1
+    assert bench.server.did("call") == ["call look"] * 4
 
 
 async def test_a_session_that_cannot_be_opened_is_tried_again_by_the_next_call() -> None:
