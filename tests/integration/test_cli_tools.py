@@ -45,6 +45,18 @@ def test_tools_lists_every_configured_server_though_one_fails(tmp_path: Path) ->
     assert printable(listed.stdout + listed.stderr)
 
 
+def test_a_configured_file_is_used_though_no_settings_turn_mcp_on(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp_config.json", good=faulty())
+    assert grue("tools", cwd=tmp_path).stdout.startswith("good · ")
+    called = grue("call", "good.echo", '{"text": "hello"}', cwd=tmp_path)
+    assert called.returncode == 0, called.stderr
+    table(tmp_path, "[tool.grue.mcp]\nenabled = false\n")
+    refused = grue("call", "good.echo", '{"text": "hello"}', cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "mcp_config.json is not used, because pyproject.toml has enabled = false" in refused.stderr
+    assert "--mcp-config mcp_config.json" in refused.stderr
+
+
 def test_tools_of_one_server_starts_no_other(tmp_path: Path) -> None:
     record = tmp_path / "record"
     write_servers(tmp_path / "mcp.json", one=faulty(), two=faulty("--record", str(record)))

@@ -140,6 +140,18 @@ _McpConfig = Annotated[
 
 
 @app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder of episodes.")] = Path("runs"),
+) -> None:
+    """List the recorded episodes of a folder, the latest first."""
+    with plain_errors():
+        from grue.cli.runs import list_runs
+
+        take_interrupts()
+        list_runs(folder)
+
+
+@app.command()
 def tools(
     server: Annotated[str | None, typer.Argument(help="One of the servers.", show_default="all")] = None,
     mcp_config: _McpConfig = None,

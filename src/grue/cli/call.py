@@ -40,7 +40,7 @@ def call_tool(options: CallOptions) -> bool:
         MCPServerStartupError: The server could not be started.
     """
     config = project_configuration()
-    known = known_servers(config, options.mcp_config)
+    known = known_servers(config, options.mcp_config, unasked=True)
     server = _server_of(options.name)
     if server in known.unusable:
         raise MCPConfigError(known.unusable[server])

@@ -201,7 +201,8 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
         most = f" of {result.max_score}" if result.max_score is not None else ""
         score = f" {result.score}{most} points,"
     model = f"{result.model} (scripted, no LLM)" if result.scripted else result.model
-    counts = f"{result.turns} turns, {result.tool_calls} tool calls, {result.requests} requests"
+    counted = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
+    counts = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
     where = shown_path(folder)
     return (
         f"\n{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}\n"

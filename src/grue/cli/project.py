@@ -23,12 +23,14 @@ class KnownServers(Struct, frozen=True, kw_only=True):
         servers: Servers that can be started, in order.
         unusable: Servers that cannot be started, with the reason.
         warnings: Warnings about settings in the file that have no effect.
+        passed_over: The file that is not used, because the settings turn MCP off.
     """
 
     source: str
     servers: dict[str, McpServer]
     unusable: dict[str, str] = {}
     warnings: tuple[str, ...] = ()
+    passed_over: str | None = None
 
 
 def project_configuration() -> GameConfiguration:
@@ -57,15 +59,29 @@ def project_tables() -> ProjectTables | None:
     return read_project_tables(project) if project.is_file() else None
 
 
-def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:
+def known_servers(
+    config: GameConfiguration, mcp_config: Path | None, *, unasked: bool = False
+) -> KnownServers:
     """Return the servers of `mcp_config`, else those that the settings name, else the bundled one.
+
+    Args:
+        config: The settings.
+        mcp_config: The file that was named; `None`: none was.
+        unasked: For commands whose only purpose is servers: use the file that the settings name if it is
+            there, though they do not turn MCP on; not if they turn it off.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A server that cannot be used raises nothing.
     """
-    if mcp_config is None and not config.mcp_enabled:
+    there = config.mcp_config_path.is_file()
+    if mcp_config is None and not config.mcp_enabled and (declines_mcp() or not (there and unasked)):
         bundled = bundled_server()
-        return KnownServers(source=BUNDLED, servers={bundled.name: bundled})
+        passed_over = config.mcp_config_path if there else None
+        return KnownServers(
+            source=BUNDLED,
+            servers={bundled.name: bundled},
+            passed_over=None if passed_over is None else _shown(passed_over),
+        )
     path = config.mcp_config_path if mcp_config is None else mcp_config
     file = MCPConfig.from_file(path)
     servers: dict[str, McpServer] = {}
@@ -81,7 +97,13 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
 def no_such_server(name: str, known: KnownServers) -> str:
     """Return the error text for a server that is not configured."""
     names = ", ".join((*known.servers, *known.unusable)) or "none"
-    return f"There is no MCP server {name!r}. Known ({known.source}): {names}."
+    why = ""
+    if known.passed_over is not None:
+        why = (
+            f" {known.passed_over} is not used, because {PROJECT_FILE} has enabled = false: remove that, or"
+            f" add --mcp-config {known.passed_over}."
+        )
+    return f"There is no MCP server {name!r}. Known ({known.source}): {names}.{why}"
 
 
 def _shown(path: Path) -> str:

@@ -42,7 +42,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
         MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
     """
     config = project_configuration()
-    everything = known_servers(config, mcp_config)
+    everything = known_servers(config, mcp_config, unasked=True)
     known = _chosen(everything, server)
     with ToolClient(known.servers, limits=turn_limits(config)) as client:
         outcomes: dict[str, Outcome] = {**client.connect(), **known.unusable}

@@ -19,13 +19,30 @@ def trace_root() -> None:
     load_hosts()
 
 
-_File = Annotated[Path, typer.Argument(help="A trace.jsonl, or the run folder that holds it.")]
+_File = Annotated[
+    Path | None,
+    typer.Argument(help="A trace.jsonl, or the run folder that holds it.", show_default="the latest"),
+]
+
+
+def _chosen(file: Path | None) -> Path:
+    """Return the trace that was named, or the latest one."""
+    if file is not None:
+        return file
+    from grue.cli.runs import latest_trace
+    from grue.cli.saying import say, shown_path
+
+    latest = latest_trace()
+    say(f"The latest: {shown_path(latest)}", err=True)
+    return latest
+
+
 _Width = Annotated[int | None, typer.Option(min=20, help="Columns.", show_default="the terminal's")]
 
 
 @trace_app.command("show")
 def trace_show(
-    file: _File,
+    file: _File = None,
     turn: Annotated[
         list[str] | None, typer.Option(metavar="N|N-M", help="Only these turns; 0: outside turns.")
     ] = None,
@@ -55,7 +72,7 @@ def trace_show(
         take_interrupts()
         show(
             ShowOptions(
-                file=file,
+                file=_chosen(file),
                 turns=turn or (),
                 actors=actor or (),
                 kinds=kind or (),
@@ -69,7 +86,7 @@ def trace_show(
 
 @trace_app.command("stats")
 def trace_stats(
-    file: _File,
+    file: _File = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     width: _Width = None,
 ) -> None:
@@ -78,7 +95,7 @@ def trace_stats(
         from grue.cli.trace import stats
 
         take_interrupts()
-        stats(file, as_json=as_json, width=width)
+        stats(_chosen(file), as_json=as_json, width=width)
 
 
 _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_default="all")]
@@ -86,7 +103,7 @@ _Turn = Annotated[int | None, typer.Option(min=1, help="Only this turn.", show_d
 
 @trace_app.command("diagram")
 def trace_diagram(
-    file: _File,
+    file: _File = None,
     turn: _Turn = None,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="For Mermaid instead of a terminal.")] = False,
 ) -> None:
@@ -95,7 +112,7 @@ def trace_diagram(
         from grue.cli.trace_diagram import diagram
 
         take_interrupts()
-        diagram(file, turn=turn, as_mermaid=mermaid)
+        diagram(_chosen(file), turn=turn, as_mermaid=mermaid)
 
 
 @trace_app.command("diff")
@@ -115,7 +132,7 @@ def trace_diff(
 
 @trace_app.command("html")
 def trace_html(
-    file: _File,
+    file: _File = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page.", show_default="beside the trace")
     ] = None,
@@ -126,12 +143,12 @@ def trace_html(
         from grue.cli.trace_html import html
 
         take_interrupts()
-        html(file, out, open_browser)
+        html(_chosen(file), out, open_browser)
 
 
 @trace_app.command("replay")
 def trace_replay(
-    file: _File,
+    file: _File = None,
     turn: _Turn = None,
     changes: Annotated[
         list[str] | None,
@@ -155,7 +172,7 @@ def trace_replay(
         what_if = changes_from(
             changes or (), max_iterations=max_iterations, after_timeout=after_timeout, system=system
         )
-        if not replay(file, what_if, turn):
+        if not replay(_chosen(file), what_if, turn):
             raise typer.Exit(FAILED)
 
 

@@ -272,7 +272,7 @@ class MCPConfig(BaseModel):
         try:
             config = cls.model_validate({"mcpServers": servers})
         except ValidationError as exc:
-            problems = "\n".join(f"{source}: {entry_problem(error)}." for error in exc.errors())
+            problems = "\n".join(f"{source}: {_sentence(entry_problem(error))}" for error in exc.errors())
             raise MCPConfigError(problems, path=str(source)) from exc
         config._scope = Scope(  # noqa: SLF001 an object of this very class
             environ=os.environ if environ is None else environ,
@@ -371,6 +371,10 @@ def _options(config: MCPServerConfig) -> ServerOptions:
         include=None if tools.include is None else tuple(tools.include),
         exclude=tuple(tools.exclude),
     )
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith("?") else f"{words}."
 
 
 def _missing(path: Path) -> str:

@@ -138,6 +138,10 @@ def remedy_for(command: str, phase: ServerPhase, *, missing: bool = False, timed
         if missing:
             return f"{check} Install Node.js: https://nodejs.org/"
         return f"{check} {_LONGER}" if timed_out else check
+    if missing and " " in command and "/" not in command:
+        first, *others = command.split()
+        listed = ", ".join(f'"{each}"' for each in others)
+        return f'`command` is the program alone: write "command": "{first}", "args": [{listed}, ...].'
     if missing:
         return _INSTALL.get(
             program, f"Install {program}, or correct `command` in the server's configuration."

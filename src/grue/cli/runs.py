@@ -1,0 +1,100 @@
+"""`grue runs`: list the recorded episodes of a folder; and find the latest one for the trace commands."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from grue.cli.saying import say, shown_path
+from grue.errors import MCPConfigError
+from grue.observers.run_folder import RESULT_FILE
+from grue.runtime.safe_open import next_line, open_regular, read_regular
+from grue.tracing.reading import TRACE_FILE
+
+RUNS = Path("runs")
+"""Where `grue play` and `Runner(trace="runs")` put run folders."""
+
+_MOST_RESULT_BYTES = 2**20
+_HEADER = b'{"trace":"grue"'
+
+
+class _Result(Struct):
+    reason: str = ""
+    turns: int = 0
+    score: int | None = None
+    max_score: int | None = None
+    duration_s: float | None = None
+
+
+def list_runs(folder: Path) -> None:
+    """Print the episodes of a folder, the latest first.
+
+    Raises:
+        MCPConfigError: There is no such folder, or no trace in it.
+    """
+    if not folder.is_dir():
+        raise MCPConfigError(f"There is no folder {shown_path(folder)}. `grue play` makes one named runs.")
+    found = list(traces_in(folder))
+    if not found:
+        raise MCPConfigError(f"There is no trace in {shown_path(folder)}.")
+    width = max(len(shown_path(path)) for path in found)
+    for path in found:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_written(path)))
+        say(f"{shown_path(path):{width}}  {when}  {_outcome(path)}".rstrip())
+    say(f"To read one: grue trace show {shown_path(found[0])}")
+
+
+def latest_trace() -> Path:
+    """Return the latest episode in `runs` and in the working directory.
+
+    Raises:
+        MCPConfigError: There is none.
+    """
+    found = [*traces_in(RUNS), *traces_in(Path())]
+    if not found:
+        raise MCPConfigError(
+            "There is no trace in runs or here. Name one: a trace.jsonl, or the run folder that holds it."
+        )
+    return max(found, key=_written)
+
+
+def traces_in(folder: Path) -> Iterator[Path]:
+    """Yield the run folders and trace files of a folder, the latest first."""
+    if not folder.is_dir():
+        return
+    paths = [path for path in folder.iterdir() if _is_trace(path)]
+    yield from sorted(paths, key=_written, reverse=True)
+
+
+def _is_trace(path: Path) -> bool:
+    if path.is_dir():
+        return (path / TRACE_FILE).is_file()
+    if path.suffix != ".jsonl":
+        return False
+    try:
+        with open_regular(path) as file:
+            return next_line(file).startswith(_HEADER)
+    except OSError:
+        return False
+
+
+def _written(path: Path) -> float:
+    try:
+        return (path / TRACE_FILE if path.is_dir() else path).stat().st_mtime
+    except OSError:  # it was removed meanwhile
+        return 0.0
+
+
+def _outcome(path: Path) -> str:
+    """Return how an episode ended, from its result file; empty if it has none."""
+    try:
+        written = read_regular(path / RESULT_FILE, _MOST_RESULT_BYTES)
+        result = msgspec.json.decode(written, type=_Result)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    turns = "1 turn" if result.turns == 1 else f"{result.turns} turns"
+    score = "" if result.score is None else f", {result.score} of {result.max_score} points"
+    lasted = "" if result.duration_s is None else f", {result.duration_s:.1f} s"
+    return f"{result.reason}: {turns}{score}{lasted}"
