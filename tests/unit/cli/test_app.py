@@ -59,7 +59,7 @@ def test_an_episode_that_fails_exits_with_one(run: CliRunner) -> None:
     arguments = ["play", "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--no-mcp"]
     failed = run.invoke(app, arguments)
     assert failed.exit_code == 1
-    assert "fallbacks: " in failed.output
+    assert "failed: " in failed.output
 
 
 def test_a_configuration_that_cannot_be_used_exits_with_two(run: CliRunner) -> None:

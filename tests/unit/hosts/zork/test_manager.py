@@ -130,7 +130,7 @@ async def test_p9_a_session_from_connect_to_disconnect_in_three_tasks(tmp_path: 
         result = await asyncio.create_task(box.call_tool(ECHO, {"text": "hello"}))
         await asyncio.create_task(box.disconnect_session())
     assert [schema["function"]["name"] for schema in schemas] == [ECHO, "box.fail", "box.environ"]
-    assert result == ToolCallResult("hello")
+    assert (result.content, result.is_error) == ("hello", False)
     assert box.connection == Proven()
 
 
@@ -182,7 +182,7 @@ async def test_p25_a_timeout_raises_and_the_session_goes_on(tmp_path: Path) -> N
     await box.connect_session()
     with pytest.raises(TimeoutError, match=r"Tool call timed out after 0\.1s"):
         await box.call_tool(ECHO, {"text": "late"}, timeout_seconds=0.1)
-    assert await box.call_tool(ECHO, {"text": "in time"}) == ToolCallResult("in time")
+    assert (await box.call_tool(ECHO, {"text": "in time"})).to_dict() == {"content": "in time"}
     await box.disconnect_session()
 
 
@@ -209,7 +209,7 @@ async def test_a_cancelled_caller_takes_back_its_own_call_only(tmp_path: Path) -
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    assert await waiting == ToolCallResult("waited")
+    assert (await waiting).to_dict() == {"content": "waited"}
     await box.disconnect_session()
     methods = [json.loads(line)["method"] for line in record.read_text().splitlines()]
     assert methods.count("notifications/cancelled") == 1
@@ -240,7 +240,7 @@ async def test_a_crashed_owner_gives_error_results(tmp_path: Path, monkeypatch: 
     async def crash(*args: object) -> None:
         raise ZeroDivisionError("nobody foresaw this")
 
-    monkeypatch.setattr(McpClient, "call", crash)
+    monkeypatch.setattr(McpClient, "call_with_blocks", crash)
     box = manager(tmp_path)
     with assert_nothing_left():
         await box.connect_session()
