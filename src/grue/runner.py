@@ -396,6 +396,7 @@ class Runner(AsyncToolAccess):
         concurrency: int = 8,
         resume_from: str | PathLike[str] | None = None,
         progress: bool = False,
+        total: int | None = None,
     ) -> "Iterator[BatchItem[TurnOutcome[T]]]":
         """Run many turns in parallel and yield the result of each, in order.
 
@@ -411,6 +412,7 @@ class Runner(AsyncToolAccess):
             resume_from: The trace of an earlier run of the same batch. A turn that it completed is not run
                 again, unless its texts, servers or answer schema have changed.
             progress: Show a progress bar on standard error, if that is a terminal.
+            total: Number of requests for the bar, if `requests` has no length, as a generator.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed while waiting for the next item.
@@ -437,7 +439,7 @@ class Runner(AsyncToolAccess):
             concurrency=concurrency,
         )
         items = run_batch(requests, batch)
-        return with_bar(items, requests) if progress else items
+        return with_bar(items, requests, total) if progress else items
 
     def warm_up(self) -> None:
         """Import the modules that the first turn needs, in advance.

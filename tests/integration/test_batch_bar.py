@@ -33,6 +33,7 @@ PROGRAM = """
     with Runner(llm=llm, recorder=recorder) as runner:
         given = requests if sized == "sized" else iter(requests)
         how = {"progress": True} if progress == "progress" else {}
+        how |= {"total": int(count)} if sized == "total" else {}
         for item in runner.map(given, concurrency=1, resume_from=recalled, **how):
             print(item.index, flush=True)
     if writer is not None:
@@ -125,6 +126,9 @@ def test_it_says_how_many_are_done_of_how_many_and_what_became_of_them(tmp_path:
         for terminal in at_terminal(llm, tmp_path / "trace.jsonl", "5", "unsized", "progress"):
             last = terminal.bar
         assert last.startswith("5/? turns, 1 failed, 3 recalled")
+        for terminal in at_terminal(llm, tmp_path / "again.jsonl", "2", "total", "progress"):
+            last = terminal.bar
+        assert last.startswith("2/2 turns"), "a generator, whose length was given"
 
 
 @pytest.mark.parametrize("progress", ["progress", ""])

@@ -51,6 +51,7 @@ def test_ctrl_c_in_the_middle_of_a_tool_call(tmp_path: Path, llm: str, flags: tu
     assert group_is_gone(pid, 0)
     assert "Traceback" not in err
     assert "interrupted" in out
+    assert "To go on: grue play --resume " in out
     said = [envelope.body for envelope in trace_of(tmp_path / "run").envelopes]
     assert sum(isinstance(body, TurnInterrupted) for body in said) == 1
     assert sum(isinstance(body, CloseSession) for body in said) == 1

@@ -204,7 +204,8 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
     counted = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
     counts = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
     where = shown_path(folder)
+    further = f"\nTo go on: grue play --resume {where}" if result.reason == "interrupted" else ""
     return (
         f"\n{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}\n"
-        f"The trace is in {where}; to read it: grue trace show {where}"
+        f"The trace is in {where}; to read it: grue trace show {where}{further}"
     )

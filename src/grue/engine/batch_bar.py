@@ -10,16 +10,21 @@ from grue.engine.batch import BatchItem
 T = TypeVar("T")
 
 
-def with_bar(items: Iterator[BatchItem[T]], requests: Iterable[Any]) -> Iterator[BatchItem[T]]:
+def with_bar(
+    items: Iterator[BatchItem[T]], requests: Iterable[Any], total: int | None = None
+) -> Iterator[BatchItem[T]]:
     """Yield the items unchanged and show a progress bar on standard error, if that is a terminal.
 
     Args:
         items: The items of `run_batch`.
         requests: The requests of the batch. If they have a length, the bar shows the total.
+        total: The number of requests; `None`: their length, if they have one.
     """
     if not sys.stderr.isatty():
         return items
-    return _followed(items, len(requests) if isinstance(requests, Sized) else None)
+    if total is None and isinstance(requests, Sized):
+        total = len(requests)
+    return _followed(items, total)
 
 
 def _followed(items: Iterator[BatchItem[T]], total: int | None) -> Generator[BatchItem[T], None, None]:
