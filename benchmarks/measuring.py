@@ -76,6 +76,7 @@ class Effort(NamedTuple):
     agents: int = 100
     in_a_row: int = 10_000
     talk: tuple[int, int] = (50, 500)
+    calls: int = 300
 
 
 QUICK = Effort(
@@ -88,6 +89,7 @@ QUICK = Effort(
     agents=4,
     in_a_row=20,
     talk=(10, 20),
+    calls=24,
 )
 
 

@@ -26,6 +26,7 @@ from scaling import agents_section, long_turn_section, many_turns_section
 from sessions import sessions_section
 from start_up import import_section, version_section
 from turns import cold_section, turn_section
+from windows import window_section
 
 SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "turn": turn_section,
@@ -39,6 +40,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "record": record_section,
     "long": long_turn_section,
     "talk": conversation_section,
+    "window": window_section,
     "agents": agents_section,
     "many": many_turns_section,
     "large": large_section,

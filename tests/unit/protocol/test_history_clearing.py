@@ -91,3 +91,12 @@ def test_the_file_keeps_the_order_of_the_entries_though_a_reply_was_saved_early(
     for line in kept_lines:
         again.add(msgspec.json.decode(line, type=HistoryEntry))
     assert again.digest == ledger.digest
+
+
+def test_a_change_is_made_by_its_kind() -> None:
+    kept, other = history(), history()
+    kept.change(Cleared(texts=1))
+    other.clear(Cleared(texts=1))
+    assert kept.entries == other.entries
+    kept.change(Summarised((UserText("All is well."),)))
+    assert len(kept.entries) == 2

@@ -31,6 +31,7 @@ from grue.messages import (
     LlmFailure,
     RequestCompletion,
     RequireAnswer,
+    Resumption,
     RewriteHistory,
     RunTurn,
     Summarised,
@@ -38,9 +39,11 @@ from grue.messages import (
     ToolMessage,
     TurnFailed,
     TurnLimits,
+    TurnParked,
     Usage,
     UserText,
 )
+from grue.protocol.turn_approval import cut_off
 from grue.protocol.turn_context import heard
 from grue.protocol.turn_states import AwaitingSummary, progress_of, waiting_for
 
@@ -277,3 +280,24 @@ def test_a_summary_counts_as_a_request_and_against_the_bound() -> None:
     assert asked == 2
     assert turn.end.requests == len(turn.prompts) == 250 + 1 + asked
     assert turn.end.usage.output_tokens > 0
+
+
+# --- Going on after a kill or a park ---
+
+
+def test_a_turn_that_is_killed_while_it_waits_for_a_summary_says_its_results_when_it_goes_on() -> None:
+    earlier = (ContextItem(tokens=50), ContextItem(tokens=1500))
+    walk = Walk(replace(CONTINUED, earlier=earlier), opened("a"), calls("a.look"))
+    walk.send(returned(1, content="x" * 2500))
+    assert isinstance(walk.state, AwaitingSummary)
+    resumption = cut_off(walk.state, ())
+    assert resumption is not None
+    assert [item.call_id for item in resumption.new] == ["c1"]
+
+
+def test_a_resumed_turn_keeps_a_ledger_that_has_the_reply_it_goes_on_with() -> None:
+    parked = TurnParked(turn=7, questions=(), calls=calls("a.look").tool_calls, iterations=1)
+    resumed = replace(policed(earlier=(ContextItem(tokens=50),)), resumed=Resumption(parked=parked))
+    walk = Walk(resumed, opened("a"))
+    ledger = walk.state.turn.ledger
+    assert (ledger.head.tokens, len(ledger.items), ledger.current) == (50, 1, 0)
