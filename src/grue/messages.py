@@ -116,17 +116,12 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     arguments: str
 
 
-class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A validated tool call: its arguments are a JSON object, and the server lists its tool.
-
-    Attributes:
-        durable: `ToolCalled` is on file before the call is sent. If that is not possible, it is not sent.
-    """
+class ServerCall(Struct, frozen=True, kw_only=True):
+    """A validated tool call: its arguments are a JSON object, and the server lists its tool."""
 
     call_id: CallId
     tool: str
     arguments: JsonObject
-    durable: bool = False
 
 
 class ToolCallResult(Struct, frozen=True):

@@ -151,8 +151,9 @@ class Session:
 class ArbitraryTurn:
     """A whole turn: `log` is everything that went into the machine and came out of it, in order."""
 
-    def __init__(self, draw: Any, run: RunTurn) -> None:
+    def __init__(self, draw: Any, run: RunTurn, *, parks: bool = False) -> None:
         self._draw = draw
+        self._parks = parks
         self.run = run
         self.log: list[Entry] = []
         # The ids of a resumed turn's calls differ from those before.
@@ -224,7 +225,7 @@ class ArbitraryTurn:
 
     def _decisions(self, questions: tuple[ApprovalQuestion, ...]) -> list[Any]:
         """Answer the questions in one message or in several, or leave them to another process."""
-        if self._draw(st.sampled_from([True, False, False])):
+        if self._parks or self._draw(st.sampled_from([True, False, False])):
             return [ApprovalPostponed(expires_at=9.0)]
         decisions = []
         for question in questions:
@@ -312,7 +313,10 @@ def policed_turns(draw: Any) -> ArbitraryTurn:
 @st.composite
 def resumed_turns(draw: Any) -> tuple[ArbitraryTurn, ArbitraryTurn]:
     """A turn that was parked, and the turn of a later process that goes on with it."""
-    turn = ArbitraryTurn(draw, replace(draw(RUNS), tool_policy=draw(POLICIES)))
+    policy = draw(POLICIES)
+    rules = (*policy.rules[:1], ToolRule(verdict="ask"))
+    run = replace(draw(RUNS), tool_policy=replace(policy, rules=rules), servers=("a", "b"))
+    turn = ArbitraryTurn(draw, run, parks=True)
     assume(isinstance(turn.end, TurnParked))
     decisions = [
         draw(st.sampled_from([question.approve(), question.deny(), question.change({}), None]))

@@ -135,24 +135,14 @@ def read_calls(
     return tuple(valid), tuple(rejected)
 
 
-def runs_of(calls: Iterable[tuple[ValidCall, CallTerms]], *, durable: bool = False) -> tuple[Run, ...]:
-    """Group consecutive calls to one server; a call that may run in parallel is a run of its own.
-
-    Args:
-        calls: The calls, and what the policy says about each.
-        durable: Calls that are not read-only have to be on file before they are sent.
-    """
+def runs_of(calls: Iterable[tuple[ValidCall, CallTerms]]) -> tuple[Run, ...]:
+    """Group consecutive calls to one server; a call that may run in parallel is a run of its own."""
     runs: list[tuple[ServerName, bool, list[ServerCall]]] = []
     for valid, terms in calls:
         server = valid.tool.server
         if not runs or terms.parallel or runs[-1][:2] != (server, False):
             runs.append((server, terms.parallel, []))
-        call = ServerCall(
-            call_id=valid.call.call_id,
-            tool=valid.tool.tool,
-            arguments=valid.arguments,
-            durable=durable and not terms.read_only,
-        )
+        call = ServerCall(call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments)
         runs[-1][2].append(call)
     return tuple(Run(server, tuple(served), parallel) for server, parallel, served in runs)
 

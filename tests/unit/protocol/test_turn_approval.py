@@ -229,6 +229,11 @@ def test_read_only_calls_run_at_the_same_time_at_several_servers_and_one_at_a_ti
     assert list(told(walk)) == ["c1", "c2", "c3", "c4", "c5"]
 
 
+def test_a_parallel_call_does_not_join_the_batch_before_it() -> None:
+    walk = reading("a.write", "a.read", "b.read").send(returned(1))
+    assert batches(walk) == [["c1"], ["c2"], ["c3"]]
+
+
 def test_after_a_timeout_calls_under_way_elsewhere_finish_and_no_other_is_sent() -> None:
     walk = reading("a.read", "b.read", "b.read", "a.read").send(timed_out(1))
     assert batches(walk) == [["c1"], ["c2"]]
