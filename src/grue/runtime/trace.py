@@ -239,20 +239,23 @@ class Recorder:
     def _encoded(self, body: object, sender: str) -> bytes:
         """Encode a message. Only a host's texts have no limit; the messages after them may hold them too."""
         if sender != _HOST and not self._was_long:
-            written = self._encoder.encode(body)
-            self._was_long = len(written) >= VERY_LONG
-            return written
-        written = encode(self._encoder, body)
-        self._was_long = self._was_long or len(written) >= VERY_LONG
-        return written
+            return self._encoder.encode(body)
+        return encode(self._encoder, body)
 
     def _show(self, envelope: Envelope[Any], written: bytes) -> None:
         if len(written) >= LONG or self._late:
+            self._was_long = self._was_long or len(written) >= VERY_LONG
             # Whoever takes it out of the list holds it alone, and can drop it when it is no longer needed.
             left = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
-        else:
-            self._pass_on(envelope, [written])
+            return
+        if self._redaction.may_contain_secrets(written):
+            shown, body = self._redaction.redact_message(written, envelope.body)
+            envelope = replace(envelope, body=body, redacted=shown != written)
+            written = shown
+        line = self._encoder.encode(_line(envelope, written))
+        for observer in self._observers:
+            observer(envelope, line)
 
     def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
         shown = left[0]
@@ -262,28 +265,25 @@ class Recorder:
             envelope = replace(envelope, body=body, redacted=shown != written)
             del written
         left.clear()
-        line = self._line(envelope, shown)
+        # The body is the last member of a line.
+        line = joined(self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}")
         del shown
         for observer in self._observers:
             observer(envelope, line)
 
-    def _line(self, envelope: Envelope[Any], shown: bytes) -> bytes:
-        long = len(shown) >= LONG
-        line = self._encoder.encode(
-            TraceLine(
-                seq=envelope.seq,
-                t=round(envelope.t, 6),
-                at=round(envelope.at, 6),
-                turn=envelope.turn,
-                sender=envelope.sender,
-                receiver=envelope.receiver,
-                cause=envelope.cause,
-                redacted=envelope.redacted,
-                body=msgspec.Raw(b"0" if long else shown),
-            )
-        )
-        # The body is the last member of a line.
-        return joined(line[:-2], shown, b"}") if long else line
+
+def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:
+    return TraceLine(
+        seq=envelope.seq,
+        t=round(envelope.t, 6),
+        at=round(envelope.at, 6),
+        turn=envelope.turn,
+        sender=envelope.sender,
+        receiver=envelope.receiver,
+        cause=envelope.cause,
+        redacted=envelope.redacted,
+        body=msgspec.Raw(body),
+    )
 
 
 class _Text:
