@@ -5,7 +5,7 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 
 from grue.mcp_transport.incoming import read_any_message, refusal_of_cut
-from grue.mcp_transport.message_stream import MAX_UNASKED, MessageStream, encode_message
+from grue.mcp_transport.message_stream import MAX_UNASKED, MessageStream, encode_large, encode_message
 from grue.processes.server_process import ServerProcess
 from grue.protocol.lines import CutLineError, LineTooLongError
 from grue.protocol.tool_results import is_small
@@ -73,4 +73,4 @@ class LineStream(MessageStream):
         if not large and not self._encoding.locked():
             return encode_message(message)
         async with self._encoding:
-            return await aside(encode_message, message) if large else encode_message(message)
+            return await aside(encode_large, message) if large else encode_message(message)
