@@ -2,15 +2,26 @@
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grue import ContextPolicy, LLMError, Runner, TurnLimits, TurnRequest
+from grue import (
+    ApprovalPending,
+    ContextPolicy,
+    LLMError,
+    Runner,
+    ToolPolicy,
+    ToolRule,
+    TurnLimits,
+    TurnRequest,
+)
 from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import CompletionFailed, ContextOverflow, RewriteHistory, Summarised, ToolReturned
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace_file import TraceWriter
 from grue.testing.llm_server import (
     ContextWindow,
     LlmReply,
@@ -168,3 +179,46 @@ def test_a_result_that_is_too_large_is_cut_in_the_middle_and_whole_in_the_trace(
     assert outcome.tool_calls[0].result.content == whole
     assert [e.body.result.content for e in envelopes if isinstance(e.body, ToolReturned)] == [whole]
     assert not rewrites(envelopes)
+
+
+def test_a_turn_that_is_parked_after_a_clearing_goes_on_with_what_was_left(tmp_path: Path) -> None:
+    def sign(name: str) -> str:
+        return f"signed by {name}"
+
+    def script(request: LlmRequest) -> LlmReply:
+        read = [message for message in request.messages if message["role"] == "tool"]
+        if len(read) < 4:
+            return tool_calls_reply(("book.page", {"number": len(read) + 1}))
+        if len(read) == 4:
+            return tool_calls_reply(("book.sign", {"name": "Ann"}))
+        return text_reply("done")
+
+    path = tmp_path / "trace.jsonl"
+    rules = (ToolRule(tools=("book.sign",), verdict="ask"),)
+    with ScriptedLlmServer(script, window=ContextWindow(16_000)) as server:
+
+        def runner() -> tuple[Runner, Recorder]:
+            recorder = Recorder()
+            settings = LlmSettings(base_url=server.base_url, model="m", force_tool_support=True)
+            made = Runner(
+                llm=settings,
+                servers={"book": FunctionTools({"page": page, "sign": sign})},
+                recorder=recorder,
+                tool_policy=ToolPolicy(rules=rules, parking=True),
+                context=ContextPolicy(window_tokens=16_000, reply_tokens=500),
+            )
+            return made, recorder
+
+        first, recorder = runner()
+        writer = TraceWriter(path, episode="book")
+        recorder.add(writer)
+        with first, pytest.raises(ApprovalPending) as pending:
+            first.run_turn(TurnRequest(system="Read.", user="Read the manual, and sign."))
+        writer.close()
+        second, _ = runner()
+        with second:
+            outcome = second.resume(path, [question.approve() for question in pending.value.questions])
+    assert (outcome.response, len(outcome.tool_calls), server.overflows) == ("done", 5, 0)
+    before, after = ([_unmarked(m) for m in sent.messages] for sent in server.requests[-2:])
+    assert any("Cleared to save room" in str(message) for message in before)
+    assert after[: len(before)] == before, "the resumed conversation is not the one that was parked"
