@@ -18,6 +18,7 @@ from grue import (
     TurnRequest,
     parked_turns,
 )
+from grue.engine.recorded_conversation import resume_conversation
 from grue.errors import TraceError
 from grue.messages import CompletionReceived, RunTurn, ToolCalled, ToolSkipped, TurnCompleted, TurnResumed
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
@@ -159,6 +160,13 @@ def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
             made.resume(job.folder, decisions)
     first, second = bodies(job, RunTurn)
     assert 0 < second.limits.turn_timeout_s < first.limits.turn_timeout_s
+
+
+def test_what_was_said_before_and_after_the_park_is_one_conversation(job: Job, stage: Stage) -> None:
+    stage.do(job)
+    stage.do(replace(job, action="resume"))
+    entries = [type(entry).__name__ for entry in resume_conversation(job.folder).history.entries]
+    assert entries == ["Said", "AssistantReply"] * 3
 
 
 def test_start_turn_raises_it_and_a_batch_yields_it(job: Job) -> None:
