@@ -158,9 +158,9 @@ async def test_r6_1_a_death_in_opening_has_status_and_last_words(phase: str, ses
 @pytest.mark.parametrize(
     ("flags", "phase", "cause"),
     [
-        (("--silent-at", "start"), "initialize", "no answer to initialize within 0.3 s"),
-        (("--silent-at", "list"), "list", "no answer to tools/list within 0.3 s"),
-        (("--stop-reading-after", "initialize"), "list", "no answer to tools/list within 0.3 s"),
+        (("--silent-at", "start"), "initialize", "no answer to initialize within 1.5 s"),
+        (("--silent-at", "list"), "list", "no answer to tools/list within 1.5 s"),
+        (("--stop-reading-after", "initialize"), "list", "no answer to tools/list within 1.5 s"),
         (("--error-at", "initialize"), "initialize", "told to refuse initialize (-32050)"),
         (("--error-at", "list"), "list", "told to refuse list (-32050)"),
         (("--null-at", "initialize"), "initialize", "result is null"),
@@ -174,7 +174,7 @@ async def test_r6_1_a_death_in_opening_has_status_and_last_words(phase: str, ses
 async def test_r6_1_each_failure_to_open_names_its_cause(
     flags: tuple[str, ...], phase: str, cause: str, session: Session
 ) -> None:
-    wait = 0.3 if "0.3 s" in cause else 10
+    wait = 1.5 if "within" in cause else 10
     failure = await failure_of(session.run(faulty(*flags), open_s=wait))
     assert (failure.phase, failure.server) == (phase, "faulty")
     assert cause in failure.cause
