@@ -166,8 +166,14 @@ class Recorder:
         return tuple(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Pass every further envelope to `observer`, in order. The observer must not record."""
+        """Pass every further envelope to `observer`, in order. The observer must not record.
+
+        If it has a method `added_to`, that is called with this recorder.
+        """
         self._observers.append(observer)
+        added_to = getattr(observer, "added_to", None)
+        if added_to is not None:
+            added_to(self)
 
     def record(
         self,

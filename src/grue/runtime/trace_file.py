@@ -33,7 +33,7 @@ from grue.large_data import joined
 from grue.runtime.line_file import LineFile
 from grue.runtime.line_queue import FLUSH_WITHIN_S, LineQueue
 from grue.runtime.safe_open import next_line, open_regular
-from grue.runtime.trace import Envelope
+from grue.runtime.trace import Envelope, Recorder
 from grue.runtime.trace_checks import UNDECODABLE
 from grue.runtime.trace_format import (
     FORMAT,
@@ -121,6 +121,7 @@ class TraceWriter:
         self._written_seq = self.last_seq
         self._in_time = True
         self._lines = LineQueue(self._file, self._write, fsync=self._options.fsync)
+        self._recorders: list[Recorder] = []
 
     def __enter__(self) -> Self:
         return self
@@ -148,6 +149,10 @@ class TraceWriter:
         if envelope.sender == outside or envelope.receiver == outside:
             self._in_time = self._lines.flush(self._options.flush_within_s if self._in_time else _LATE_S)
 
+    def added_to(self, recorder: Recorder) -> None:
+        """Remember the recorder, so that `close` waits for its work. `Recorder.add` calls this."""
+        self._recorders.append(recorder)
+
     def flush(self, within_s: float = FLUSH_WITHIN_S) -> bool:
         """Flush everything recorded so far. Return whether that was done within the time limit.
 
@@ -157,12 +162,20 @@ class TraceWriter:
         return self._lines.flush(within_s)
 
     def close(self) -> None:
-        """Write all queued lines, without a time limit, and close the file. A second call does nothing.
+        """Write all that was recorded, without a time limit, and close the file. A second call does nothing.
+
+        A recorder works on long messages in a thread, and inside an event loop `record` does not wait for
+        that. Without the wait here, a program that closes its trace in a notebook would lose them.
 
         Raises:
             TraceError: Writing failed, and no earlier call has raised that.
         """
-        self._lines.close()
+        recorders, self._recorders = self._recorders, []
+        try:
+            for recorder in recorders:
+                recorder.settle()
+        finally:
+            self._lines.close()
 
     def _lock(self) -> None:
         if not self._file.lock():

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,6 +12,8 @@ from plain_messages import Said
 from grue.errors import TraceError
 from grue.large_data import LONG
 from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace_file import TraceWriter
+from grue.runtime.trace_reader import TraceReader
 
 LONG_TEXT = "the word is open-sesame. " * (LONG // 20)
 
@@ -104,3 +107,20 @@ def test_a_forked_child_does_not_wait_for_its_parent() -> None:
     gate.opened.set()
     recorder.settle()
     assert len(gate.seen) == 1
+
+
+def test_a_writer_that_is_closed_inside_an_event_loop_has_every_long_message(tmp_path: Path) -> None:
+    """As in a notebook, where `record` does not wait for the thread that works on long messages."""
+    path = tmp_path / "trace.jsonl"
+
+    async def main() -> None:
+        recorder, writer = Recorder(), TraceWriter(path, episode="e")
+        recorder.add(writer)
+        for _ in range(5):
+            recorder.record(Said("x" * 2_000_000), sender="a")
+        recorder.record(Said("short"), sender="a")
+        writer.close()
+
+    anyio.run(main)
+    read = list(TraceReader(path, Said))
+    assert [len(each.body.text) for each in read] == [2_000_000] * 5 + [5]
