@@ -6,7 +6,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
-OF_THE_PROJECT = ("docs", "import_grue", "layout", "packaging", "public_api", "requirements_table")
+OF_THE_PROJECT = (
+    "docs",
+    "import_grue",
+    "layout",
+    "natural_mistakes",
+    "packaging",
+    "private_codes",
+    "public_api",
+    "requirements_table",
+)
 """Tests of the package as a whole."""
 
 FILES = sorted(path.relative_to(UNIT) for path in UNIT.rglob("test_*.py"))

@@ -167,7 +167,7 @@ async def test_r14_1_a_node_that_is_too_old_is_named_however_the_start_fails(
             await client.open(0.5)
     remedy = caught.value.failure.remedy
     assert remedy.startswith("@kastalien-research/thoughtbox needs Node.js >=22, and 20.19.2 is installed.")
-    assert ("Raise the start-up timeout" in remedy) is ("no answer" in cause)
+    assert ("raise startup_timeout_seconds" in remedy) is ("no answer" in cause)
 
 
 async def test_a_node_that_hangs_too_adds_little_to_the_start_up_limit(
@@ -187,5 +187,6 @@ async def test_a_node_that_hangs_too_adds_little_to_the_start_up_limit(
     assert process_wire.ASK_AFTER_TIMEOUT_S < 0.5
     assert caught.value.failure.remedy == (
         "Check that Node.js is installed and the package is available."
-        " Raise the start-up timeout if it only needs longer."
+        " If it only needs longer, raise startup_timeout_seconds of this server in mcp_config.json, or"
+        " server_startup_timeout_seconds in [tool.grue.mcp] of pyproject.toml."
     )
