@@ -170,8 +170,7 @@ async def test_options_choose_tools_and_limit_calls() -> None:
                 await client.call("slow", {"seconds": 30}, 30)
     assert session.noted("bad_tool") == ["tools.include has 'gone_*', and the server lists no such tool"]
     with faulty_http_server("--silent-at", "initialize") as url:
-        session = Session(url, options=ServerOptions(startup_timeout_s=0.2))
-        failure = await failure_of(one_call(session), within_s=0.8)
+        failure = await failure_of(one_call(Session(url), open_s=0.2), within_s=0.8)
     assert failure.cause == "no answer to initialize within 0.2 s"
 
 

@@ -140,6 +140,7 @@ class Stage:
         return agent
 
     def flow(self) -> list[str]:
+        self.recorder.settle()  # a thread shows long messages
         return [f"{item.sender} > {item.receiver}: {type(item.body).__name__}" for item in self.envelopes]
 
     def of(self, *kinds: type) -> list[Envelope[Any]]:
