@@ -8,7 +8,8 @@ TURNS ?= 60
 SEED ?= 7
 SECONDS ?= 600
 
-# Of the tests, those that count for coverage, which slows them down; most others start commands.
+# Of the tests, those that count for coverage, which slows them down; most others start commands. The slow ones
+# among them run without it, beside the others.
 COVERED := tests/unit tests/properties tests/integration/episodes tests/integration/mcp_transport/test_http_wire.py \
   tests/integration/test_tool_client.py tests/integration/test_turn_handle.py
 
@@ -45,10 +46,10 @@ test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part,
 
 test-all: $(VENV)/.dev ## run every test; with COVERAGE=1, as in CI, hold them to the floors of coverage too
 ifdef COVERAGE
-	$(PYTEST) --cov --cov-report= $(COVERED)
+	$(PYTEST) --cov --cov-report= -m "not slow" $(COVERED)
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='src/grue/protocol/*' --show-missing --fail-under=100
-	$(PYTEST) $(addprefix --ignore=,$(COVERED))
+	$(PYTEST) --without-fast-in "$(COVERED)"
 else
 	$(PYTEST)
 endif

@@ -42,12 +42,29 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-fast-in",
+        default="",
+        help="Paths, separated by spaces: of the tests in them run only the slow ones. For `make test-all`.",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    done = tuple(str(config.rootpath / path) for path in config.getoption("--without-fast-in").split())
+    if done:
+        fast = {item for item in items if _is_in(item.path, done) and not item.get_closest_marker("slow")}
+        config.hook.pytest_deselected(items=list(fast))
+        items[:] = [item for item in items if item not in fast]
     for item in items:
         where = item.path.relative_to(Path(__file__).parent).as_posix()
         if where.startswith(_ONE_WORKER):
             item.add_marker(pytest.mark.xdist_group(where))
+
+
+def _is_in(path: Path, places: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(place) for place in places)
 
 
 @pytest.fixture

@@ -117,6 +117,7 @@ numbers: list[int] = runner.run_turn(TurnRequest(system="s", user="u", answer=li
 """
 
 
+@pytest.mark.slow
 def test_the_types_of_responses_are_known_to_a_strict_type_checker(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_PROGRAM)
     command = (sys.executable, "-m", "mypy", "--strict", "program.py")
