@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -16,6 +17,7 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
 from grue.runtime.trace_file import TraceWriter
 
+SECRETS = {"API_KEY": "sk-benchmark-0123456789", "TOKEN": "benchmark-9876543210"}
 BODY = ToolReturned(
     batch=BatchId(1), call_id=CallId("call_1"), result=ToolCallResult("a brass lantern"), duration_s=0.01
 )
@@ -35,7 +37,7 @@ Question: TypeAlias = tuple[ToolReturned, MemoryObjectSendStream[ToolReturned]]
 def ask_section(effort: Effort) -> Section:
     """Compare an ask between two actors with anyio's streams (architecture: at most 2 x)."""
     with tempfile.TemporaryDirectory() as folder:
-        recorder, writer = _recorder_to_file(Path(folder))
+        recorder, writer = _recorder_to_file(Path(folder) / "trace.jsonl")
         sides = {
             "file": partial(anyio.run, asks_of_an_actor, recorder, effort.asks),
             "none": partial(anyio.run, asks_of_an_actor, Recorder(), effort.asks),
@@ -63,17 +65,19 @@ def ask_section(effort: Effort) -> Section:
 def record_section(effort: Effort) -> Section:
     """Measure the record of an envelope (architecture: at most 10 us)."""
     with tempfile.TemporaryDirectory() as folder:
-        recorder, writer = _recorder_to_file(Path(folder))
+        recorder, writer = _recorder_to_file(Path(folder) / "plain.jsonl")
+        redacting, other = _recorder_to_file(Path(folder) / "secrets.jsonl", secrets=SECRETS)
         samples = interleave(
             effort.rounds,
             {
                 "file": partial(_record_us, recorder, effort.asks),
-                "secrets": partial(_record_us, _recorder_with_secrets(writer), effort.asks),
+                "secrets": partial(_record_us, redacting, effort.asks),
                 "none": partial(_record_us, Recorder(), effort.asks),
                 "outside": partial(_record_us, recorder, effort.asks, sender="host"),
             },
         )
         writer.close()
+        other.close()
     shown = figure("into a file", "us", samples["file"])
     return Section(
         "record",
@@ -152,13 +156,9 @@ def _record_us(recorder: Recorder, times: int, sender: str = "plain") -> float:
     return seconds_each(record, times) * 1e6
 
 
-def _recorder_to_file(folder: Path) -> tuple[Recorder, TraceWriter]:
-    recorder, writer = Recorder(), TraceWriter(folder / "trace.jsonl", episode="benchmark")
+def _recorder_to_file(
+    path: Path, *, secrets: Mapping[str, str] | None = None
+) -> tuple[Recorder, TraceWriter]:
+    recorder, writer = Recorder(secrets=secrets), TraceWriter(path, episode="benchmark")
     recorder.add(writer)
     return recorder, writer
-
-
-def _recorder_with_secrets(writer: TraceWriter) -> Recorder:
-    recorder = Recorder(secrets={"API_KEY": "sk-benchmark-0123456789", "TOKEN": "benchmark-9876543210"})
-    recorder.add(writer)
-    return recorder

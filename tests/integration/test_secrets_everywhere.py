@@ -119,7 +119,7 @@ def out(tmp_path_factory: pytest.TempPathFactory, telling_url: str) -> Out:
     folder = tmp_path_factory.mktemp("everywhere")
     (folder / "known").write_text(TOLD_BY_SERVER, encoding="utf-8")
     out, records = Out(folder), Records()
-    root = logging.getLogger()
+    root, httpx_logger = logging.getLogger(), logging.getLogger("httpx")
     level = root.level
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -127,6 +127,8 @@ def out(tmp_path_factory: pytest.TempPathFactory, telling_url: str) -> Out:
             patch.setenv(name, value)
         root.addHandler(records)
         root.setLevel(logging.DEBUG)
+        # Langfuse's import, which an earlier test may have done, turns it down.
+        httpx_logger.setLevel(logging.NOTSET)
         try:
             write_project(folder, telling_url)
             run_commands(out, folder)
