@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from grue.answers import AnswerSpec
 from grue.engine.kept_conversation import KeptConversation
@@ -18,10 +18,19 @@ from grue.protocol.history import items_of
 from grue.protocol.safe_text import well_formed
 from grue.turn_request import Image, TurnOutcome, TurnRequest
 
-if TYPE_CHECKING:
-    from grue.runner import Runner
-
 T = TypeVar("T")
+
+
+class RunsTurns(Protocol):
+    """What a conversation needs of a `Runner`."""
+
+    def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
+        """Run a turn, blocking."""
+        ...
+
+    async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
+        """Run a turn in the caller's event loop."""
+        ...
 
 
 class AskOptions(TypedDict, total=False):
@@ -48,13 +57,13 @@ class Conversation:
     `close` or use it as a context manager, so that another process can load it.
     """
 
-    def __init__(self, runner: "Runner", kept: KeptConversation) -> None:
+    def __init__(self, runner: RunsTurns, kept: KeptConversation) -> None:
         self._runner = runner
         self._kept = kept
 
     @classmethod
     def start(
-        cls, runner: "Runner", system: str, *, path: str | PathLike[str] | None = None, name: str = ""
+        cls, runner: RunsTurns, system: str, *, path: str | PathLike[str] | None = None, name: str = ""
     ) -> Self:
         """Start a conversation, as `Runner.conversation` does."""
         kept = KeptConversation(well_formed(system), name=name)
@@ -63,7 +72,7 @@ class Conversation:
         return cls(runner, kept)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], runner: "Runner") -> Self:
+    def load(cls, path: str | PathLike[str], runner: RunsTurns) -> Self:
         """Continue a saved conversation; what is said is appended to its file.
 
         Its requests begin with the same bytes as before, if `runner` asks the same model at the same
@@ -77,7 +86,7 @@ class Conversation:
         return cls(runner, KeptConversation.load(Path(path)))
 
     @classmethod
-    def from_trace(cls, path: str | PathLike[str], runner: "Runner", *, name: str | None = None) -> Self:
+    def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
         """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
 
         Args:

@@ -1,13 +1,11 @@
 """What a turn continues: nothing, a conversation that its runner keeps, or a history given as plain data."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from grue.engine.wiring import Wiring
-from grue.errors import ConversationError
 from grue.messages import (
     AssistantReply,
     HistoryReference,
@@ -18,7 +16,6 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.protocol.context_ledger import sizes_of
-from grue.turn_request import TurnRequest
 
 
 class TurnReport(Protocol):
@@ -81,37 +78,3 @@ def with_sizes(
     known = bytes_per_token or command.context.bytes_per_token
     context = replace(command.context, bytes_per_token=known)
     return replace(command, context=context, earlier=sizes_of(entries, known))
-
-
-@contextlib.contextmanager
-def continued(request: TurnRequest[Any], number: int, wiring: Wiring) -> Iterator[Past]:
-    """Give a turn what it continues, and keep what is said in it.
-
-    Raises:
-        ConversationError: There is both a conversation and a history, or one of them cannot be used.
-    """
-    if request.conversation is None and not request.history:
-        yield Past(wiring)
-        return
-    if request.conversation is not None and request.history:
-        raise ConversationError("A turn continues either a conversation or a history, not both.")
-    # Few programs need it.
-    from grue.engine.kept_conversation import given_conversation
-
-    kept = request.conversation or given_conversation(f"turn-{number}", request.system, request.history)
-    with kept.turn(wiring) as past:
-        yield past
-
-
-def reference_of(request: TurnRequest[Any], number: int) -> HistoryReference | None:
-    """Return the reference to a history that is given as plain data; `None`: there is none.
-
-    Raises:
-        ConversationError: It cannot be used.
-    """
-    if not request.history:
-        return None
-    from grue.engine.kept_conversation import given_conversation
-
-    kept = given_conversation(f"turn-{number}", request.system, request.history)
-    return kept.ledger.reference(kept.id)

@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.answers import AnswerCheck, AnswerSpec, as_json
+from grue.engine.continued import continued, reference_of
 from grue.engine.images import images_for, read_images
-from grue.engine.past import continued, reference_of
 from grue.engine.tool_policy import servers_for
 from grue.engine.tool_servers import startup_timeouts
 from grue.engine.turn_actors import TurnActors, TurnResources

@@ -19,6 +19,7 @@ import msgspec
 
 from grue.errors import MCPConfigError
 from grue.messages import JsonObject
+from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
 from grue.tool_sessions.tool_context import ToolContext
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 _PYDANTIC = frozenset(("pydantic", "pydantic_core", "pydantic_settings", "annotated_types"))
 _DEEPEST = 20
 _REF = "#/$defs/{name}"
-
-
-class InvalidArgumentsError(Exception):
-    """The arguments of a call do not match the parameters; the text is for the model."""
 
 
 class _Omitted:

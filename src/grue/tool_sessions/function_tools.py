@@ -28,7 +28,8 @@ from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.docstrings import read_docstring
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.function_parameters import InvalidArgumentsError, Parameters
+from grue.tool_sessions.function_parameters import Parameters
+from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
 from grue.tool_sessions.tool_context import ToolContext
 from grue.tool_sessions.tool_decorator import settings_of
 from grue.vocabulary import NoticeKind

@@ -1,0 +1,45 @@
+"""Find out what a request continues: a conversation, or a history that is given as plain data."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from grue.engine.past import Past
+from grue.engine.wiring import Wiring
+from grue.errors import ConversationError
+from grue.messages import HistoryReference
+from grue.turn_request import TurnRequest
+
+
+@contextlib.contextmanager
+def continued(request: TurnRequest[Any], number: int, wiring: Wiring) -> Iterator[Past]:
+    """Give a turn what it continues, and keep what is said in it.
+
+    Raises:
+        ConversationError: There is both a conversation and a history, or one of them cannot be used.
+    """
+    if request.conversation is None and not request.history:
+        yield Past(wiring)
+        return
+    if request.conversation is not None and request.history:
+        raise ConversationError("A turn continues either a conversation or a history, not both.")
+    # Few programs need it.
+    from grue.engine.kept_conversation import given_conversation
+
+    kept = request.conversation or given_conversation(f"turn-{number}", request.system, request.history)
+    with kept.turn(wiring) as past:
+        yield past
+
+
+def reference_of(request: TurnRequest[Any], number: int) -> HistoryReference | None:
+    """Return the reference to a history that is given as plain data; `None`: there is none.
+
+    Raises:
+        ConversationError: It cannot be used.
+    """
+    if not request.history:
+        return None
+    from grue.engine.kept_conversation import given_conversation
+
+    kept = given_conversation(f"turn-{number}", request.system, request.history)
+    return kept.ledger.reference(kept.id)
