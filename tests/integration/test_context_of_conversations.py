@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from grue import ContextPolicy, Conversation, Runner, TurnLimits
 from grue.llm_transport.endpoint import LlmSettings
 from grue.messages import RewriteHistory, RunTurn, Summarised
@@ -66,11 +68,12 @@ def ask(conversation: Conversation, number: int, **how: Any) -> str:
     return conversation.ask(f"{NEWS} Look at thing-{number}", **how).response
 
 
-def test_200_turns_fit_into_a_window_of_32k_at_a_flat_cost() -> None:
+@pytest.mark.parametrize("turns", [200, pytest.param(500, marks=pytest.mark.slow)])
+def test_turns_fit_into_a_window_of_32k_at_a_flat_cost(turns: int) -> None:
     with ScriptedLlmServer(answer, window=ContextWindow(WINDOW)) as server:
         talk = Talk(server)
         with talk.runner, talk.runner.conversation(system="Look.") as conversation:
-            for number in range(200):
+            for number in range(turns):
                 assert ask(conversation, number, user_stub="[an earlier question]") == "seen"
     assert server.overflows == 0
     sizes = [len(request.raw) for request in server.requests]
@@ -79,7 +82,7 @@ def test_200_turns_fit_into_a_window_of_32k_at_a_flat_cost() -> None:
     changes = [rewrite.change for rewrite in talk.of(RewriteHistory)]
     assert any(change.texts for change in changes)
     assert all(run.history is not None for run in talk.of(RunTurn))
-    assert max(len(run.earlier) for run in talk.of(RunTurn)) < 200
+    assert max(len(run.earlier) for run in talk.of(RunTurn)) < turns
 
 
 def test_a_summary_takes_the_place_of_a_conversation_and_its_file_can_be_loaded(tmp_path: Path) -> None:
