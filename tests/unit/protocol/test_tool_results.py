@@ -22,6 +22,7 @@ from grue.protocol.tool_results import (
     failure,
     from_mcp,
     history_text,
+    is_small,
     json_value,
     success,
 )
@@ -374,3 +375,15 @@ def test_an_error_is_kept_before_the_content_of_a_result() -> None:
 def test_a_text_of_a_hosts_own_is_cut_as_content() -> None:
     assert json.loads(cut_middle(json.dumps("x" * 900), 100))["content"].startswith("xxx")
     assert "cut: 900 of 900" in cut_middle(json.dumps("x" * 900), -5)
+
+
+@pytest.mark.parametrize(
+    ("value", "small"),
+    [
+        ({"a": [1, 2, {"b": None}]}, True),
+        (list(range(200_000)), False),
+        ({"a": ["x" * 10_000_000]}, False),
+    ],
+)
+def test_what_takes_long_to_walk_through_is_not_small(value: object, small: bool) -> None:
+    assert is_small(value) is small
