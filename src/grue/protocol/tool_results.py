@@ -167,9 +167,9 @@ def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
         left -= 1
         match stack.pop():
             case dict() as members:
-                stack.extend(itertools.islice(members.values(), left))
+                stack.extend(itertools.islice(members.values(), left + 1))
             case list() as items:
-                stack.extend(itertools.islice(items, left))
+                stack.extend(itertools.islice(items, left + 1))  # one more: then the stack is not empty
             case str() as text if len(text) > _SMALL_CHARS:
                 return False
     return not stack

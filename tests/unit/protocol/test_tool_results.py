@@ -382,6 +382,8 @@ def test_a_text_of_a_hosts_own_is_cut_as_content() -> None:
     [
         ({"a": [1, 2, {"b": None}]}, True),
         ([[1] * 20, [2] * 20], False),
+        ([0] * 29, True),
+        ([0] * 30, False),
         ({"a": ["x" * 10_000_000]}, False),
     ],
 )
