@@ -18,13 +18,17 @@ PLAIN_SERVER = (sys.executable, "-I", "-S", str(BENCHMARKS / "servers" / "plain_
 pytest.importorskip("mcp")
 
 
+HANG_S = 600
+"""A quick run of all fifteen sections takes a minute and a half alone; other tests run beside it."""
+
+
 def python(*args: str | Path) -> str:
-    run = subprocess.run((sys.executable, *args), capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run((sys.executable, *args), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(720)]
 
 
 class Ran(NamedTuple):
