@@ -132,7 +132,9 @@ def printed(section: Section) -> str:
     lines[2:] = [f"  {line.strip()}" for line in lines[2:]]
     for item in section.figures:
         spread = f"{_number(item.low)} .. {_number(item.high)}"
-        lines.append(f"    {item.label:<42}{_number(item.median):>9} {item.unit:<6}{spread:>17}")
+        measured = f"{_number(item.median):>9} {item.unit:<6}{spread:>17}"
+        # Large figures take the room that a short label leaves.
+        lines.append(f"    {item.label:<{WIDTH - 5 - len(measured)}}{measured}")
     lines += [f"    {label:<42}{value:>9}" for label, value in section.facts.items()]
     lines += [f"  {bar_line(bar)}" for bar in section.bars]
     return "\n".join(lines)

@@ -88,13 +88,18 @@ class ResponsesAssembler:
         return to_json(self._response)
 
     def _count(self, number: object) -> None:
-        """Hold the events to their numbers, which count up by one, or stand still at some servers."""
+        """Check that the events' numbers count up by one, or stand still as at some servers.
+
+        A gateway may give one kind of event a fixed number: a lower number than the last says nothing.
+        """
         if not isinstance(number, int):
             return
         if self._numbers is None:
             self._numbers = (number, None)
             return
         last, counting = self._numbers
+        if number < last:
+            return
         counting = number != last if counting is None else counting
         if number != last + (1 if counting else 0):
             raise DamagedStream(f"has number {number} after number {last}")

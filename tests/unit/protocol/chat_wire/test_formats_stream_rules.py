@@ -233,6 +233,7 @@ def test_events_of_no_response(events: list[object], words: str) -> None:
         [done(message("x")), done(message("x")), completed()],
         [event("created", sequence_number=n) for n in (0, 0, 0)] + [completed(sequence_number=0)],
         [event("created", sequence_number=n) for n in (3, 4, 5)] + [completed(sequence_number=6)],
+        [event("created", sequence_number=n) for n in (3, 4, 1, 5, 1)] + [completed(sequence_number=6)],
         [event("created", sequence_number="x"), completed(5, {"type": "web_search_call"})],
         [event("created", sequence_number=1), {"type": "error", "sequence_number": 99, "message": "x"}],
     ],
