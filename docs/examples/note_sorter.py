@@ -40,7 +40,7 @@ register_facts("notesorter", Sorted)
 
 
 class SorterPast(Past[EpisodeStarted], kw_only=True):
-    """What an interrupted run has done."""
+    """The notes that an interrupted run has sorted."""
 
     done: list[Sorted] = msgspec.field(default_factory=list)
 

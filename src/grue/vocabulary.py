@@ -51,7 +51,7 @@ FailureKind: TypeAlias = Literal[
 """Why a completion request failed."""
 
 MediaKind: TypeAlias = Literal["image", "audio", "file"]
-"""What an attachment is."""
+"""The kind of an attachment: an image, a sound or another file."""
 
 ToolChange: TypeAlias = Literal["added", "removed", "changed"]
 """How a tool differs from its approved definition."""

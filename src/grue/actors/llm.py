@@ -235,7 +235,7 @@ class _Asking:
         self._shown = False
 
     async def outcome(self) -> Reply | LlmFailure:
-        """Return the reply, or why there is none."""
+        """Send the request until it is answered or fails for good. Return the reply, or the failure."""
         settings = self._endpoint.settings
         state, commands = attempt_step(
             Unsent(settings, settings.retry, self._command.clears), CompletionWanted()

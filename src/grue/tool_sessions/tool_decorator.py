@@ -59,13 +59,11 @@ def tool(
 
     ```python
     @tool
-    def look(direction: Literal["north", "south"], far: bool = False) -> str:
-        \"\"\"Look in a direction.
-
-    Args:
-            direction: Where to look.
-            far: Whether to use the telescope.
-        \"\"\"
+    def look(
+        direction: Annotated[Literal["north", "south"], "Where to look."],
+        far: Annotated[bool, "Whether to use the telescope."] = False,
+    ) -> str:
+        \"\"\"Look in a direction.\"\"\"
         ...
 
     runner = Runner(llm=..., servers={"eyes": FunctionTools([look])})
