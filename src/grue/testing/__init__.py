@@ -1,4 +1,8 @@
-"""The testing kit for users: fake and faulty servers and models, pytest fixtures, and replay of traces."""
+"""The testing kit for users.
+
+Servers and models: `mock_server`, `faulty_server`, `fake_tools`, `llm_server`, and pytest fixtures for them
+(`plugin`). One actor alone: `actor_harness`, `fake_channel`, `virtual_time`. Traces: `trace_watch`, `replay`.
+"""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -13,12 +13,14 @@ watch.caused_by(ToolReturned, CallTools)
 A failed assertion shows the messages of the trace, one line each.
 """
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from msgspec import Struct
 
+from grue.protocol.safe_text import printable
 from grue.runtime.trace import Envelope, Recorder
 from grue.tracing.presentation import summarize
 from grue.tracing.reading import read_episode
@@ -30,6 +32,9 @@ _MOST_CHARS = 100
 class TraceWatch:
     """The messages of one or more turns, and assertions about them.
 
+    Args:
+        clock: Seconds, for the times of the messages; `None`: the system's clocks.
+
     Attributes:
         recorder: Give it to a `Runner`; everything that it records is watched. It writes no file.
         envelopes: The messages so far, in order.
@@ -37,9 +42,9 @@ class TraceWatch:
     Source: L
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
         self.envelopes: list[Envelope[Any]] = []
-        self.recorder = Recorder()
+        self.recorder = Recorder() if clock is None else Recorder(clock=clock, wall_clock=clock)
         self.recorder.add(self._keep)
 
     @classmethod
@@ -53,15 +58,15 @@ class TraceWatch:
         watch.envelopes.extend(read_episode(Path(path)).envelopes)
         return watch
 
-    def bodies(self, *kinds: type[Struct]) -> list[Any]:
+    def bodies(self, *kinds: type) -> list[Any]:
         """Return the messages of these kinds, in order; all of them without kinds."""
         return [each.body for each in self.envelopes if not kinds or isinstance(each.body, kinds)]
 
-    def happened(self, kind: type[Struct], *, times: int | None = None, **fields: Any) -> Any:
+    def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
         """Assert that a message of this kind was recorded, and return the first one.
 
         Args:
-            kind: A class of `grue.messages` or `grue.facts`, or of your own facts.
+            kind: A class of `grue.messages` or `grue.facts`, or of your own messages and facts.
             times: How often; `None`: at least once.
             fields: Values that the message's fields must have.
 
@@ -74,7 +79,7 @@ class TraceWatch:
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not {wanted}", kind)
         return found[0] if found else None
 
-    def never(self, kind: type[Struct], **fields: Any) -> None:
+    def never(self, kind: type, **fields: Any) -> None:
         """Assert that no message of this kind, with these fields, was recorded.
 
         Raises:
@@ -84,22 +89,25 @@ class TraceWatch:
         if found:
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not never", kind)
 
-    def in_order(self, *kinds: type[Struct]) -> None:
-        """Assert that messages of these kinds were recorded in this order; others may lie between them.
+    def in_order(self, *wanted: object) -> None:
+        """Assert that these messages were recorded in this order; others may lie between them.
+
+        Args:
+            wanted: Kinds of messages, or whole messages.
 
         Raises:
             AssertionError: They were not; the text names the first that is missing.
         """
         position = 0
-        for index, kind in enumerate(kinds):
-            while position < len(self.envelopes) and not isinstance(self.envelopes[position].body, kind):
+        for index, each in enumerate(wanted):
+            while position < len(self.envelopes) and not _is(self.envelopes[position].body, each):
                 position += 1
             if position == len(self.envelopes):
-                earlier = ", ".join(each.__name__ for each in kinds[:index]) or "the beginning"
-                raise self._failure(f"no {kind.__name__} after {earlier}")
+                earlier = ", ".join(map(_name, wanted[:index])) or "the beginning"
+                raise self._failure(f"no {_name(each)} after {earlier}")
             position += 1
 
-    def caused_by(self, kind: type[Struct], cause: type[Struct]) -> None:
+    def caused_by(self, kind: type, cause: type) -> None:
         """Assert that each message of `kind` was caused by one of `cause`, at once or through others.
 
         Raises:
@@ -121,7 +129,7 @@ class TraceWatch:
         del line
         self.envelopes.append(envelope)
 
-    def _failure(self, text: str, kind: type[Struct] | None = None) -> AssertionError:
+    def _failure(self, text: str, kind: type | None = None) -> AssertionError:
         shown = [each for each in self.envelopes if kind and isinstance(each.body, kind)] or self.envelopes
         lines = [_line(each) for each in shown[:_MOST_SHOWN]]
         if len(shown) > _MOST_SHOWN:
@@ -129,18 +137,28 @@ class TraceWatch:
         return AssertionError("\n".join([f"{text}. The trace:", *(lines or ["(no messages)"])]))
 
 
-def _has(body: Struct, fields: dict[str, Any]) -> bool:
+def _is(body: object, wanted: object) -> bool:
+    return isinstance(body, wanted) if isinstance(wanted, type) else body == wanted
+
+
+def _name(wanted: object) -> str:
+    return wanted.__name__ if isinstance(wanted, type) else printable(repr(wanted), _MOST_CHARS)
+
+
+def _has(body: object, fields: dict[str, Any]) -> bool:
     return all(getattr(body, name, _has) == value for name, value in fields.items())
 
 
-def _described(kind: type[Struct], fields: dict[str, Any]) -> str:
+def _described(kind: type, fields: dict[str, Any]) -> str:
     given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
     return f"{kind.__name__}({given})" if given else kind.__name__
 
 
 def _line(envelope: Envelope[Any]) -> str:
-    words = ascii(summarize(envelope.body))[1:-1][:_MOST_CHARS]
-    name = type(envelope.body).__name__
+    body = envelope.body
+    # A reply to an ask may be a plain value.
+    words = ascii(summarize(body))[1:-1] if isinstance(body, Struct) else ascii(body)
+    words, name = words[:_MOST_CHARS], type(body).__name__
     return (
         f"{envelope.seq:>5}  turn {envelope.turn}  {envelope.sender} -> {envelope.receiver}  {name}  {words}"
     )
