@@ -268,17 +268,51 @@ class MCPConfig(BaseModel):
         """
         source = Path(path)
         text = read_config_text(source, if_missing=_missing(source))
-        servers = _servers(parse_json(text, source), source)
-        try:
-            config = cls.model_validate({"mcpServers": servers})
-        except ValidationError as exc:
-            problems = "\n".join(f"{source}: {_sentence(entry_problem(error))}" for error in exc.errors())
-            raise MCPConfigError(problems, path=str(source)) from exc
-        config._scope = Scope(  # noqa: SLF001 an object of this very class
+        scope = Scope(
             environ=os.environ if environ is None else environ,
             workspace_folder=(workspace_folder or source.parent).absolute(),
             source=str(source),
         )
+        return cls._checked(_servers(parse_json(text, source), source), scope, lambda _: f"{source}: ")
+
+    @classmethod
+    def from_mapping(
+        cls,
+        servers: Mapping[str, Any],
+        *,
+        source: Path | None = None,
+        place: Callable[[tuple[int | str, ...]], str] = lambda _: "",
+    ) -> Self:
+        """Take servers that another file configures, in the same form.
+
+        Args:
+            servers: The entries by name, as `mcpServers` has them.
+            source: The file. Its folder is `${workspaceFolder}` and the base of a relative `cwd`; default:
+                the working directory.
+            place: Returns what an error about an entry begins with, such as `agent.yaml, line 7: `. Its
+                argument are the keys that lead to the entry, beginning with the server's name.
+
+        Raises:
+            MCPConfigError: An entry is invalid. The error names the server and the key.
+        """
+        folder = Path() if source is None else source.parent
+        scope = Scope(
+            environ=os.environ,
+            workspace_folder=folder.absolute(),
+            source=None if source is None else str(source),
+        )
+        return cls._checked(servers, scope, place)
+
+    @classmethod
+    def _checked(cls, servers: Any, scope: Scope, place: Callable[[tuple[int | str, ...]], str]) -> Self:
+        try:
+            config = cls.model_validate({"mcpServers": servers})
+        except ValidationError as exc:
+            problems = "\n".join(
+                f"{place(error['loc'][1:])}{_sentence(entry_problem(error))}" for error in exc.errors()
+            )
+            raise MCPConfigError(problems, path=scope.source) from exc
+        config._scope = scope  # noqa: SLF001 an object of this very class
         return config
 
     @property

@@ -15,7 +15,16 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.messages import ToolAnnotations, ToolDefinition, ToolPolicy, ToolRule, Verdict
+from grue.messages import (
+    ApprovalDecision,
+    ApprovalQuestion,
+    JsonObject,
+    ToolAnnotations,
+    ToolDefinition,
+    ToolPolicy,
+    ToolRule,
+    Verdict,
+)
 from grue.protocol.digest import digest
 
 NOT_ALLOWED = "the policy does not allow this tool"
@@ -118,6 +127,30 @@ def definition_digest(tool: ToolDefinition) -> str:
     """Return a digest of a tool's definition. An approval counts only for the definition it was given for."""
     parts = (tool.description, tool.input_schema, tool.output_schema, tool.annotations)
     return digest([tool.name, *msgspec.to_builtins(parts)])
+
+
+def question_about(
+    call_id: str, tool: ToolDefinition, arguments: JsonObject, reason: str = ""
+) -> ApprovalQuestion:
+    """Return the question about a call of `tool`, bound to the arguments and the tool's definition."""
+    return ApprovalQuestion(
+        call_id=call_id,
+        name=tool.name,
+        arguments=arguments,
+        arguments_digest=digest(arguments),
+        definition_digest=definition_digest(tool),
+        reason=reason,
+        description=tool.description,
+    )
+
+
+def is_about(decision: ApprovalDecision, question: ApprovalQuestion) -> bool:
+    """Return whether a decision answers a question: same tool, same arguments, same definition."""
+    return (decision.name, decision.arguments_digest, decision.definition_digest) == (
+        question.name,
+        question.arguments_digest,
+        question.definition_digest,
+    )
 
 
 def check_policy(policy: ToolPolicy) -> ToolPolicy:

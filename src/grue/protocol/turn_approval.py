@@ -39,11 +39,10 @@ from grue.messages import (
     TurnParked,
 )
 from grue.protocol import tool_results
-from grue.protocol.digest import digest
 from grue.protocol.growing import Growing
 from grue.protocol.tool_arguments import read_arguments
 from grue.protocol.tool_calls import ValidCall, deny, read_calls, record, reject
-from grue.protocol.tool_policy import CallTerms, definition_digest, judge
+from grue.protocol.tool_policy import CallTerms, is_about, judge, question_about
 from grue.protocol.turn_context import begun
 from grue.protocol.turn_end import close
 from grue.protocol.turn_states import (
@@ -111,7 +110,7 @@ def call(
         settled=Growing[ToolCallRecord]().add((*settled, *rejected_records, *denied_records)),
         used_before=before,
     )
-    questions = tuple(question_about(each) for each in reply.open if each.terms.verdict == "ask")
+    questions = tuple(_question(each) for each in reply.open if each.terms.verdict == "ask")
     accepted, ignored = _accepted(questions, {}, decisions)
     notes: tuple[TurnNote, ...] = (*rejections, *denials, *ignored)
     state = AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
@@ -143,7 +142,7 @@ def _parked_at_questions(state: AwaitingApproval, expires_at: float | None = Non
     reply = state.reply
     return replace(
         progress(state.turn),
-        questions=tuple(question_about(each) for each in reply.open if each.terms.verdict == "ask"),
+        questions=tuple(_question(each) for each in reply.open if each.terms.verdict == "ask"),
         calls=tuple(reply.calls.values()),
         settled=reply.earlier,
         expires_at=expires_at,
@@ -238,18 +237,9 @@ def turn_after(run: RunTurn, parked: TurnParked) -> Turn:
     )
 
 
-def question_about(each: JudgedCall) -> ApprovalQuestion:
-    """Return the question about a call."""
+def _question(each: JudgedCall) -> ApprovalQuestion:
     valid = each.valid
-    return ApprovalQuestion(
-        call_id=valid.call.call_id,
-        name=valid.tool.name,
-        arguments=valid.arguments,
-        arguments_digest=digest(valid.arguments),
-        definition_digest=definition_digest(valid.tool),
-        reason=each.terms.reason,
-        description=valid.tool.description,
-    )
+    return question_about(valid.call.call_id, valid.tool, valid.arguments, each.terms.reason)
 
 
 def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[JudgedCall, ...]]:
@@ -272,19 +262,11 @@ def _accepted(
         question = asked.get(call_id)
         if call_id in accepted:
             ignored.append(DecisionIgnored(call_id=call_id, reason=ANSWERED))
-        elif question is None or not _is_about(decision, question):
+        elif question is None or not is_about(decision, question):
             ignored.append(DecisionIgnored(call_id=call_id, reason=ANOTHER_CALL))
         else:
             accepted[call_id] = decision
     return accepted, tuple(ignored)
-
-
-def _is_about(decision: ApprovalDecision, question: ApprovalQuestion) -> bool:
-    return (decision.name, decision.arguments_digest, decision.definition_digest) == (
-        question.name,
-        question.arguments_digest,
-        question.definition_digest,
-    )
 
 
 def _without(questions: tuple[ApprovalQuestion, ...], decided: _Decisions) -> tuple[ApprovalQuestion, ...]:

@@ -1,0 +1,28 @@
+"""A host that gives a model a task: it carries out the actions that the model answers with, step by step.
+
+The model reads in its prompt which tools there are. Its MCP servers stay connected for the whole run. Come
+here for `Orchestrator`, which runs a task, for `load_config`, which reads `agent.yaml`, and for `McpManager`,
+which can be used alone.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grue.hosts.skill_agent.mcp_manager import McpCallResult, McpManager, McpToolInfo
+
+_HOMES = {
+    "McpCallResult": "mcp_manager",
+    "McpManager": "mcp_manager",
+    "McpToolInfo": "mcp_manager",
+}
+
+__all__ = ["McpCallResult", "McpManager", "McpToolInfo"]
+
+
+def __getattr__(name: str) -> object:
+    # Names are imported on first use, so that reading the facts of a trace does not load the whole host.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,324 @@
+"""`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
+
+Come here for the routing of names. The sessions are those of a `ToolClient`: an event loop in a background
+thread owns them, so that the task that opens a server closes it. A program that never closes its manager
+leaves no server process: the loop ends with the interpreter, or when the manager is garbage collected.
+
+A tool is called by its bare name or by `server.tool`. If two servers have a tool of one name, the bare name
+means that of the later server, and the other tool is listed as `server.tool`.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from grue import MCPError, MCPToolCallError, Recorder, ToolClient, ToolNotFound, ToolServerDied
+from grue.connections import ToolServer
+from grue.facts import Fact
+from grue.hosts.skill_agent.facts import McpConnectionFailed, McpToolShadowed
+from grue.messages import (
+    JsonObject,
+    ServerFailure,
+    SessionOpened,
+    ToolCallResult,
+    ToolDefinition,
+    TurnFailed,
+    TurnLimits,
+)
+from grue.sessions import error_for
+
+OnConnectFailure: TypeAlias = Literal["raise", "skip"]
+
+
+class McpToolInfo(Struct, frozen=True):
+    """A tool that can be called; `name` is what `call_tool` takes."""
+
+    server_name: str
+    name: str
+    description: str
+    input_schema: JsonObject
+
+
+class McpCallResult(Struct, frozen=True):
+    """The result of a call.
+
+    Attributes:
+        server_name: The server; empty if no server has such a tool.
+        tool_name: The tool's bare name at that server, or the unknown name.
+        content: The server's content blocks.
+        is_error: The tool reported an error, or there is no such tool.
+        raw_text: The text of the content blocks. Without text: the structured result as JSON.
+    """
+
+    server_name: str
+    tool_name: str
+    content: list[JsonObject]
+    is_error: bool
+    raw_text: str
+
+
+class _Connected(Struct, frozen=True):
+    """What a connected manager knows. It is replaced as a whole, so that threads can read it without a lock.
+
+    Attributes:
+        tools: What the model is shown, in the order of the servers.
+        definitions: The server's definition of each tool, by each name under which it can be called.
+    """
+
+    client: ToolClient
+    servers: tuple[str, ...]
+    tools: tuple[McpToolInfo, ...]
+    definitions: dict[str, ToolDefinition]
+
+
+class McpManager:
+    """Keep sessions with MCP servers open, and call their tools. Thread-safe, also inside an event loop.
+
+    ```python
+    with McpManager() as manager:
+        manager.connect_all({"files": {"command": "mcp-files", "args": ["/home/me"]}})
+        print(manager.call_tool("read_file", {"path": "notes.txt"}).raw_text)
+    ```
+
+    Calls to one server run one at a time, calls to different servers in parallel.
+
+    Args:
+        tool_call_timeout_s: Time limit of a call that names none.
+        on_connect_failure: `raise` if a server cannot be connected, and close the others; or `skip` it.
+        reconnect: Connect a server that has died once more, before the next call to it. The call that met its
+            death is never repeated.
+        recorder: Records the sessions' messages and this manager's facts; `None`: they are not recorded.
+    """
+
+    def __init__(
+        self,
+        *,
+        tool_call_timeout_s: float = 60.0,
+        on_connect_failure: OnConnectFailure = "raise",
+        reconnect: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.tool_call_timeout_s = tool_call_timeout_s
+        self.on_connect_failure: OnConnectFailure = on_connect_failure
+        self._recorder = recorder or Recorder()
+        self._may_reconnect = reconnect
+        self._dead: dict[str, str] = {}
+        self._reconnected: set[str] = set()
+        self._connected: _Connected | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close_all()
+
+    @property
+    def tools(self) -> list[McpToolInfo]:
+        """The tools of all connected servers."""
+        return [] if self._connected is None else list(self._connected.tools)
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Names of the connected servers, in order."""
+        return () if self._connected is None else self._connected.servers
+
+    def definition(self, tool_name: str) -> ToolDefinition | None:
+        """Return the server's definition of a tool, by any name that `call_tool` takes; `None`: unknown."""
+        return None if self._connected is None else self._connected.definitions.get(tool_name)
+
+    def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
+        """Connect the servers, all at once, and return their tools.
+
+        Args:
+            servers: By name: a `StdioServer` or `HttpServer`, or a mapping with `command`, `args`, `env` and
+                `timeout_seconds`, or `url`, as under `servers` in `agent.yaml`.
+
+        Raises:
+            ImportError: The package `mcp` is absent; the text has the command that installs it.
+            MCPServerStartupError: A server could not be connected. The others are closed again.
+            MCPConfigError: A server's configuration cannot be used.
+            MCPError: The manager is connected already.
+            KeyboardInterrupt: Ctrl-C. What was opened is closed.
+        """
+        with self._lock:
+            if self._connected is not None:
+                raise MCPError("This McpManager is connected already. Call close_all() first.")
+            if not servers:
+                return []
+            self._connected = self._connect(_as_servers(servers))
+            return list(self._connected.tools)
+
+    def call_tool(
+        self, tool_name: str, arguments: Mapping[str, object] | None = None, timeout: float | None = None
+    ) -> McpCallResult:
+        """Call a tool and return its result. Nothing is repeated.
+
+        Args:
+            tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
+            arguments: A JSON object; `None`: no arguments.
+            timeout: In seconds; `None`: `tool_call_timeout_s`. It starts when the call is sent.
+
+        Raises:
+            ToolCallTimedOut: No answer in time. The tool may have had an effect.
+            ToolServerDied: The server has ended. Further calls to it raise this too, unless it may be
+                connected once more.
+            MCPServerStartupError: It could not be connected once more.
+            MCPError: The manager is not connected.
+            KeyboardInterrupt: Ctrl-C. The call is cancelled; the session stays.
+        """
+        connected = self._connected
+        if connected is None:
+            raise MCPError("The McpManager is not connected: call connect_all() first.")
+        tool = connected.definitions.get(tool_name)
+        if tool is None:
+            return _unknown(tool_name, connected.tools)
+        if tool.server in self._dead:
+            self._connect_once_more(connected.client, tool)
+        limit_s = self.tool_call_timeout_s if timeout is None else timeout
+        try:
+            result = connected.client.call(_full_name(tool), arguments, limit_s, check=True)
+        except ToolNotFound:  # the server has removed it since
+            return _unknown(tool_name, connected.tools)
+        except ToolServerDied as died:
+            self._dead[tool.server] = str(died)
+            raise
+        except MCPToolCallError as failed:
+            if type(failed) is not MCPToolCallError or not isinstance(failed.result, ToolCallResult):
+                raise
+            result = failed.result
+        return _result(tool, result)
+
+    def close_all(self) -> None:
+        """Close every session and wait until the server processes have ended. A second call does nothing.
+
+        Calls of other threads that are still running raise an error.
+        """
+        with self._lock:
+            connected, self._connected = self._connected, None
+            self._dead.clear()
+            self._reconnected.clear()
+            if connected is not None:
+                connected.client.close()
+
+    def _connect(self, servers: Mapping[str, ToolServer]) -> _Connected:
+        client = ToolClient(
+            servers, limits=TurnLimits(tool_call_timeout_s=self.tool_call_timeout_s), recorder=self._recorder
+        )
+        client.__enter__()
+        try:
+            outcomes = client.connect()
+            opened = {name: each for name, each in outcomes.items() if isinstance(each, SessionOpened)}
+            for name, failure in outcomes.items():
+                if isinstance(failure, ServerFailure):
+                    self._refuse_or_skip(name, failure, tuple(opened))
+            shadowed, definitions = _routes(opened)
+            for fact in shadowed:
+                self._note(fact)
+            return _Connected(client, tuple(opened), _listed(opened, definitions), definitions)
+        except BaseException:
+            client.close()
+            raise
+
+    def _refuse_or_skip(self, server: str, failure: ServerFailure, others: tuple[str, ...]) -> None:
+        error = error_for(TurnFailed(turn=0, failure=failure))
+        if self.on_connect_failure == "raise":
+            raise error
+        self._note(McpConnectionFailed(server=server, error=str(error), goes_on_with=others))
+
+    def _connect_once_more(self, client: ToolClient, tool: ToolDefinition) -> None:
+        """Replace the session of a server that has died, if that is allowed and was not done before."""
+        server = tool.server
+        with self._lock:
+            died = self._dead.get(server)
+            if died is None:
+                return  # another thread has just replaced it
+            if not self._may_reconnect or server in self._reconnected:
+                raise ToolServerDied(died, tool=_full_name(tool))
+            self._reconnected.add(server)
+            outcome = client.connect(server)[server]
+            if isinstance(outcome, ServerFailure):
+                raise error_for(TurnFailed(turn=0, failure=outcome))
+            del self._dead[server]
+
+    def _note(self, fact: Fact) -> None:
+        self._recorder.record(fact, sender="host")
+
+
+def _as_servers(servers: Mapping[str, ToolServer | Mapping[str, object]]) -> dict[str, ToolServer]:
+    entries = {name: server for name, server in servers.items() if isinstance(server, Mapping)}
+    read: Mapping[str, ToolServer] = {}
+    if entries:
+        from grue.hosts.skill_agent.server_tables import read_servers  # it loads pydantic
+
+        read = read_servers(entries)
+    usable: dict[str, ToolServer] = {}
+    for name, server in servers.items():
+        if not isinstance(server, Mapping):
+            usable[name] = server
+        elif name in read:  # else it is disabled
+            usable[name] = read[name]
+    return usable
+
+
+def _routes(
+    opened: Mapping[str, SessionOpened],
+) -> tuple[list[McpToolShadowed], dict[str, ToolDefinition]]:
+    """Return which tools shadow others, and the definition that each name stands for.
+
+    Full names go in last: a tool of the bare name `a.b` must not take the name of the tool `b` of server `a`.
+    """
+    bare: dict[str, ToolDefinition] = {}
+    shadowed = []
+    for server, session in opened.items():
+        for tool in session.tools:
+            before = bare.get(tool.tool)
+            if before is not None:
+                shadowed.append(McpToolShadowed(tool=tool.tool, server=server, shadowed=before.server))
+            bare[tool.tool] = tool
+    return shadowed, bare | {_full_name(tool): tool for each in opened.values() for tool in each.tools}
+
+
+def _listed(
+    opened: Mapping[str, SessionOpened], definitions: Mapping[str, ToolDefinition]
+) -> tuple[McpToolInfo, ...]:
+    return tuple(
+        McpToolInfo(
+            tool.server,
+            tool.tool if definitions[tool.tool] is tool else _full_name(tool),
+            tool.description,
+            tool.input_schema,
+        )
+        for session in opened.values()
+        for tool in session.tools
+    )
+
+
+def _full_name(tool: ToolDefinition) -> str:
+    return f"{tool.server}.{tool.tool}"
+
+
+def _unknown(name: str, tools: Sequence[McpToolInfo]) -> McpCallResult:
+    known = ", ".join(tool.name for tool in tools) or "none"
+    text = f"Unknown MCP tool: {name}. Available tools: {known}"
+    return McpCallResult("", name, [{"type": "text", "text": text}], True, text)
+
+
+def _result(tool: ToolDefinition, result: ToolCallResult) -> McpCallResult:
+    content = list(result.blocks)
+    texts = [block["text"] for block in content if isinstance(block.get("text"), str)]
+    if not content:  # the server is no MCP server, or has refused the call
+        content = [{"type": "text", "text": result.error_message or _as_text(result.content)}]
+        texts = [content[0]["text"]]
+    raw_text = "\n".join(map(str, texts)) or _as_text(result.content)
+    return McpCallResult(tool.server, tool.tool, content, result.is_error, raw_text)
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
