@@ -436,11 +436,17 @@ OnToolDrift = Literal["ignore", "report", "refuse"]
 """How to treat a tool that differs from the tool lock. Only `refuse` withholds it from the model."""
 
 
+OnFirstConnect = Literal["raise", "disable"]
+"""What follows a failed first connect of an episode: an error, or an episode without the server's tools."""
+
+
 class FailurePolicy(Struct, frozen=True, kw_only=True):
     """What to do after a failure; the defaults are those of the requirements.
 
     Attributes:
         first_connect: After a failed first connect of the episode: raise, or go on without tools.
+        first_connects: The same for single servers, by name; set by the runner for servers that are
+            configured with `required`.
         connect_retries: Further attempts after a failed connect in a later turn.
         after_timeout: After a tool call that timed out: skip the rest of the batch, run it anyway, or
             skip it and force the final answer.
@@ -453,12 +459,17 @@ class FailurePolicy(Struct, frozen=True, kw_only=True):
     Source: R6, R6.1, R6.5, R6.6, R6.7
     """
 
-    first_connect: Literal["raise", "disable"] = "raise"
+    first_connect: OnFirstConnect = "raise"
     connect_retries: int = 1
     after_timeout: Literal["skip", "continue", "force"] = "skip"
     after_death: Literal["force", "reconnect"] = "force"
     fallbacks_before_stop: int = 3
     on_tool_drift: OnToolDrift = "report"
+    first_connects: dict[str, OnFirstConnect] = {}
+
+    def on_first_connect(self, server: str) -> OnFirstConnect:
+        """Return what follows a failed first connect to this server."""
+        return self.first_connects.get(server, self.first_connect)
 
 
 class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):

@@ -29,6 +29,7 @@ from pydantic import (
 
 from grue.config.env_file import read_env_file
 from grue.config.interpolation import Scope, expand
+from grue.config.offered_tools import ToolsConfig, with_tools
 from grue.config.reading import nearest, read_config_text
 from grue.config.strict_json import parse_json
 from grue.config.wording import entry_problem
@@ -46,7 +47,7 @@ _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
 # Other hosts know these keys, and grue does not implement them: the user gets a warning.
-_UNUSED_KEYS = frozenset(("disabledTools", "enabledTools", "excludeTools", "includeTools", "oauth"))
+_UNUSED_KEYS = frozenset(("oauth",))
 _MISSPELT_FROM = 0.75
 
 _ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd")
@@ -95,32 +96,6 @@ _VariableName = Annotated[str, AfterValidator(_variable_name)]
 _Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
 
 
-class ToolsConfig(BaseModel):
-    """Which of a server's tools are offered.
-
-    Attributes:
-        include: Bare names, or patterns with `*`, `?` and `[...]`, of the tools to offer; `None`: all.
-        exclude: Names or patterns of tools to leave out, even if `include` matches them.
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
-
-    include: list[str] | None = None
-    exclude: list[str] = Field(default_factory=list)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _look_at_keys(cls, values: Any) -> Any:
-        if isinstance(values, list):  # some hosts have the list alone
-            return {"include": values}
-        for key in values if isinstance(values, Mapping) else ():
-            if key not in cls.model_fields:
-                raise ValueError(
-                    f"has the unknown key {key!r}. Did you mean {nearest(key, cls.model_fields)!r}?"
-                )
-        return values
-
-
 class MCPServerConfig(BaseModel):
     """How one MCP server is reached: a program to start, or a URL.
 
@@ -140,7 +115,9 @@ class MCPServerConfig(BaseModel):
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
         timeout_seconds: The same, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
-        tools: Which of its tools are offered.
+        tools: Which of its tools are offered. `allow_tools` and similar keys of other hosts mean the same.
+        required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
+        check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
 
     Source: R3.2
     """
@@ -162,6 +139,8 @@ class MCPServerConfig(BaseModel):
     timeout_seconds: _Seconds | None = None
     startup_timeout_seconds: _Seconds | None = None
     tools: ToolsConfig | None = None
+    required: bool | None = None
+    check_arguments: bool = True
 
     _unused_keys: tuple[str, ...] = PrivateAttr(default=())
 
@@ -185,6 +164,8 @@ class MCPServerConfig(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _look_at_unknown_keys(cls, values: Any, check: Callable[[Any], Self]) -> Self:
+        if isinstance(values, Mapping):
+            values = with_tools(values)
         unknown = (
             [key for key in values if key not in cls.model_fields] if isinstance(values, Mapping) else []
         )
@@ -404,6 +385,8 @@ def _options(config: MCPServerConfig) -> ServerOptions:
         startup_timeout_s=config.startup_timeout_seconds,
         include=None if tools.include is None else tuple(tools.include),
         exclude=tuple(tools.exclude),
+        required=config.required,
+        check_arguments=config.check_arguments,
     )
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
 from grue.mcp_transport.client import ClientOptions, McpClient, Pinning, require_mcp
-from grue.messages import OnToolDrift, ServerName, ServerNoted, TurnLimits
+from grue.messages import OnFirstConnect, OnToolDrift, ServerName, ServerNoted, TurnLimits
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.secret_names import secrets_in
 from grue.protocol.tool_lock import ToolLock
@@ -110,6 +110,16 @@ def startup_timeouts(servers: Mapping[ServerName, ToolServer], timeout_s: float)
         elif isinstance(server, StdioServer) and downloads(server.command, server.args):
             limits[name] = DOWNLOAD_TIMEOUT_S if timeout_s == _DEFAULT_S else timeout_s
     return {name: limit_s for name, limit_s in limits.items() if limit_s != timeout_s}
+
+
+def first_connects(servers: Mapping[ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
+    """Return what follows a failed first connect, for the servers that are configured with `required`."""
+    chosen = {
+        name: server.options.required
+        for name, server in servers.items()
+        if isinstance(server, McpServer) and server.options.required is not None
+    }
+    return {name: "raise" if required else "disable" for name, required in chosen.items()}
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:

@@ -19,7 +19,7 @@ from grue.answers import AnswerCheck, AnswerSpec, as_json
 from grue.engine.continued import continued, reference_of
 from grue.engine.images import images_for, read_images
 from grue.engine.tool_policy import servers_for
-from grue.engine.tool_servers import startup_timeouts
+from grue.engine.tool_servers import first_connects, startup_timeouts
 from grue.engine.turn_actors import TurnActors, TurnResources
 from grue.engine.turn_errors import error_for, pending_error
 from grue.engine.turn_handle import ProgressSource
@@ -217,6 +217,9 @@ class Turn(Generic[T]):
         own = startup_timeouts(settings.wiring.servers, limits.server_startup_timeout_s)
         if own:
             limits = replace(limits, startup_timeouts_s={**own, **limits.startup_timeouts_s})
+        policy, required = settings.policy, first_connects(settings.wiring.servers)
+        if required:
+            policy = replace(policy, first_connects={**required, **policy.first_connects})
         if request.turn_timeout_s is not None:
             limits = replace(limits, turn_timeout_s=request.turn_timeout_s)
         return RunTurn(
@@ -228,7 +231,7 @@ class Turn(Generic[T]):
             answer=self.answer.schema,
             fallback=None if self.answer.fallback is None else as_json(self.answer.fallback),
             limits=limits,
-            policy=settings.policy,
+            policy=policy,
             support_check=self._support_check(),
             stream=request.on_delta is not None,
             attach_media=True,

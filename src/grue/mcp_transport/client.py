@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from grue.errors import MissingDependencyError
 from grue.loading import load
 from grue.mcp_transport.http_wire import HttpWire
+from grue.mcp_transport.input_schemas import InputSchemas
 from grue.mcp_transport.listing import read_tools
 from grue.mcp_transport.output_schemas import OutputSchemas
 from grue.mcp_transport.process_wire import ProcessWire
@@ -74,6 +75,8 @@ _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500
 """Most notices of one kind during one request. A flood of them would fill the trace and delay the turn."""
 _METHOD_NOT_FOUND = -32601
+_INVALID_PARAMS = -32602
+_BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the tool's input schema says"
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
@@ -133,6 +136,7 @@ class McpClient:
         self._options = options or ClientOptions()
         self._wire = _wire(server, registry, self._options.limits)
         self._link: sdk.Link | None = None
+        self._inputs = InputSchemas(self._notify)
         self._outputs = OutputSchemas(self._notify)
         self._drifted: set[ToolDrifted] = set()
         self._noticed: Counter[NoticeKind] = Counter()
@@ -146,7 +150,7 @@ class McpClient:
         try:
             await self._wire.__aenter__()
         except SpawnError as error:
-            remedy = await self._wire.remedy("spawn", missing=error.missing is not None)
+            remedy = error.remedy or await self._wire.remedy("spawn", missing=error.missing is not None)
             raise await self._failed(str(error), remedy) from error
         self._entering_s = time.monotonic() - self._started
         return self
@@ -209,7 +213,8 @@ class McpClient:
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool and return its result, which may be an error result of the tool.
 
-        A result that does not match the tool's output schema becomes an error result.
+        A call whose arguments do not match the tool's input schema is refused before it is sent, unless the
+        server's options say otherwise. A result that does not match the output schema becomes an error.
 
         If the call is cancelled, the server is sent a cancellation.
 
@@ -221,7 +226,8 @@ class McpClient:
 
         Raises:
             ToolTimedOutError: There was no answer in time; the server was sent a cancellation.
-            ToolRefusedError: The server answered with a JSON-RPC error, or its answer is not usable.
+            ToolRefusedError: The arguments do not match the schema, the server answered with a JSON-RPC
+                error, or its answer is not usable.
             ServerFailed: The server died or the connection broke. No further call can succeed.
 
         Source: R11
@@ -252,10 +258,18 @@ class McpClient:
         self, tool: str, arguments: JsonObject, timeout_s: float
     ) -> tuple[ToolCallResult, JsonObject]:
         timeout_s = self._server.options.call_limit(timeout_s)
-        started = anyio.current_time()
-        answer = await self._request("tools/call", {"name": tool, "arguments": arguments}, timeout_s, of=tool)
         try:
-            with anyio.fail_after(max(0.0, timeout_s - (anyio.current_time() - started))):
+            with anyio.fail_after(timeout_s):
+                fault = (
+                    await self._inputs.fault(tool, arguments)
+                    if self._server.options.check_arguments
+                    else None
+                )
+                if fault is not None:
+                    raise ToolRefusedError(f"{_BAD_ARGUMENTS}: {fault}", code=_INVALID_PARAMS)
+                answer = await self._request(
+                    "tools/call", {"name": tool, "arguments": arguments}, timeout_s, of=tool
+                )
                 return await self._read(tool, answer), answer
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
@@ -357,6 +371,7 @@ class McpClient:
                 if note not in self._drifted and pinning.on_drift is not None:
                     pinning.on_drift(note)
             self._drifted.update(notes)
+        self._inputs.declare(tools)
         self._outputs.declare(tools)
         return tools
 

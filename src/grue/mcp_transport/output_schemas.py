@@ -1,79 +1,33 @@
 """Check the structured content of a tool's result against the tool's output schema.
 
-Both come from the server and are untrusted. References are resolved only within the schema; nothing is
-fetched. Keywords that use regular expressions are ignored, since those can run for ever, and so are keywords
-that compare every item with every other. Content that is too large is not checked, and a check that takes too
-long is stopped. A result that cannot be checked passes, with a notice.
-
-`jsonschema` comes with the package mcp; it is imported when the first result is checked.
+Both come from the server and are untrusted; `schema_checks.py` has the limits.
 """
 
-import functools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from typing import Any, TypeAlias
+from collections.abc import Iterable
 
-import msgspec
 from msgspec.structs import replace
 
+from grue.mcp_transport.schema_checks import SchemaChecks
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
-from grue.protocol.safe_text import printable
-from grue.runtime.aside import aside
 from grue.tool_sessions.notices import Notify
-
-MAX_SCHEMA_BYTES = 30_000
-MAX_CONTENT_BYTES = 1_000_000
-MAX_CHECK_S = 0.5
-_CHECK_IN_LOOP_S = 0.003
-"""A check that takes longer is repeated in a thread."""
-
-_FAULT_CHARS = 300
-_IGNORED_KEYWORDS = (
-    "pattern",
-    "patternProperties",
-    "uniqueItems",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-
-_check_until: ContextVar[float] = ContextVar("check_until")
-
-Check: TypeAlias = Callable[[object, float], str | None]
-"""Returns the fault of structured content, or `None`. The second argument is its time limit in seconds."""
-
-
-class _NotCheckedError(Exception):
-    """A schema or a content is not checked. The text says why."""
-
-
-class _OutOfTimeError(_NotCheckedError):
-    """The check exceeded its time limit."""
 
 
 class OutputSchemas:
-    """The output schemas of one session's tools. Each is compiled when its tool answers for the first time.
-
-    A schema that cannot be compiled or used is ignored for the rest of the session.
+    """The output schemas of one session's tools.
 
     Args:
         notify: Receives a `bad_schema` notice for a schema or a result that cannot be checked.
     """
 
     def __init__(self, notify: Notify) -> None:
-        self._notify = notify
-        self._schemas: dict[str, JsonObject] = {}
-        self._checks: dict[str, Check | None] = {}
+        self._checks = SchemaChecks(notify, schema="output schema", value="a result")
 
     def declare(self, tools: Iterable[ToolDefinition]) -> None:
         """Replace the tools by those of a new listing."""
-        before = self._schemas
-        self._schemas = {tool.tool: tool.output_schema for tool in tools if tool.output_schema is not None}
-        for name in [name for name in self._checks if self._schemas.get(name) != before[name]]:
-            del self._checks[name]
+        self._checks.declare(
+            {tool.tool: tool.output_schema for tool in tools if tool.output_schema is not None}
+        )
 
     async def checked(self, tool: str, answer: JsonObject, result: ToolCallResult) -> ToolCallResult:
         """Return the result of a call, or an error with the same content if it does not match the schema.
@@ -85,139 +39,16 @@ class OutputSchemas:
             answer: The result object of `tools/call`.
             result: The same result, decoded.
         """
-        if result.is_error or tool not in self._schemas:
+        if result.is_error or not await self._checks.usable(tool):
             return result
-        if tool not in self._checks:
-            self._checks[tool] = await self._compiled(tool)
-        check = self._checks[tool]
-        if check is None:
-            return result
+        fault: str | None = None
         if answer.get("structuredContent") is None:
-            fault: str | None = "it has no structured content"
+            fault = "it has no structured content"
+        elif tool_results.is_kept_as_text(answer):
+            self._checks.too_large(tool)
         else:
-            fault = await self._fault(tool, check, answer, result.content)
+            fault = await self._checks.fault(tool, result.content)
         if fault is None:
             return result
         message = f"The tool's result is not what its output schema says: {fault}"
         return replace(tool_results.failure(message, result.content), blocks=result.blocks)
-
-    async def _compiled(self, tool: str) -> Check | None:
-        schema = self._schemas[tool]
-        try:
-            # In a thread, because importing the validator and compiling a schema takes up to a second.
-            return await aside(_check_of, schema)
-        except Exception as error:  # noqa: BLE001 - an untrusted schema may make the compiler raise anything
-            self._stop_checking(tool, error)
-            return None
-
-    async def _fault(self, tool: str, check: Check, answer: JsonObject, content: object) -> str | None:
-        if tool_results.is_kept_as_text(answer) or len(msgspec.json.encode(content)) > MAX_CONTENT_BYTES:
-            why = f"{tool}: a result of more than {MAX_CONTENT_BYTES} bytes is not checked"
-            self._notify("bad_schema", why)
-            return None
-        try:
-            try:
-                return check(content, _CHECK_IN_LOOP_S)
-            except _OutOfTimeError:
-                return await aside(check, content, MAX_CHECK_S)
-        except Exception as error:  # noqa: BLE001 - some faults of a schema show only when it is used
-            self._stop_checking(tool, error)
-            return None
-
-    def _stop_checking(self, tool: str, error: Exception) -> None:
-        self._checks[tool] = None
-        self._notify("bad_schema", f"{tool}: its output schema is not used: {_reason(error)}")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    # Only the first line of the validator's text; the others repeat the schema.
-    return printable(str(error).strip().partition("\n")[0] or type(error).__name__, _FAULT_CHARS)
-
-
-def _check_of(schema: JsonObject) -> Check:
-    """Compile a schema.
-
-    Raises:
-        Exception: The schema is too large or not valid. The validator chooses the type.
-    """
-    import jsonschema  # type: ignore[import-untyped]  # it ships no types
-    from referencing import Registry
-
-    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
-        raise _NotCheckedError(f"it is larger than {MAX_SCHEMA_BYTES} bytes")
-    dialect = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    if dialect in (jsonschema.Draft3Validator, jsonschema.Draft4Validator):
-        raise _NotCheckedError("its dialect of JSON Schema is too old")
-    own = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
-    if _has_outside_reference(own):
-        # The validator would follow it with its plain class, without our limits.
-        raise _NotCheckedError("it refers to something outside, or is made of several schemas")
-    dialect.check_schema(own, format_checker=jsonschema.FormatChecker(()))
-    validator = _bounded(dialect)(own, registry=Registry())
-
-    def check(content: object, limit_s: float) -> str | None:
-        token = _check_until.set(time.monotonic() + limit_s)
-        try:
-            error = next(validator.iter_errors(content), None)
-        finally:
-            _check_until.reset(token)
-        return None if error is None else _fault_text(error)
-
-    return check
-
-
-def _fault_text(error: Any) -> str:
-    place = "" if error.json_path == "$" else f"{error.json_path}: "
-    return printable(f"{place}{error.message}", _FAULT_CHARS)
-
-
-def _has_outside_reference(value: object) -> bool:
-    match value:
-        case {"$schema": str()} | {"$id": str()}:
-            return True
-        case dict():
-            outside = any(_is_outside_reference(value.get(name)) for name in _REFERENCES)
-            return outside or any(map(_has_outside_reference, value.values()))
-        case list():
-            return any(map(_has_outside_reference, value))
-        case _:
-            return False
-
-
-def _is_outside_reference(reference: object) -> bool:
-    return isinstance(reference, str) and not reference.startswith("#")
-
-
-@functools.cache
-def _bounded(dialect: Any) -> Any:
-    """Return a validator class of the same dialect that applies our limits."""
-    from jsonschema import validators
-
-    keywords = {name: _timed(keyword) for name, keyword in dialect.VALIDATORS.items()}
-    keywords |= {name: _always_valid for name in _IGNORED_KEYWORDS if name in keywords}
-    keywords["additionalProperties"] = _without_patterns(keywords["additionalProperties"])
-    return validators.extend(dialect, keywords)
-
-
-def _timed(keyword: Any) -> Any:
-    def timed(validator: Any, value: Any, content: Any, schema: Any) -> Any:
-        if time.monotonic() > _check_until.get():
-            raise _OutOfTimeError(f"the check takes longer than {MAX_CHECK_S} s")
-        return keyword(validator, value, content, schema)
-
-    return timed
-
-
-def _always_valid(validator: Any, value: Any, content: Any, schema: Any) -> Iterator[Any]:
-    del validator, value, content, schema
-    return iter(())
-
-
-def _without_patterns(keyword: Any) -> Any:
-    def additional(validator: Any, value: Any, content: Any, schema: Mapping[str, Any]) -> Any:
-        chosen = _always_valid if "patternProperties" in schema else keyword
-        return chosen(validator, value, content, schema)
-
-    return additional

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from grue.mcp_transport.node_version import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old
+from grue.mcp_transport.npx_cache import npx_cache_broken
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry
 from grue.processes.server_process import ServerProcess
@@ -62,13 +63,18 @@ class ProcessWire:
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return what the user can do. If a server did not start, check whether Node is too old for it.
+        """Return what the user can do.
+
+        If a server did not start, check npx's cache, and whether Node is too old for the server.
 
         Source: R14
         """
         advice = remedy_for(self._server.command, phase, missing=missing, timed_out=timed_out)
         if phase not in ("initialize", "list"):
             return advice
+        broken_cache = npx_cache_broken(self._server) if self._process.exited is not None else None
+        if broken_cache is not None:
+            return broken_cache
         # After a timeout the start-up limit has been used up, so asking Node gets only a short time.
         limit_s = ASK_AFTER_TIMEOUT_S if timed_out else ASK_S
         found = await node_too_old(self._server, self._registry, limit_s=limit_s)

@@ -22,6 +22,7 @@ Everything here is blocking code that needs no event loop and works from any thr
 import atexit
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -60,11 +61,13 @@ class SpawnError(MCPError):
 
     Attributes:
         missing: The command that was not found, or `None` if something else was wrong.
+        remedy: What the user can do, if the cause says it.
     """
 
-    def __init__(self, message: str, *, missing: str | None = None) -> None:
+    def __init__(self, message: str, *, missing: str | None = None, remedy: str | None = None) -> None:
         super().__init__(message)
         self.missing = missing
+        self.remedy = remedy
 
 
 class ProcessGroup:
@@ -309,8 +312,22 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
     else:
         found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
     if found is None:
-        raise SpawnError(f"The command {command!r} was not found.", missing=command)
+        raise _not_found(command, base)
     return str(Path(found).absolute())
+
+
+def _not_found(command: str, base: Path) -> SpawnError:
+    """Return the error for a command that cannot be started: it is a folder, or a file without permission."""
+    path = base / command
+    if "/" not in command or not path.exists():
+        return SpawnError(f"The command {command!r} was not found.", missing=command)
+    if path.is_dir():
+        return SpawnError(f"The command {command!r} is a folder.", remedy="Name the program in it.")
+    return SpawnError(
+        f"The command {command!r} is not executable: the file has no execute permission.",
+        remedy=f"Run `chmod +x {shlex.quote(str(path.absolute()))}`, or name its interpreter as the command"
+        " and the file as the first argument.",
+    )
 
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:

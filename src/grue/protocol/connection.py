@@ -137,7 +137,7 @@ def connection_step(
 
 def _after_failure(state: Connecting, failure: ServerFailure) -> tuple[ConnectionState, ConnectionCommand]:
     if state.first:
-        match state.policy.first_connect:
+        match state.policy.on_first_connect(failure.server):
             case "raise":
                 return Untried(), ReportStartupFailure(failure)
             case "disable":

@@ -19,6 +19,10 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
             turn's, also if it is longer.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer. It wins over `include`.
+        required: Whether the first connect of an episode has to succeed. `True`: a failure ends the turn with
+            an error. `False`: the episode goes on without the server. `None`: the turn's `FailurePolicy`.
+        check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
+            of being sent. Switch it off for a server whose schemas are wrong.
         roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
     """
 
@@ -27,6 +31,8 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
     roots: tuple[str, ...] | None = None
+    required: bool | None = None
+    check_arguments: bool = True
 
     def call_limit(self, timeout_s: float) -> float:
         """Return the smaller of the caller's `timeout_s` and the server's limit for a call."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from promises import within
 from transport_servers import QUICK, STUBBORN, faulty, shell
 
@@ -22,6 +23,7 @@ from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.notices import ServerNotice
+from grue.tool_sessions.server_options import ServerOptions
 from grue.tool_sessions.server_specs import StdioServer
 
 pytestmark = pytest.mark.anyio
@@ -363,3 +365,43 @@ async def test_r13_3_the_start_up_limit_covers_what_entering_took() -> None:
         client._entering_s = 59.9
         with within(10), pytest.raises(ServerFailed, match="no answer to initialize within 60 s"):
             await client.open(60)
+
+
+async def test_a_call_that_the_input_schema_refuses_is_answered_before_it_is_sent(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    server = faulty("--late", "60", "--record", str(said))
+    async with McpClient(server, ProcessRegistry(), ClientOptions(limits=QUICK)) as client:
+        await client.open(10)
+        with pytest.raises(ToolRefusedError) as caught:
+            await client.call("echo", {"text": 5}, 60)
+    assert caught.value.code == -32602
+    assert str(caught.value) == (
+        "the call was not sent, because its arguments are not what the tool's input schema says:"
+        " $.text: 5 is not of type 'string'"
+    )
+    assert "tools/call" not in said.read_text()
+
+
+async def test_a_server_with_wrong_schemas_gets_every_call() -> None:
+    server = replace(faulty(), options=ServerOptions(check_arguments=False))
+    async with McpClient(server, ProcessRegistry(), ClientOptions(limits=QUICK)) as client:
+        await client.open(10)
+        assert (await client.call("echo", {"text": 5}, 10)).content == "5"
+
+
+async def test_a_file_without_execute_permission_is_not_called_missing(tmp_path: Path) -> None:
+    script = tmp_path / "server.py"
+    script.write_text("#!/usr/bin/env python3\n")
+    for command, cause, remedy in (
+        (script, "is not executable: the file has no execute permission", f"chmod +x {script}"),
+        (tmp_path, "is a folder", "Name the program in it"),
+    ):
+        client = McpClient(StdioServer(name="s", command=str(command)), ProcessRegistry())
+        failure = await failure_of(enter(client))
+        assert cause in failure.cause
+        assert remedy in (failure.remedy or "")
+
+
+async def enter(client: McpClient) -> None:
+    async with client:
+        pass

@@ -251,7 +251,7 @@ def test_server_names_of_real_files_are_accepted(tmp_path: Path, name: str) -> N
 
 def test_keys_of_other_hosts_are_tolerated_and_those_without_effect_are_named(tmp_path: Path) -> None:
     harmless = {"autoApprove": [], "alwaysAllow": ["x"], "type": "stdio", "dev": {}, "enabled": True}
-    unused = {"oauth": {}, "disabledTools": ["x"], "startup": "lazy"}
+    unused = {"oauth": {}, "startup": "lazy"}
     config = loaded(tmp_path, {"a": SERVER | harmless | unused, "off": {"disabled": True, "oauth": {}}})
     assert config.warnings == tuple(f"MCP server 'a': grue does not use the key {key!r}." for key in unused)
     assert config.get_server_config()[1].command == "run"

@@ -6,7 +6,8 @@ import anyio
 import pytest
 from promises import within
 
-from grue.mcp_transport.output_schemas import MAX_CONTENT_BYTES, MAX_SCHEMA_BYTES, OutputSchemas
+from grue.mcp_transport.output_schemas import OutputSchemas
+from grue.mcp_transport.schema_checks import MAX_CONTENT_BYTES, MAX_SCHEMA_BYTES
 from grue.messages import ServerName, ToolCallResult, ToolDefinition
 from grue.protocol.tool_results import from_mcp
 
@@ -137,7 +138,7 @@ def test_a_check_that_takes_too_long_is_given_up() -> None:
 def test_a_result_that_is_too_large_is_not_checked_and_the_next_one_is() -> None:
     outputs = Outputs(COUNT)
     assert not outputs.checked({"x": "y" * MAX_CONTENT_BYTES}).is_error
-    assert outputs.said == [f"t: a result of more than {MAX_CONTENT_BYTES} bytes is not checked"]
+    assert outputs.said == [f"t: a result of more than {MAX_CONTENT_BYTES} bytes: not checked"]
     assert outputs.checked({}).is_error
 
 

@@ -29,6 +29,8 @@ from grue.protocol.connection import (
 
 SEEDS = FailurePolicy()
 LENIENT = FailurePolicy(first_connect="disable")
+OPTIONAL = FailurePolicy(first_connects={failure().server: "disable"})
+OTHERS_OPTIONAL = FailurePolicy(first_connects={"another": "disable"})
 FAILED = AttemptFailed(failure())
 CAUSE = "it ended"
 
@@ -40,6 +42,8 @@ ROWS: list[tuple[ConnectionState, Any, ConnectionState, Any]] = [
     (Connecting(2, False, SEEDS), ConnectSucceeded(), Proven(), ReportOpened(2)),
     (Connecting(1, True, SEEDS), FAILED, Untried(), ReportStartupFailure(failure())),
     (Connecting(1, True, LENIENT), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
+    (Connecting(1, True, OPTIONAL), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
+    (Connecting(1, True, OTHERS_OPTIONAL), FAILED, Untried(), ReportStartupFailure(failure())),
     (Connecting(1, False, SEEDS), FAILED, Connecting(2, False, SEEDS), Attempt(2)),
     (Connecting(2, False, SEEDS), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
 ]
