@@ -113,8 +113,8 @@ class Ticks:
             self.gap_ms = max(self.gap_ms, gap * 1e3)
 
 
-async def a_turn(chat_url: str, path: str, size: int, folder: Path) -> str:
-    """Run a turn that is written to a trace, and return what came of it."""
+async def a_turn(chat_url: str, path: str, size: int, text: str, folder: Path) -> str:
+    """Run a turn in which the host says `text`, written to a trace, and return what came of it."""
     recorder = Recorder(secrets={"bench": _SECRET})
     writer = TraceWriter(folder / f"{size}-{time.monotonic_ns()}.jsonl", episode="large")
     recorder.add(writer)
@@ -127,7 +127,7 @@ async def a_turn(chat_url: str, path: str, size: int, folder: Path) -> str:
         )
         shown = (lambda _: None) if path.endswith("streamed") else None
         try:
-            request = TurnRequest[str](system="s", user=users_text(path, size), on_delta=shown)
+            request = TurnRequest[str](system="s", user=text, on_delta=shown)
             outcome = await runner.run_turn_async(request)
             return str(outcome.kind)
         except Exception as error:  # noqa: BLE001 - the outcome is part of the report
@@ -164,10 +164,11 @@ async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
         if path == "trace, read":
             write_trace(folder / f"{size}.jsonl", size)
         if not traced:
-            await a_turn(chat_url, path, SMALL, folder)
+            await a_turn(chat_url, path, SMALL, users_text(path, SMALL), folder)
+        text = users_text(path, size)
         begun = time.perf_counter()
         async with Ticks() as ticks:
-            work = a_trace(path, size, folder) if traced else a_turn(chat_url, path, size, folder)
+            work = a_trace(path, size, folder) if traced else a_turn(chat_url, path, size, text, folder)
             outcome = await work
         seconds = time.perf_counter() - begun
     return {

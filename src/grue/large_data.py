@@ -60,24 +60,54 @@ def write_to(out: BytesIO, part: bytes | memoryview) -> None:
 
 
 def encode(encoder: msgspec.json.Encoder, body: Any) -> bytes:
-    """Return what `encoder.encode(body)` would, in steps if a text of the body is very long.
+    """Return what `encoder.encode(body)` would, in steps if a text of the body is very long."""
+    rest = begin_encoding(encoder, body)
+    return encoder.encode(body) if rest is None else rest.finish()
 
-    The long texts are taken out, the rest is encoded, and they are put back where they were.
+
+def begin_encoding(encoder: msgspec.json.Encoder, body: Any) -> "UnfinishedJson | None":
+    """Encode all but the very long texts of a body; `None` if it has none.
+
+    The rest of the work takes milliseconds per megabyte. It can be done later and in another thread, whatever
+    happens to the body meanwhile: texts cannot change.
+
+    Raises:
+        UnicodeEncodeError: A text has a lone surrogate.
     """
     if not any(_is_long(each) for each in _nodes(body)):
-        return encoder.encode(body)
+        return None
     texts: dict[str, str] = {}
     written = encoder.encode(_without_texts(msgspec.to_builtins(body), texts))
-    out, at = BytesIO(), 0
-    for name, text in texts.items():
-        mark = encoder.encode(name)
-        start = written.index(mark, at)
-        out.write(written[at : start + 1])
-        for place in range(0, len(text), STEP):
-            out.write(memoryview(encoder.encode(text[place : place + STEP]))[1:-1])
-        at = start + len(mark) - 1
-    out.write(written[at:])
-    return out.getvalue()
+    for text in texts.values():
+        if not text.isascii():
+            _check_unicode(text)
+    return UnfinishedJson(encoder, written, texts)
+
+
+class UnfinishedJson(Struct, frozen=True):
+    """The JSON of a body with a name in place of each very long text, and the texts by name."""
+
+    encoder: msgspec.json.Encoder
+    written: bytes
+    texts: dict[str, str]
+
+    def finish(self) -> bytes:
+        """Return the whole JSON."""
+        out, at = BytesIO(), 0
+        for name, text in self.texts.items():
+            mark = self.encoder.encode(name)
+            start = self.written.index(mark, at)
+            out.write(self.written[at : start + 1])
+            for place in range(0, len(text), STEP):
+                out.write(memoryview(self.encoder.encode(text[place : place + STEP]))[1:-1])
+            at = start + len(mark) - 1
+        out.write(self.written[at:])
+        return out.getvalue()
+
+
+def _check_unicode(text: str) -> None:
+    for place in range(0, len(text), STEP):
+        text[place : place + STEP].encode()
 
 
 def _is_long(value: object) -> bool:

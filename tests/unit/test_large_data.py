@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from grue import large_data
-from grue.large_data import count_of, encode, find_in, joined
+from grue.large_data import begin_encoding, count_of, encode, find_in, joined
 
 ENCODER = msgspec.json.Encoder()
 
@@ -83,3 +83,11 @@ def test_finding_is_the_same(data: bytes, wanted: bytes, start: int) -> None:
 def test_joining_is_the_same(parts: list[bytes]) -> None:
     assert joined(*parts) == b"".join(parts)
     assert joined(*map(memoryview, parts)) == b"".join(parts)
+
+
+def test_a_body_is_finished_later_as_it_was_at_the_beginning() -> None:
+    body = {"text": "x" * 20, "list": [1]}
+    rest = begin_encoding(ENCODER, body)
+    body["list"].append(2)  # type: ignore[attr-defined]  # it is the list
+    assert rest is not None
+    assert rest.finish() == ENCODER.encode({"text": "x" * 20, "list": [1]})

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.large_data import LONG, VERY_LONG, encode, joined
+from grue.large_data import LONG, VERY_LONG, UnfinishedJson, begin_encoding, joined
 from grue.runtime.backlog import Backlog
 from grue.runtime.redaction import Redaction
 from grue.runtime.text_pieces import TextPieces
@@ -208,7 +208,7 @@ class Recorder:
                 receiver=receiver,
                 cause=cause,
                 body=body,
-                is_long=len(written) >= LONG,
+                is_long=_is_long(written),
                 reply_to=reply_to,
             )
             if piece:
@@ -242,17 +242,16 @@ class Recorder:
             part = replace(envelope, body=replace(envelope.body, text=text))
             self._show(part, self._encoder.encode(part.body))
 
-    def _encoded(self, body: object, sender: str) -> bytes:
+    def _encoded(self, body: object, sender: str) -> bytes | UnfinishedJson:
         """Encode a message. Only a host's texts have no limit; the messages after them may hold them too."""
-        if sender != _HOST and not self._was_long:
-            return self._encoder.encode(body)
-        return encode(self._encoder, body)
+        rest = begin_encoding(self._encoder, body) if sender == _HOST or self._was_long else None
+        return self._encoder.encode(body) if rest is None else rest
 
-    def _show(self, envelope: Envelope[Any], written: bytes) -> None:
-        if len(written) >= LONG or self._late:
-            self._was_long = self._was_long or len(written) >= VERY_LONG
+    def _show(self, envelope: Envelope[Any], written: bytes | UnfinishedJson) -> None:
+        if isinstance(written, UnfinishedJson) or len(written) >= LONG or self._late:
+            self._was_long = self._was_long or not isinstance(written, bytes) or len(written) >= VERY_LONG
             # Whoever takes it out of the list holds it alone, and can drop it when it is no longer needed.
-            left = [written]
+            left: list[bytes | UnfinishedJson] = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return
         if self._redaction.may_contain_secrets(written):
@@ -263,19 +262,23 @@ class Recorder:
         for observer in self._observers:
             observer(envelope, line)
 
-    def _pass_on(self, envelope: Envelope[Any], left: list[bytes]) -> None:
-        shown = left[0]
+    def _pass_on(self, envelope: Envelope[Any], left: list[bytes | UnfinishedJson]) -> None:
+        written = left.pop()
+        shown = written if isinstance(written, bytes) else written.finish()
         if self._redaction.may_contain_secrets(shown):
-            written = left.pop()
+            written = shown
             shown, body = self._redaction.redact_message(written, envelope.body)
             envelope = replace(envelope, body=body, redacted=shown != written)
-            del written
-        left.clear()
+        del written
         # The body is the last member of a line.
         line = joined(self._encoder.encode(_line(envelope, b"0"))[:-2], shown, b"}")
         del shown
         for observer in self._observers:
             observer(envelope, line)
+
+
+def _is_long(written: bytes | UnfinishedJson) -> bool:
+    return isinstance(written, UnfinishedJson) or len(written) >= LONG
 
 
 def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:

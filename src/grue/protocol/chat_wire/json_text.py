@@ -4,12 +4,13 @@ import json
 
 import msgspec
 
-from grue.large_data import count_of
+from grue.large_data import count_of, encode
 from grue.messages import JsonObject
 from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_arguments import MAX_CHARS, is_crowded
 from grue.protocol.tool_results import MAX_DEPTH, is_deep, json_value
 
+_ENCODER = msgspec.json.Encoder()
 _ARGUMENTS = frozenset({"arguments", "input"})
 _LONG_BYTES = 256 * 2**10
 _MOST_VALUES = 500_000
@@ -19,7 +20,7 @@ _MOST_VALUES = 500_000
 def to_json(value: object) -> bytes:
     """Encode anything; what JSON cannot say (NaN, lone surrogates) is replaced."""
     try:
-        return msgspec.json.encode(value)
+        return encode(_ENCODER, value)
     except (UnicodeEncodeError, TypeError):
         return msgspec.json.encode(json_value(value))
 
