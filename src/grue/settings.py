@@ -1,11 +1,14 @@
-"""Read the settings that users write: `pyproject.toml`, `mcp_config.json`, the tool lock.
+"""Read the settings that users write: `pyproject.toml`, `mcp_config.json`, the tool lock, YAML of your own.
 
 `Runner.from_toml` does all of this at once. Come here if your host changes settings before it uses them.
 """
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.config.reading import nearest
 from grue.config.settings import AgentSampling, BudgetSettings, GameConfiguration, RetrySettings
+from grue.config.tool_policy import tool_policy_of
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
+from grue.config.yaml_file import YamlDocument, parse_yaml, read_yaml
 
 __all__ = [
     "AgentSampling",
@@ -13,10 +16,15 @@ __all__ = [
     "GameConfiguration",
     "MCPConfig",
     "RetrySettings",
+    "YamlDocument",
     "episode_budget",
     "llm_settings",
+    "nearest",
     "on_tool_drift",
+    "parse_yaml",
+    "read_yaml",
     "to_tool_server",
     "tool_lock",
+    "tool_policy_of",
     "turn_limits",
 ]

@@ -8,15 +8,19 @@ which can be used alone.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from grue.hosts.skill_agent.configuration import AgentConfig, RunLimits, load_config
     from grue.hosts.skill_agent.mcp_manager import McpCallResult, McpManager, McpToolInfo
 
 _HOMES = {
+    "AgentConfig": "configuration",
+    "RunLimits": "configuration",
+    "load_config": "configuration",
     "McpCallResult": "mcp_manager",
     "McpManager": "mcp_manager",
     "McpToolInfo": "mcp_manager",
 }
 
-__all__ = ["McpCallResult", "McpManager", "McpToolInfo"]
+__all__ = ["AgentConfig", "McpCallResult", "McpManager", "McpToolInfo", "RunLimits", "load_config"]
 
 
 def __getattr__(name: str) -> object:

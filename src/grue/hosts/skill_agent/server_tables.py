@@ -34,13 +34,20 @@ def read_servers(
     config = MCPConfig.from_mapping(
         {name: _translated(name, entry, place) for name, entry in entries.items()}, source=source, place=place
     )
-    return {name: to_tool_server(name, config.server(name)) for name in config.mcpServers}
+    return {name: _usable(name, config, place) for name in config.mcpServers}
 
 
 def read_server_file(path: Path) -> dict[str, McpServer]:
     """Return the servers of an `mcp_config.json`, in which all keys have the meaning of other hosts."""
     config = MCPConfig.from_file(path)
     return {name: to_tool_server(name, config.server(name)) for name in config.mcpServers}
+
+
+def _usable(name: str, config: MCPConfig, place: Place) -> McpServer:
+    try:
+        return to_tool_server(name, config.server(name))
+    except MCPConfigError as error:
+        raise MCPConfigError(f"{place((name,))}{error}", path=error.path) from error
 
 
 def _translated(name: str, entry: Any, place: Place) -> Any:
