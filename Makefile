@@ -18,6 +18,9 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
+# A fifth of the examples of Hypothesis. CI tries all of them, without coverage.
+QUICK := --hypothesis-profile=quick
+
 # Without bytecode on disk, every worker and every program that a test starts compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -42,11 +45,11 @@ play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoni
 	$(BIN)/grue play --offline --seed $(SEED) --turns $(TURNS)
 
 test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included
-	$(PYTEST) $(if $(TEST),$(TEST),-m "not slow")
+	$(PYTEST) $(if $(TEST),$(TEST),$(QUICK) -m "not slow")
 
 test-all: $(VENV)/.dev ## run every test; with COVERAGE=1, as in CI, hold them to the floors of coverage too
 ifdef COVERAGE
-	$(PYTEST) --cov --cov-report= -m "not slow" $(COVERED)
+	$(PYTEST) $(QUICK) --cov --cov-report= -m "not slow" $(COVERED)
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='src/grue/protocol/*' --show-missing --fail-under=100
 	$(PYTEST) --without-fast-in "$(COVERED)"

@@ -4,14 +4,16 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 # How long an example takes depends on what else the machine does: a hang is pytest-timeout's to find.
-settings.register_profile("grue", deadline=None)
-settings.load_profile("grue")
+settings.register_profile("full", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)  # --hypothesis-profile=quick
+settings.load_profile("full")
 
 # A run in the background may have been started with signals ignored, and every program that a test starts
 # would inherit that: Ctrl-C could not be tried. Here they mean what they mean to a user.
@@ -46,7 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-fast-in",
         default="",
-        help="Paths, separated by spaces: of the tests in them run only the slow ones. For `make test-all`.",
+        help="Paths, separated by spaces: in them, run only the slow tests and those by Hypothesis. "
+        "For `make test-all`, which has run the rest, and these with fewer examples, for coverage.",
     )
 
 
@@ -54,13 +57,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     done = tuple(str(config.rootpath / path) for path in config.getoption("--without-fast-in").split())
     if done:
-        fast = {item for item in items if _is_in(item.path, done) and not item.get_closest_marker("slow")}
+        fast = {item for item in items if _is_in(item.path, done) and not _takes_more_time(item)}
         config.hook.pytest_deselected(items=list(fast))
         items[:] = [item for item in items if item not in fast]
     for item in items:
-        where = item.path.relative_to(Path(__file__).parent).as_posix()
-        if where.startswith(_ONE_WORKER):
-            item.add_marker(pytest.mark.xdist_group(where))
+        if group := _group_of(item.path):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+@cache
+def _group_of(path: Path) -> str | None:
+    where = path.relative_to(Path(__file__).parent).as_posix()
+    return where if where.startswith(_ONE_WORKER) else None
+
+
+def _takes_more_time(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None or is_hypothesis_test(getattr(item, "obj", None))
 
 
 def _is_in(path: Path, places: tuple[str, ...]) -> bool:

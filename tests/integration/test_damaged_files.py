@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from damaged_files import Damage, damage
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
@@ -97,9 +98,9 @@ TIMES = int(os.environ.get("GRUE_FUZZ", "1"))
 """How many times as many examples as usual are tried."""
 
 
-def fuzzed(examples: int) -> settings:
+def fuzzed(count: int) -> settings:
     return settings(
-        max_examples=examples * TIMES, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=examples(count * TIMES), suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
 
 

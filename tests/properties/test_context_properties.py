@@ -5,6 +5,7 @@ changed but by a `RewriteHistory`.
 """
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -54,7 +55,7 @@ ENDPOINTS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(POLICIES, REPLIES, ENDPOINTS)
 def test_every_call_is_answered_exactly_once_within_the_bound_of_requests(
     policy: ContextPolicy, replies: list[list[int]], endpoint: Endpoint
@@ -72,7 +73,7 @@ def test_every_call_is_answered_exactly_once_within_the_bound_of_requests(
         assert all(len(str(whole[call_id])) == size for call_id, size in turn.sizes.items())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     replies=REPLIES,
     window=st.integers(6_000, 40_000),
@@ -92,7 +93,7 @@ def test_no_overflow_reaches_an_endpoint_whose_texts_have_no_more_tokens_than_ex
     assert not turn.refused
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(replies=REPLIES, window=st.integers(6_000, 40_000), summaries=st.integers(0, 2))
 def test_the_last_reply_and_its_results_are_never_replaced_by_stubs(replies, window, summaries) -> None:
     policy = ContextPolicy(window_tokens=window, reply_tokens=500, max_summaries=summaries)
@@ -105,7 +106,7 @@ def test_the_last_reply_and_its_results_are_never_replaced_by_stubs(replies, win
         assert not any(CALL_AGAIN in str(text) or DO_NOT_REPEAT in str(text) for text in shown)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(replies=REPLIES)
 def test_a_turn_without_a_policy_says_what_it_said_before_there_was_one(replies) -> None:
     limits = TurnLimits(max_tool_iterations=max(1, len(replies)))

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from replayed import replay_all
@@ -174,7 +174,6 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@settings(max_examples=100)
 @given(steps=STEPS)
 def test_a_conversation_holds_the_same_whatever_happens_to_its_turns(
     folder: Path, steps: list[tuple[str, int]]

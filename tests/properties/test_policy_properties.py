@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from arbitrary_turns import ArbitraryTurn, policed_turns, resumed_turns
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 
 from grue.messages import (
@@ -25,7 +26,9 @@ from grue.messages import (
 )
 from grue.protocol.tool_policy import terms_of
 
-turns = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+turns = settings(
+    max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 SETTLED = (ToolReturned, ToolTimedOut, ToolSkipped, ServerDied)
 
 

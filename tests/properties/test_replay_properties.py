@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 from arbitrary_turns import ArbitraryTurn, arbitrary_turns
+from example_counts import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from turn_traces import TurnTape, possible
@@ -16,7 +17,7 @@ from grue.tracing.diff import diff
 from grue.tracing.reading import known_kinds, union_of
 from grue.tracing.replay import Changes, TurnReplay, render, replay
 
-runs = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+runs = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
 _BODIES = msgspec.json.Decoder(union_of(known_kinds().values()))
 

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from arbitrary_turns import ArbitraryTurn, arbitrary_turns
+from example_counts import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -34,7 +35,7 @@ from grue.observers.spans import (
     ToolUse,
 )
 
-turns = settings(max_examples=150)
+turns = settings(max_examples=examples(150))
 
 
 class Told:

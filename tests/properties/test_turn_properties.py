@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from arbitrary_turns import ArbitraryTurn, arbitrary_turns
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 
 from grue.messages import (
@@ -39,7 +40,7 @@ from grue.messages import (
 )
 from grue.protocol.tool_results import SKIPPED_AFTER_TIMEOUT
 
-turns = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+turns = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 
 
 def told(request: RequestCompletion) -> list[ToolMessage]:

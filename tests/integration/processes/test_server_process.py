@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from promises import within
 from transport_servers import CAT, QUICK, STUBBORN, faulty, shell
@@ -233,7 +233,6 @@ async def test_cancelling_a_receive_loses_nothing(registry: ProcessRegistry) -> 
             assert await process.receive_line() == b"%d" % number
 
 
-@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=200).map(lambda raw: raw.replace(b"\n", b""))))
 def test_lines_come_back_as_they_were_sent(lines: list[bytes]) -> None:
     async def there_and_back() -> list[bytes]:

@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_desk import KEY, LISTING, OPENING, desk, settings_for
@@ -82,7 +83,7 @@ def check(wire: WireName, body: bytes, *, stream: bool) -> None:
 
 wires = pytest.mark.parametrize("wire", list(PROFILES))
 streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-patient = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+patient = settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 
 
 @wires

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -267,7 +268,7 @@ SCENES: st.SearchStrategy[Any] = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCENES, st.integers(1, 200), st.floats(0, 1e5), st.sampled_from([SPINNER, ASCII_SPINNER]))
 def test_whatever_is_said_the_rows_fit_and_move_no_cursor(
     scene: list[Any], columns: int, now: float, spinner: str

@@ -4,13 +4,16 @@ import traceback
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grue.config.env_file import read_env_file
 from grue.errors import MCPConfigError
 
-in_tmp_path = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_tmp_path = settings(
+    max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def read(folder: Path, text: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +42,7 @@ def test_the_home_is_the_users_own_where_the_environment_does_not_say() -> None:
     assert expand("${userHome}", scope(), PLACE) == str(Path.home())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.text(), st.text(st.characters(exclude_characters="$")), st.text(st.characters(exclude_characters="$"))
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -28,7 +29,9 @@ SEEDS_FILE = """{
 """
 SERVER = {"command": "run"}
 
-in_tmp_path = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_tmp_path = settings(
+    max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def written(folder: Path, content: object) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ def refusal(folder: Path, text: str) -> MCPConfigError:
     return caught.value
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mcp_tables)
 def test_p4_p45_what_the_file_gives_is_loaded_and_what_it_leaves_out_has_its_default(
     tmp_path: Path, table: dict[str, Any]

@@ -1,6 +1,7 @@
 """Sanitising: whatever a model writes, one plain command or nothing reaches a game."""
 
 import pytest
+from example_counts import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -114,7 +115,7 @@ _FRAGMENTS = st.lists(st.sampled_from([*_MARKS, *_FOLDING, *_BREAKS, *_SYLLABLES
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.one_of(st.text(), _FRAGMENTS))
 @example('"\'"look"')
 def test_p2_a_command_is_one_printable_line_that_sanitising_leaves_unchanged(text: str) -> None:

@@ -4,6 +4,7 @@ import re
 
 import msgspec
 import pytest
+from example_counts import examples
 from house_play import INTO_KITCHEN, TO_TRAPDOOR, WITH_LANTERN, play, text_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -243,7 +244,7 @@ _LINES = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     seed=st.integers(-5, 2**40),
     start=st.integers(0, 44),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_turns import Called, Play, Tape, opened, refused_connection
@@ -465,7 +466,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(CALLS, max_size=4),
     st.sampled_from(["skip", "continue", "force"]),

@@ -1,6 +1,7 @@
 """Finding the place in a script from the turn's number and the last commands."""
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ def test_undisturbed_the_turn_says_it(place):
     assert position(SCRIPT, place + 1, SCRIPT[max(0, place - 6) : place]) == place
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_idle_turns_do_not_lose_the_place(data):
     """Whatever idle turns came between, as long as the window still shows four commands of the script."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +80,7 @@ SCHEMAS = st.recursive(SCALARS, composed, max_leaves=8)
 WISHES = st.dictionaries(NAMES, st.one_of(BOUNDS, st.booleans(), st.text(max_size=9), st.none()), max_size=4)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(SCHEMAS, WISHES)
 def test_what_is_made_is_accepted(schema, wishes):
     jsonschema = pytest.importorskip(

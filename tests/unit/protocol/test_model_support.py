@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,7 +121,7 @@ def test_r12_2_the_reasoning_variant_of_any_model_is_denied_whoever_makes_it(mod
     assert supports_tool_calling(model + suffix, endpoint_says=True), "the endpoint knows better"
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(vendors, st.sampled_from(DENIED + KNOWN), variants, st.booleans())
 def test_p13_vendor_variant_and_case_decide_nothing(
     vendor: str, model: str, variant: str, upper: bool
@@ -129,7 +130,7 @@ def test_p13_vendor_variant_and_case_decide_nothing(
     assert supports_tool_calling(name.upper() if upper else name) == supports_tool_calling(model)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.text(max_size=30) | st.sampled_from(DENIED + KNOWN),
     st.none() | st.booleans(),

@@ -3,6 +3,7 @@
 from base64 import b64encode, urlsafe_b64encode
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ values = st.text(max_size=40)
 environments = st.dictionaries(st.sampled_from(["A_TOKEN", "B_KEY", "LANG", "SSH_AUTH_SOCK"]), values)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(environments)
 def test_long_values_of_secret_names_and_no_others_are_redacted(environ: dict[str, str]) -> None:
     assert secrets_in(environ) == {

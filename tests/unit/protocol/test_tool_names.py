@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def test_p35_a_name_without_a_dot_is_refused_in_the_expected_words() -> None:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(first=st.lists(NAMES), later=st.lists(NAMES))
 def test_p38_encoded_names_match_the_pattern_differ_and_come_back(first: list[str], later: list[str]) -> None:
     names = WireNames("encoded", first)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from dialect_requests import as_messages, as_responses
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ def compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(conversations())
 def test_each_format_gives_the_same_view_of_a_conversation(chat: Json) -> None:
     views = [
@@ -70,7 +71,6 @@ def test_each_format_gives_the_same_view_of_a_conversation(chat: Json) -> None:
         assert {**view, "max_tokens": 0} == {**chat, "max_tokens": 0}
 
 
-@settings(max_examples=100)
 @given(
     st.recursive(
         st.none() | st.integers() | st.sampled_from(["user", "text", "tool_use", "function_call", "x", ""]),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -293,7 +294,7 @@ def check_reply(reply, message):
         assert isinstance(reply["error"]["message"], str)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(VERSIONS, st.lists(WELL_FORMED | REQUESTS | st.lists(REQUESTS, max_size=3) | VALUES, max_size=4))
 def test_any_json_value_gets_a_valid_reply_or_silence(version, messages):
     session = opened(version) if version else Session()
@@ -308,7 +309,7 @@ def test_any_json_value_gets_a_valid_reply_or_silence(version, messages):
             json.dumps(reply, allow_nan=False)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(ARGUMENTS | st.builds(lambda extra: THOUGHT | extra, ARGUMENTS), max_size=4))
 def test_arguments_are_judged_as_the_schema_says(batches):
     valid_input, valid_output = validator(think.INPUT_SCHEMA), validator(think.OUTPUT_SCHEMA)
@@ -328,7 +329,7 @@ def test_arguments_are_judged_as_the_schema_says(batches):
             valid_output.validate(result["structuredContent"])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200) | st.text().map(str.encode))
 def test_any_line_gets_one_line_or_none(line):
     reply = answer_line(Session(), line)

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.provider_rules.dialects import CHAT, MESSAGES, RESPONSES, Dialect
@@ -119,7 +119,6 @@ def _responses(events: list[tuple[str, Any]]) -> Json:
 
 
 @ALL
-@settings(max_examples=100)
 @given(
     content=st.none() | st.text(min_size=1),
     arguments=st.lists(st.dictionaries(st.text(), st.text() | st.integers(), max_size=3), max_size=3),

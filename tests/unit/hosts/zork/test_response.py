@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,7 +62,7 @@ def test_what_cannot_be_played_is_refused_with_a_reason_for_the_model(text: str,
 
 
 @given(st.text())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_p2_an_accepted_action_is_one_printable_line_that_sanitising_leaves_unchanged(action: str) -> None:
     verdict = check(answer(action=action))
     if isinstance(verdict, AnswerAccepted):
@@ -95,7 +96,7 @@ LEAVING = ("save", "restor", "restar", "quit", "q", "script", "unscri")
 
 
 @given(st.text() | MARKS | st.builds(str.format, FRAMES, META))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_p2_whatever_is_accepted_is_one_short_line_of_ascii_that_stays_in_the_game(action: str) -> None:
     """Held against rules of its own: `sanitise_command` is not asked whether it was right."""
     verdict = check(answer(action=action))

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -287,13 +288,13 @@ def check_sendable(outcome: Reply | Fault) -> None:
         assert [parsed(message)["role"] for message in messages] in ([], ["assistant"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary())
 def test_no_body_raises(body: bytes) -> None:
     check_sendable(CHAT.decode(body, CANONICAL, request=1))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(message=JSON_VALUES, calls=JSON_VALUES, function=JSON_VALUES, usage=JSON_VALUES)
 def test_no_json_raises(message: object, calls: object, function: object, usage: object) -> None:
     for candidate in (
@@ -309,7 +310,7 @@ def test_no_json_raises(message: object, calls: object, function: object, usage:
             check_sendable(CHAT.decode(json.dumps(body).encode(), CANONICAL, request=1))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(cut=st.integers(0, 200), insert=st.binary(max_size=6), at=st.integers(0, 200))
 def test_no_mutated_reply_raises(cut: int, insert: bytes, at: int) -> None:
     body = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_bodies import (
@@ -384,7 +385,7 @@ REPLIES = st.builds(
 STEPS = st.lists(st.tuples(REPLIES, st.sets(st.integers(0, 3)), st.booleans()), max_size=6)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(steps=STEPS, profile=st.sampled_from(EVERY_PROFILE), answering=st.booleans())
 def test_p3_no_history_is_refused_whichever_calls_were_answered(
     steps: list[tuple[Reply, set[int], bool]], profile: WireProfile, answering: bool

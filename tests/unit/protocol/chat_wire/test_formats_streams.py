@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from chunks import PLACES, cut
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +80,7 @@ def completions(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(completion=completions(), places=PLACES)
 def test_a_streamed_reply_is_what_would_have_come_at_once(
     wire: WireName, completion: dict[str, Any], places: list[int]
@@ -100,7 +101,6 @@ def test_a_streamed_reply_is_what_would_have_come_at_once(
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@settings(max_examples=100)
 @given(completion=completions(), kept=st.integers(0, 30))
 def test_a_stream_that_breaks_off_never_raises(wire: WireName, completion: dict[str, Any], kept: int) -> None:
     whole = dialect(wire).from_chat(completion, {})

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,7 +206,7 @@ ROWS = [GENERIC, GENERIC_RESPONSES, GENERIC_MESSAGES, *(row for rows in PROFILES
 MOST = 20
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     refusals=st.lists(WORDS, min_size=1, max_size=4), status=st.sampled_from([400, 404, 422]), at=st.data()
 )

@@ -2,6 +2,7 @@
 
 import pytest
 from chunks import PLACES, cut
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def written(event: ServerEvent, noise: str) -> list[str]:
     return [f": {noise}", f"event: {event.kind}", *data, "id: 1", ""]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(EVENTS, LINES, st.sampled_from(["\n", "\r\n", "\r"]), st.booleans(), PLACES)
 def test_any_chunking_of_a_stream_gives_the_same_events(
     events: list[ServerEvent], noise: str, end: str, marked: bool, places: list[int]
@@ -39,7 +40,7 @@ def test_any_chunking_of_a_stream_gives_the_same_events(
     assert read(*cut(stream, places)) == events
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from([b"data:", b"event", b"x", b"\r", b"\n", b"\r\n", b" ", b"\xff"])), PLACES)
 def test_any_bytes_give_the_same_events_in_any_chunking(pieces: list[bytes], places: list[int]) -> None:
     stream = b"".join(pieces)
