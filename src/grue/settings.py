@@ -7,17 +7,29 @@ from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.reading import nearest
 from grue.config.settings import AgentSampling, BudgetSettings, GameConfiguration, RetrySettings
 from grue.config.tool_policy import tool_policy_of
-from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
+from grue.config.wiring import (
+    Configured,
+    episode_budget,
+    from_configuration,
+    llm_settings,
+    on_tool_drift,
+    tool_lock,
+    turn_limits,
+)
 from grue.config.yaml_file import YamlDocument, parse_yaml, read_yaml
+from grue.protocol.tool_lock import ToolLock
 
 __all__ = [
     "AgentSampling",
     "BudgetSettings",
+    "Configured",
     "GameConfiguration",
     "MCPConfig",
     "RetrySettings",
+    "ToolLock",
     "YamlDocument",
     "episode_budget",
+    "from_configuration",
     "llm_settings",
     "nearest",
     "on_tool_drift",

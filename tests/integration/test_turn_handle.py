@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from patient_turns import ASK, PatientModel, patient_model, wait_until
+from patient_turns import ASK, DEADLINE_S, PatientModel, patient_model, wait_until
 from promises import within
 
 from grue import AnswerError, AnswerSpec, LLMError, MCPServerStartupError, TurnCancelled, TurnRequest
@@ -57,6 +57,20 @@ def test_it_is_done_when_its_result_is_there(model: PatientModel, mode: Mode) ->
         assert handle.done()
     assert (outcome.response, outcome.kind, outcome.turn) == ("done: What is the plan?", "answered", 1)
     assert handle.result(timeout_s=0) is outcome, "as often as it is asked for"
+
+
+def test_it_wakes_a_loop_of_the_hosts_at_its_end(model: PatientModel, loop: Mode) -> None:
+    woken, late = threading.Event(), threading.Event()
+    with model.runner(loop, servers=False) as runner:
+        model.gate.clear()
+        handle = runner.start_turn(ASK)
+        handle.when_done(woken.set)
+        assert not woken.is_set()
+        model.gate.set()
+        assert woken.wait(DEADLINE_S)
+        assert handle.done()
+        handle.when_done(late.set)
+        assert late.is_set()
 
 
 def test_its_progress_goes_through_the_phases_with_the_right_numbers(model: PatientModel, mode: Mode) -> None:

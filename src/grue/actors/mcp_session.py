@@ -13,6 +13,7 @@ alike, and the agent sees no difference.
 import contextlib
 
 import anyio
+from msgspec.structs import replace
 
 from grue.messages import (
     CallTools,
@@ -27,6 +28,7 @@ from grue.messages import (
     SessionOpened,
     StartupFailed,
     ToolCalled,
+    ToolDefinition,
     ToolReturned,
     ToolsChanged,
     ToolTimedOut,
@@ -154,7 +156,7 @@ class SessionActor(Actor[SessionCommand]):
                 order = self._connection_step(ConnectSucceeded())
                 opened = SessionOpened(
                     server=self._server,
-                    tools=listing.tools,
+                    tools=self._named(listing.tools),
                     attempt=attempt.number,
                     protocol_version=listing.protocol_version,
                     pid=connection.status.pid,
@@ -239,7 +241,13 @@ class SessionActor(Actor[SessionCommand]):
     async def _report_changed_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
-            await self._report(ToolsChanged(server=self._server, tools=tools), cause)
+            await self._report(ToolsChanged(server=self._server, tools=self._named(tools)), cause)
+
+    def _named(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
+        """Return the tools under this server's name; a connection of the host's may know another name."""
+        return tuple(
+            tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
+        )
 
     async def _call(self, connection: ToolConnection, batch: CallTools, call: ToolCalled) -> MadeCallSettled:
         started = anyio.current_time()

@@ -40,7 +40,7 @@ from grue.messages import (
 from grue.protocol import tool_results
 from grue.protocol.connection import Untried
 from grue.protocol.tool_calls import tool_of
-from grue.protocol.tool_names import split_name
+from grue.protocol.tool_names import split_known, split_name
 from grue.protocol.tool_policy import judge
 from grue.runtime.host_code import ends_the_task
 from grue.runtime.trace import Recorder
@@ -262,6 +262,9 @@ class ServerSessions:
         return ServerName(server)
 
     def _split(self, name: str) -> tuple[ServerName, str]:
+        known = split_known(name, self._states)
+        if known is not None:
+            return ServerName(known[0]), known[1]
         try:
             server, tool = split_name(name)
         except ValueError as error:

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TypeAlias
 
@@ -22,6 +22,9 @@ from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.tool_sessions.shell_tool import ShellTool
+
+_MCP = "mcp."
+"""A prefix that a server's name may have: an agent loop names all its MCP tools `mcp.SERVER.TOOL`."""
 
 _DEFAULT_S = TurnLimits().server_startup_timeout_s
 
@@ -92,6 +95,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
             f" {type(servers).__name__}."
         )
     named = {_server_name(name): _under(name, server) for name, server in servers.items()}
+    _refuse_ambiguous(named.keys())
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
         require_mcp()
     return named
@@ -158,9 +162,19 @@ def _may_connect(function: Callable[..., object]) -> bool:
 
 
 def _server_name(name: str) -> ServerName:
-    if not name or "." in name:
+    bare = name.removeprefix(_MCP)
+    if not bare or "." in bare:
         raise MCPConfigError(
             f"'{name}' cannot be the name of a tool server: names may not be empty and may not contain "
             "a dot, because a tool's full name is SERVER.TOOL."
         )
     return ServerName(name)
+
+
+def _refuse_ambiguous(names: Collection[ServerName]) -> None:
+    """Refuse a server `mcp` beside a server `mcp.files`: both could serve the tool `mcp.files.read`."""
+    prefixed = next((name for name in names if name.startswith(_MCP)), None)
+    if "mcp" in names and prefixed is not None:
+        raise MCPConfigError(
+            f"The tools of the servers 'mcp' and '{prefixed}' could have the same names. Rename one of them."
+        )

@@ -1,6 +1,7 @@
 """`TurnHandle`: a running turn, for programs whose own loop must not block (a game, a GUI)."""
 
 import time
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
@@ -73,6 +74,13 @@ class TurnHandle(Generic[T]):
         if isinstance(self._call.exception(), WorkInterrupted):
             raise TurnCancelled("The turn was cancelled.")
         return self._call.result()
+
+    def when_done(self, function: Callable[[], object]) -> None:
+        """Call `function` when the turn is over, in the turn's own thread; at once if it is over already.
+
+        Use it to wake your own loop, not to do work: it must not block or raise.
+        """
+        self._call.add_done_callback(lambda _: function())
 
     def cancel(self) -> None:
         """Cancel the turn and return at once. The turn ends within seconds, when its sessions are closed."""

@@ -34,6 +34,15 @@ def split_name(name: str) -> tuple[str, str]:
     return server, tool
 
 
+def split_known(name: str, servers: Iterable[str]) -> tuple[str, str] | None:
+    """Split a canonical name into one of `servers` and a tool; `None` if it begins with none of them.
+
+    A server's own name may have a dot, as `mcp.files` in an agent loop, so the longest one counts.
+    """
+    server = max((each for each in servers if name.startswith(f"{each}.")), key=len, default=None)
+    return None if server is None else (server, name[len(server) + 1 :])
+
+
 def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | None:
     """Return server and tool of a name that no server lists; `None` if no server of `servers` can be meant.
 
@@ -45,7 +54,9 @@ def split_unlisted(name: str, servers: Collection[str]) -> tuple[str, str] | Non
         for separator in (".", "__"):
             tool = name.removeprefix(f"{server}{separator}")
             if tool and tool != name:
-                return server, tool
+                # What `_readable` has made of `mcp.files.read`.
+                in_mcp = server == "mcp" and separator == "__"
+                return server, tool.replace("__", ".", 1) if in_mcp else tool
     return None
 
 
@@ -124,5 +135,6 @@ class WireNames:
 
 
 def _readable(name: str) -> str:
-    text = _REFUSED.sub("_", name.replace(".", "__", 1))
+    # `mcp.files.read` becomes `mcp__files__read`, as other MCP hosts write it.
+    text = _REFUSED.sub("_", name.replace(".", "__", 2 if name.startswith("mcp.") else 1))
     return text if text[:1].isalpha() else f"t_{text}"

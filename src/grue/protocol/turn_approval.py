@@ -94,7 +94,7 @@ def call(
     """
     done = {record.call_id for record in settled}
     # A tool that its server does not list cannot be in a subset.
-    unlisted = turn.serving_unlisted if turn.run.tools is None else ()
+    unlisted = turn.unlisted
     left = tuple(call for call in calls if call.call_id not in done)
     valid, rejected = read_calls(left, turn.tools, unlisted)
     before = turn.used

@@ -95,9 +95,9 @@ def when_all_reported(state: AwaitingSessions) -> Transition:
         return call(turn, resumed.parked.calls, settled=resumed.parked.settled, decisions=resumed.decisions)
     if turn.forced:
         return ask(turn, "forced", state.new)
-    if turn.tools and turn.budget_reached:
+    if turn.can_call and turn.budget_reached:
         return force(turn, "budget", state.new)
-    if turn.tools:
+    if turn.can_call:
         return ask(turn, "loop", state.new)
     if turn.reconnected:
         return force(turn, "server_died", state.new)

@@ -125,6 +125,16 @@ class Turn(Struct, frozen=True, kw_only=True):
         """What the turn's end has to report, so that its conversation has an answer to every tool call."""
         return () if self.run.history is None else self.told
 
+    @property
+    def unlisted(self) -> tuple[ServerName, ...]:
+        """The servers that may be called with names which they do not list: none if the host names tools."""
+        return self.serving_unlisted if self.run.tools is None else ()
+
+    @property
+    def can_call(self) -> bool:
+        """Whether there is a tool to call, listed or not."""
+        return bool(self.tools or self.unlisted)
+
     def relist(self, server: ServerName, listed: tuple[ToolDefinition, ...]) -> "Turn":
         """Replace the tools that the server listed before with `listed`, and keep the order of the servers.
 

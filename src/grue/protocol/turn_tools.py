@@ -171,4 +171,4 @@ def _after_tools(state: AwaitingTools) -> Transition:
     if turn.budget_reached:
         return force(turn, "budget", new)
     # The server may have removed its last tool during the turn.
-    return ask(turn, "loop" if turn.tools else "only", new)
+    return ask(turn, "loop" if turn.can_call else "only", new)

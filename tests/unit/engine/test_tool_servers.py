@@ -14,7 +14,16 @@ def test_a_server_goes_by_the_name_that_it_is_given_here() -> None:
     assert [getattr(server, "name", None) for server in servers.values()] == ["a", None]
 
 
-@pytest.mark.parametrize("name", ["", "a.b"])
+def test_a_name_may_have_the_prefix_of_mcp_tools() -> None:
+    assert list(usable_servers({"mcp.a": FunctionTools({}), "b": FunctionTools({})})) == ["mcp.a", "b"]
+
+
+def test_two_servers_that_could_have_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(MCPConfigError, match=r"'mcp' and 'mcp\.a' could have the same names"):
+        usable_servers({"mcp": FunctionTools({}), "mcp.a": FunctionTools({})})
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "mcp.", "mcp.a.b"])
 def test_a_name_that_no_tool_could_have_is_refused(name: str) -> None:
     with pytest.raises(MCPConfigError, match=r"SERVER\.TOOL"):
         usable_servers({name: FunctionTools({})})

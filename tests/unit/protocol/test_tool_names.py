@@ -7,7 +7,7 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grue.protocol.tool_names import WireNames, is_wire_name, split_name, split_unlisted
+from grue.protocol.tool_names import WireNames, is_wire_name, split_known, split_name, split_unlisted
 
 PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
@@ -114,3 +114,38 @@ def test_an_unlisted_name_belongs_to_the_server_that_it_begins_with(
     name: str, found: tuple[str, str] | None
 ) -> None:
     assert split_unlisted(name, ("f", "g")) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("mcp.files.read", ("mcp", "files.read")),
+        ("mcp__files__read", ("mcp", "files.read")),
+        ("mcp__files__read__all", ("mcp", "files.read__all")),
+        ("mcp__read", ("mcp", "read")),
+        ("mcp.read__all", ("mcp", "read__all")),
+    ],
+)
+def test_an_unlisted_mcp_tool_keeps_its_server_in_either_form(name: str, found: tuple[str, str]) -> None:
+    assert split_unlisted(name, ("mcp",)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("mcp.files.read", ("mcp.files", "read")),
+        ("mcp.files.read.all", ("mcp.files", "read.all")),
+        ("mcp.other.read", ("mcp", "other.read")),
+        ("web.get", None),
+        ("mcp", None),
+    ],
+)
+def test_of_the_known_servers_the_longest_name_counts(name: str, found: tuple[str, str] | None) -> None:
+    assert split_known(name, ("mcp", "mcp.files")) == found
+
+
+def test_the_wire_name_of_an_mcp_tool_is_the_one_that_other_hosts_use() -> None:
+    names = WireNames("encoded")
+    assert names.to_wire("mcp.files.read") == "mcp__files__read"
+    assert names.to_wire("files.read.all") == "files__read_all"
+    assert names.to_canonical("mcp__files__read") == "mcp.files.read"

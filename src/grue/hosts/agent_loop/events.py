@@ -1,0 +1,115 @@
+"""What an agent loop reports while it works: the model's words and the tool calls, as they happen.
+
+`EventFeed` makes the events from the streamed reply and from the trace, in the thread of the turn. Come here
+to report something else.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from grue.connections import tool_results
+from grue.messages import (
+    CompletionReceived,
+    ServerDied,
+    TextDelta,
+    ToolCalled,
+    ToolCallResult,
+    ToolDenied,
+    ToolRejected,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+)
+from grue.traces import Envelope
+
+
+class Words(Struct, frozen=True, kw_only=True):
+    """A piece of what the model says.
+
+    Attributes:
+        text: The piece.
+        reasoning: It belongs to the model's reasoning and not to its answer.
+        restart: The request is sent again. Discard the pieces since the last tool call; `text` is empty.
+    """
+
+    text: str
+    reasoning: bool = False
+    restart: bool = False
+
+
+class ToolStarted(Struct, frozen=True, kw_only=True):
+    """A tool call is being made.
+
+    Attributes:
+        call_id: Unique within one input.
+        name: The tool's full name, such as `mcp.files.read`.
+        arguments: The arguments; untrusted.
+    """
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolEnded(Struct, frozen=True, kw_only=True):
+    """A tool call was answered. A call that was not made at all has no `ToolStarted` before it.
+
+    Attributes:
+        call_id: Unique within one input.
+        name: The tool's full name.
+        result: What the model gets, before it is cut to a size; untrusted.
+        duration_s: Seconds that the call took; `None`: it was not made.
+    """
+
+    call_id: str
+    name: str
+    result: ToolCallResult
+    duration_s: float | None = None
+
+
+LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded
+
+
+class EventFeed:
+    """Makes events from the pieces of a reply (`words`) and from the trace, whose observer it is.
+
+    Args:
+        put: Called with each event, in the thread of the turn. It must not block, raise or record.
+    """
+
+    def __init__(self, put: Callable[[LoopEvent], object]) -> None:
+        self._put = put
+        self._names: dict[str, str] = {}
+
+    def words(self, delta: TextDelta) -> None:
+        """Report a piece of a reply."""
+        self._put(Words(text=delta.text, reasoning=delta.part == "reasoning", restart=delta.restart))
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Report what an envelope says about a tool call; most say nothing."""
+        del line
+        match envelope.body:
+            case CompletionReceived(tool_calls=calls):
+                self._names = {call.call_id: call.name for call in calls}
+            case ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments) if envelope.turn:
+                name = self._names[call_id] = f"{server}.{tool}"
+                self._put(ToolStarted(call_id=call_id, name=name, arguments=arguments))
+            case ToolReturned(result=result) as body:
+                self._ended(body.call_id, result, body.duration_s)
+            case ToolTimedOut(timeout_s=timeout_s) as body:
+                self._ended(body.call_id, tool_results.timed_out(timeout_s), body.duration_s)
+            case ServerDied(failure=failure) as body:
+                self._ended(body.call_id, tool_results.call_failed(failure.cause), body.duration_s)
+            case ToolSkipped(call_id=call_id, reason=reason):
+                self._ended(call_id, tool_results.failure(reason))
+            case ToolDenied(call_id=call_id, reason=reason):
+                self._ended(call_id, tool_results.failure(f"Tool call denied: {reason}"))
+            case ToolRejected(call_id=call_id, error=error):
+                self._ended(call_id, tool_results.failure(error))
+
+    def _ended(self, call_id: str, result: ToolCallResult, duration_s: float | None = None) -> None:
+        name = self._names.get(call_id)
+        if name is not None:  # a call outside the loop's turns has no name here
+            self._put(ToolEnded(call_id=call_id, name=name, result=result, duration_s=duration_s))

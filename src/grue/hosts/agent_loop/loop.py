@@ -1,0 +1,273 @@
+"""`AgentLoop`: input, tool calls, output, and a conversation that goes on from input to input.
+
+Come here for the public methods. The names of tools are made in `names.py`, the injected function is in
+`injected.py`, and the events are in `events.py`. The loop of a turn itself is the runner's.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+
+from msgspec.structs import replace
+
+from grue import (
+    Budget,
+    ContextPolicy,
+    Conversation,
+    FailurePolicy,
+    LlmSettings,
+    MCPConfigError,
+    MCPError,
+    ProcessLimits,
+    Recorder,
+    Runner,
+    ToolPolicy,
+    TurnHandle,
+    TurnLimits,
+    TurnOutcome,
+    TurnRequest,
+)
+from grue.connections import ToolServer
+from grue.hosts.agent_loop.events import EventFeed, LoopEvent
+from grue.hosts.agent_loop.injected import MCP, InjectedTools, InvokeMcpTool, McpCall, McpTool
+from grue.hosts.agent_loop.names import Tools, beside, prefixed, prefixed_lock, prefixed_policy
+from grue.turn_request import Image
+
+if TYPE_CHECKING:
+    from grue.models import LlmEndpoint, LlmFactory
+    from grue.settings import ToolLock
+
+_SOON_S = 1e-6
+_NOTICE_S = 0.05
+_CANCELLED_WITHIN_S = 3.0
+"""How long an interrupted `run` waits for the clean-up of its turn."""
+
+
+class RunnerOptions(TypedDict, total=False):
+    """Further arguments of an `AgentLoop`, with the meaning that they have for a `Runner`."""
+
+    limits: TurnLimits
+    policy: FailurePolicy
+    recorder: Recorder
+    trace: str | PathLike[str] | None
+    process_limits: ProcessLimits
+    elicit: Callable[..., Any] | None
+    tool_lock: "ToolLock | None"
+    tool_policy: ToolPolicy
+    approve: Callable[..., Any] | None
+    context: ContextPolicy | None
+    budget: Budget
+
+
+class AgentLoop:
+    """A conversation with a model that has tools. Use it as a context manager, or call `close`.
+
+    MCP tools have the names `mcp.SERVER.TOOL`. Sessions with their servers stay open from input to input. One
+    input at a time; the loop may be used from any thread.
+
+    Args:
+        llm: The model, as for a `Runner`.
+        system: Its instructions.
+        invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
+            `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
+            no server is started, and `mcp` is not imported. What it raises becomes the call's error, which
+            the model reads, and the conversation goes on. `None`: `servers` serve the MCP tools.
+        mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. Without any, requests
+            offer none, and the model knows of them from `system` only.
+        servers: MCP servers by name, without the prefix.
+        tools: Further tools: functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by
+            name.
+        on_event: Called with each event of an input, in the thread that has called `run`. An exception
+            cancels the input and is raised by `run`. `None`: replies are not streamed.
+        **options: `limits`, `trace`, `tool_policy`, `approve` and others (`RunnerOptions`), as for a
+            `Runner`. The tool policy and the tool lock name servers as follows: the policy by the names that
+            the model sees, the lock as `servers` does.
+
+    Attributes:
+        runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is what the model has cost.
+        conversation: What was said so far. Assign another one, such as one loaded from a file by
+            `Conversation.load(path, loop.runner)`, to go on with that.
+        last_outcome: The complete outcome of the last input; `None`: there is none.
+
+    Raises:
+        MCPConfigError: A name is invalid or belongs to other tools, or an argument cannot be used.
+        MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
+
+    Source: L
+    """
+
+    def __init__(
+        self,
+        llm: "LlmSettings | LlmEndpoint | LlmFactory",
+        *,
+        system: str = "",
+        invoke_mcp_tool: InvokeMcpTool | None = None,
+        mcp_tools: Iterable[McpTool] = (),
+        servers: Mapping[str, ToolServer] | None = None,
+        tools: Tools = (),
+        on_event: Callable[[LoopEvent], object] | None = None,
+        **options: Unpack[RunnerOptions],
+    ) -> None:
+        self._injected: InjectedTools | None = None
+        mcp: dict[str, ToolServer]
+        if invoke_mcp_tool is not None:
+            self._injected = InjectedTools(invoke_mcp_tool, mcp_tools)
+            mcp = {MCP: self._injected}
+        elif tuple(mcp_tools):
+            raise MCPConfigError("mcp_tools= lists the tools of invoke_mcp_tool=, which is missing.")
+        else:
+            mcp = prefixed(servers or {})
+        lock = options.get("tool_lock")
+        if lock is not None:
+            options["tool_lock"] = prefixed_lock(lock)
+        self.runner = Runner(
+            llm=llm,
+            servers={**mcp, **beside(tools)},
+            lifetime="episode",
+            keep_sessions=True,
+            **options,
+        )
+        self.conversation: Conversation = self.runner.conversation(system)
+        self.last_outcome: TurnOutcome[str] | None = None
+        self._on_event = on_event
+        self._events: SimpleQueue[LoopEvent | None] = SimpleQueue()
+        self._feed = EventFeed(lambda event: self._events.put(event))
+        if on_event is not None:
+            self.runner.recorder.add(self._feed)
+
+    @classmethod
+    def from_toml(
+        cls,
+        path: str | PathLike[str] = "pyproject.toml",
+        *,
+        llm: LlmSettings | None = None,
+        system: str = "",
+        tools: Tools = (),
+        on_event: Callable[[LoopEvent], object] | None = None,
+        **options: Unpack[RunnerOptions],
+    ) -> Self:
+        """Make a loop from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file, as `Runner.from_toml`.
+
+        The rules of its tool policy hold for the configured names, with and without the prefix `mcp.`.
+
+        Args:
+            path: The file.
+            llm: The model; `None`: the configured one.
+            system: As for the loop.
+            tools: As for the loop.
+            on_event: As for the loop.
+            **options: They win over the file.
+
+        Raises:
+            MCPConfigError: A file is missing, or a value in it is invalid.
+        """
+        from grue.settings import from_configuration  # it loads pydantic
+
+        configured = from_configuration(path)
+        settings: RunnerOptions = {
+            "limits": configured.limits,
+            "policy": configured.policy,
+            "tool_lock": configured.tool_lock,
+            "budget": configured.budget,
+            "tool_policy": prefixed_policy(configured.tool_policy),
+            **options,
+        }
+        return cls(
+            llm or configured.llm,
+            system=system,
+            servers=configured.servers,
+            tools=tools,
+            on_event=on_event,
+            **settings,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the sessions with the servers and close the conversation's file. A second call does nothing."""
+        self.conversation.close()
+        self.runner.close()
+
+    @property
+    def mcp_calls(self) -> tuple[McpCall, ...]:
+        """The calls of `invoke_mcp_tool` in the last input, with what it returned or raised."""
+        return tuple(self._injected.calls) if self._injected is not None else ()
+
+    def run(self, text: str, *, images: Sequence[Image] = ()) -> str:
+        """Say something to the model, make the tool calls that it asks for, and return its answer; blocking.
+
+        A call that fails, an unknown tool and arguments that are not JSON are answered with an error text,
+        and the model goes on. Ctrl-C cancels the input within seconds; what was said so far is kept.
+
+        Args:
+            text: The input.
+            images: Images that belong to it: paths of files, or their bytes.
+
+        Raises:
+            MCPServerStartupError: An MCP server did not start at the first input.
+            LLMError: The model gave no completion, after all retries.
+            MCPError: Any other error of `Runner.run_turn`.
+            ConversationBusy: Another thread is running an input.
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        if self._injected is not None:
+            self._injected.calls.clear()
+        request: TurnRequest[str] = self.conversation.request(text, images=images)
+        if self._on_event is None:
+            outcome = self.runner.run_turn(request)
+        else:
+            outcome = self._run_reporting(request, self._on_event)
+        self.last_outcome = outcome
+        return outcome.response
+
+    def _run_reporting(
+        self, request: TurnRequest[str], on_event: Callable[[LoopEvent], object]
+    ) -> TurnOutcome[str]:
+        """Run a turn and call `on_event` here, in the caller's thread, while the turn runs in its own.
+
+        In the turn's thread the function could not print to a notebook's cell or draw in a GUI, an exception
+        would have to find its way out, and recording a fact would wait for the recorder for ever, since
+        observers are called while the recorder is locked.
+        """
+        events = self._events = SimpleQueue()
+        handle = self.runner.start_turn(replace(request, on_delta=self._feed.words))
+        try:
+            _refuse_endless_wait(handle)
+            handle.when_done(lambda: events.put(None))
+            while (event := _next(events)) is not None:
+                on_event(event)
+        except BaseException:
+            handle.cancel()
+            with contextlib.suppress(MCPError, TimeoutError):
+                handle.result(_CANCELLED_WITHIN_S)
+            raise
+        return handle.result()
+
+
+def _next(events: "SimpleQueue[LoopEvent | None]") -> LoopEvent | None:
+    # A signal that is delivered to another thread does not wake this one, so look for it now and then.
+    while True:
+        try:
+            return events.get(timeout=_NOTICE_S)
+        except Empty:
+            pass
+
+
+def _refuse_endless_wait(handle: TurnHandle[Any]) -> None:
+    """Raise if the caller is a tool call of a turn that this turn has to wait for."""
+    try:
+        handle.result(_SOON_S)
+    except TimeoutError:
+        pass
+    except MCPError:
+        if not handle.done():
+            raise

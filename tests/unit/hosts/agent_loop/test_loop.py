@@ -1,0 +1,176 @@
+"""The agent loop: inputs that follow each other, events as they happen, and how an input ends early."""
+
+import _thread
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue import BudgetSpent, LlmSettings, MCPError, TurnLimits
+from grue.hosts.agent_loop import AgentLoop, LoopEvent, ToolEnded, ToolStarted, Words
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer, silence, text_reply, tool_calls_reply
+
+ROOMS = {"north": "a forest", "south": "a cave"}
+
+
+def look(direction: str) -> str:
+    """Look in a direction."""
+    return ROOMS[direction]
+
+
+@contextmanager
+def looping(script: Script, **how: Any) -> Iterator[tuple[AgentLoop, ScriptedLlmServer]]:
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with AgentLoop(settings, **{"system": "You explore.", "tools": [look], **how}) as loop:
+            yield loop, llm
+
+
+def asks(direction: str, name: str = "tools.look") -> LlmReply:
+    return tool_calls_reply((name, {"direction": direction}))
+
+
+def test_each_input_knows_what_was_said_before() -> None:
+    with looping([asks("north"), text_reply("A forest."), text_reply("I said so.")]) as (loop, llm):
+        assert loop.run("What is north?") == "A forest."
+        assert loop.run("Sure?") == "I said so."
+        roles = [message["role"] for message in llm.requests[-1].messages]
+        assert loop.last_outcome is not None
+        assert loop.last_outcome.turn == 2
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+
+
+def test_words_and_tool_calls_are_reported_in_the_callers_thread_as_they_happen() -> None:
+    events: list[LoopEvent] = []
+    threads: set[threading.Thread] = set()
+
+    def report(event: LoopEvent) -> None:
+        events.append(event)
+        threads.add(threading.current_thread())
+
+    calls = tool_calls_reply(
+        ("tools.look", {"direction": "north"}),
+        ("tools.look", {"direction": "up"}),
+        ("tools.sing", {}),
+        ("tools.look", "{"),
+        content="Let me see.",
+    )
+    with looping([calls, text_reply("A forest.")], on_event=report) as (loop, _):
+        loop.run("Look.")
+    assert threads == {threading.current_thread()}
+    words = [each for each in events if isinstance(each, Words)]
+    assert "".join(each.text for each in words) == "Let me see.A forest."
+    assert isinstance(events[0], Words)
+    assert isinstance(events[-1], Words)
+    started = [each for each in events if isinstance(each, ToolStarted)]
+    ended = [each for each in events if isinstance(each, ToolEnded)]
+    assert [(each.name, each.arguments) for each in started] == [
+        ("tools.look", {"direction": "north"}),
+        ("tools.look", {"direction": "up"}),
+    ]
+    assert sorted((each.name, str(each.result.error_message)[:40]) for each in ended) == [
+        ("tools.look", "None"),
+        ("tools.look", "Tool call failed: KeyError: 'up'"),
+        ("tools.look", "Tool call failed: the arguments are not "),
+        ("tools.sing", "Unknown MCP tool: tools.sing. Available "),
+    ]
+
+
+def test_a_callback_may_record_facts_and_call_the_loops_other_methods() -> None:
+    names: list[str] = []
+
+    def report(event: LoopEvent) -> None:
+        if isinstance(event, ToolEnded):
+            names.extend(tool.name for tool in loop.runner.tools())
+            loop.runner.recorder.record({"seen": event.name}, sender="host")
+
+    with looping([asks("north"), text_reply("A forest.")], on_event=report) as (loop, _):
+        assert loop.run("Look.") == "A forest."
+    assert names == ["tools.look"]
+
+
+def test_an_exception_of_the_callback_ends_the_input_and_the_next_one_goes_on() -> None:
+    failing = [ValueError("the window is closed")]
+
+    def report(event: LoopEvent) -> None:
+        if isinstance(event, ToolStarted) and failing:
+            raise failing.pop()
+
+    script = [asks("north"), text_reply("never"), text_reply("Here I am.")]
+    with looping(lambda request: script[min(2, len(llm.requests) - 1)], on_event=report) as (loop, llm):
+        with pytest.raises(ValueError, match="the window is closed"):
+            loop.run("Look.")
+        script[1] = text_reply("Here I am.")
+        assert loop.run("Are you there?") == "Here I am."
+
+
+@pytest.mark.parametrize("reporting", [True, False])
+def test_ctrl_c_ends_the_input_and_the_conversation_goes_on(reporting: bool) -> None:
+    def script(request: Any) -> LlmReply:
+        if len(llm.requests) > 1:
+            return text_reply("Here I am.")
+        _thread.interrupt_main()
+        return silence()
+
+    on_event: Callable[[LoopEvent], object] | None = (lambda _: None) if reporting else None
+    with looping(script, on_event=on_event) as (loop, llm):
+        with pytest.raises(KeyboardInterrupt):
+            loop.run("Look.")
+        assert loop.run("Are you there?") == "Here I am."
+
+
+def test_a_tool_that_runs_its_own_loop_is_told_that_it_would_wait_for_ever() -> None:
+    def recurse() -> str:
+        """Ask the loop itself."""
+        return loop.run("Again.")
+
+    script = [tool_calls_reply(("tools.recurse", {})), text_reply("done")]
+    with looping(script, tools=[recurse], on_event=lambda _: None) as (loop, _):
+        assert loop.run("Go.") == "done"
+        assert loop.last_outcome is not None
+        (call,) = loop.last_outcome.tool_calls
+    assert "cannot wait for another turn of its own episode" in str(call.result.error_message)
+
+
+def test_a_turn_that_fails_raises_its_error_with_and_without_a_callback() -> None:
+    from grue import Budget
+
+    for on_event in (None, lambda _: None):
+        with looping([text_reply("one")], budget=Budget(requests=1), on_event=on_event) as (loop, _):
+            loop.run("One.")
+            with pytest.raises(BudgetSpent):
+                loop.run("Two.")
+
+
+def test_the_options_are_the_runners_and_the_trace_holds_everything(tmp_path: Path) -> None:
+    path = tmp_path / "loop.jsonl"
+    limits = TurnLimits(max_tool_iterations=1)
+    with looping([asks("north"), text_reply("A forest.")], trace=path, limits=limits) as (loop, _):
+        loop.run("Look.")
+        assert loop.last_outcome is not None
+        assert loop.last_outcome.kind == "forced"
+        assert loop.runner.trace == path
+    assert b"tools.look" in path.read_bytes()
+    with pytest.raises(MCPError):
+        loop.run("The trace is closed.")
+
+
+def test_a_configuration_makes_a_loop(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.grue.llm]\nagent_model = "m"\n[tool.grue.mcp]\nmax_tool_iterations = 3\n'
+        '[[tool.grue.tool_policy.rules]]\ntools = ["tools.*"]\nverdict = "deny"\n',
+        encoding="utf-8",
+    )
+    with ScriptedLlmServer([asks("north"), text_reply("Denied.")]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with AgentLoop.from_toml(
+            tmp_path / "pyproject.toml", llm=settings, tools=[look], system="You explore."
+        ) as loop:
+            assert loop.runner.limits.max_tool_iterations == 3
+            loop.run("Look.")
+            assert loop.last_outcome is not None
+            assert [call.settlement for call in loop.last_outcome.tool_calls] == ["denied"]
