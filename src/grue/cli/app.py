@@ -39,6 +39,10 @@ def root(
     del version
 
 
+_Interpreter = Annotated[
+    str | None, typer.Option(help="What runs a story file: dfrotz or fernz.", show_default="as installed")
+]
+_TurnTimeout = Annotated[float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")]
 _SpawnAhead = Annotated[
     bool, typer.Option("--spawn-ahead", help="Start each turn's server during the move before it.")
 ]
@@ -49,6 +53,7 @@ _Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's repl
 def play(
     context: typer.Context,
     game: Annotated[str, typer.Option(help="'house', or a Z-machine story file.")] = "house",
+    interpreter: _Interpreter = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use a scripted model, not an LLM.")] = False,
     model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
@@ -59,9 +64,7 @@ def play(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for trace and logs.", show_default="runs/EPISODE")
     ] = None,
-    turn_timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")
-    ] = None,
+    turn_timeout: _TurnTimeout = None,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Resume the episode in this run folder; you can raise --turns."),
@@ -87,6 +90,7 @@ def play(
             _refuse_beside_resume(context)
         options = PlayOptions(
             game=game,
+            interpreter=interpreter,
             offline=offline,
             model=model,
             base_url=base_url,

@@ -29,7 +29,7 @@ from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.games.dfrotz import find_dfrotz
+from grue.games.interpreters import find_interpreter
 from grue.mcp_transport.client import require_mcp
 from grue.mcp_transport.node_version import node_too_old
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
@@ -91,7 +91,7 @@ def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
     yield from _node(known)
     yield from _servers(known, config, network=network)
     yield from look_at_llm(config, network=network)
-    yield _dfrotz()
+    yield _interpreter()
 
 
 def _packages() -> Finding:
@@ -212,8 +212,9 @@ def _node(known: KnownServers) -> Iterator[Finding]:
             yield Finding("WRONG", advice)
 
 
-def _dfrotz() -> Finding:
+def _interpreter() -> Finding:
     try:
-        return Finding("ok", f"dfrotz for story files: {find_dfrotz()}")
+        found = find_interpreter()
+        return Finding("ok", f"{found.name} for story files: {found.command[0]}")
     except MissingDependencyError as error:
         return Finding("note", f"{error}\nThe game 'house' does not need it.")

@@ -51,7 +51,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
 
 def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
     config, server = _configuration(options)
-    game = open_game(options.game)
+    game = open_game(options.game, interpreter=options.interpreter)
     client = _client(options, config, game)
     recorder = Recorder()
     episode_id = past.started.episode_id if past else f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"

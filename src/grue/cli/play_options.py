@@ -15,6 +15,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue play`; see its help.
 
     Attributes:
+        interpreter: What runs a story file; `None`: the first that is installed.
         mcp: Play with tools.
         turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
         resume: The run folder of the episode to resume, with the options of its first run.
@@ -27,6 +28,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     """
 
     game: str = "house"
+    interpreter: str | None = None
     offline: bool = False
     model: str | None = None
     base_url: str | None = None
@@ -45,7 +47,18 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     output: Literal["live", "json", "quiet"] = "live"
 
 
-_RECORDED = ("game", "offline", "model", "base_url", "mcp_config", "mcp", "turns", "seed", "turn_timeout_s")
+_RECORDED = (
+    "game",
+    "offline",
+    "model",
+    "base_url",
+    "mcp_config",
+    "mcp",
+    "turns",
+    "seed",
+    "turn_timeout_s",
+    "interpreter",
+)
 """Options that are recorded, and restored when the episode is resumed."""
 
 

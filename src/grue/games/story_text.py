@@ -50,15 +50,15 @@ class StatusLine(Struct, frozen=True):
     moves: int
 
 
-def tidy(printed: str) -> str:
-    """Undo the interpreter's line breaks, and remove the prompt and the blank lines around the text."""
-    text, room_left = "", 0
+def tidy(printed: str, *, broken_lines: bool = True) -> str:
+    """Remove the prompt and the blank lines around a text; undo line breaks if the interpreter made some."""
+    text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
         # The interpreter broke the previous line if the first word of this one would not have fitted there.
         first = re.match(r"[^\s-]*-?", line)
-        broken = bool(line) and first is not None and 0 < room_left <= len(first.group())
+        broken = broken_lines and bool(line) and first is not None and 0 <= room_left <= len(first.group())
         text += (("" if text.endswith("-") else " ") if broken else "\n") + line.rstrip()
-        room_left = WIDTH - len(line) if line else 0
+        room_left = WIDTH - len(line) if line else -1
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 

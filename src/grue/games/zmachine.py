@@ -1,4 +1,4 @@
-"""Play Z-machine story files with the interpreter `dfrotz`."""
+"""Play Z-machine story files with an interpreter: `dfrotz`, or `fernz` from pip."""
 
 from pathlib import Path
 from typing import Final, Literal
@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from grue.errors import GameError
 from grue.games import story_text
-from grue.games.dfrotz import Dfrotz, find_dfrotz
 from grue.games.game import Observation
+from grue.games.interpreter_process import InterpreterProcess
+from grue.games.interpreters import find_interpreter
 from grue.games.story_file import open_story
 
 _AGAIN: Final = ("g", "again")
@@ -24,6 +25,7 @@ class _Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
     story: str
     seed: int
     commands: list[str]
+    interpreter: str = "dfrotz"
 
 
 class _Known(Struct):
@@ -47,21 +49,22 @@ class ZMachineGame:
 
     Args:
         story: The story file.
+        interpreter: "dfrotz" or "fernz"; `None`: the first of them that is installed.
         answer_within_s: Time limit of the interpreter for one answer, in seconds. The default of 5 is about a
             thousand times what it needs.
 
     Raises:
-        GameError: The file cannot be read or is not a story.
-        MissingDependencyError: `dfrotz` is not installed.
+        GameError: The file cannot be read or is not a story, or there is no interpreter of that name.
+        MissingDependencyError: The interpreter is not installed, or none is.
     """
 
-    def __init__(self, story: Path, *, answer_within_s: float = 5.0) -> None:
+    def __init__(self, story: Path, *, interpreter: str | None = None, answer_within_s: float = 5.0) -> None:
         self._story = open_story(story)
-        self._program = find_dfrotz()
+        self._player = find_interpreter(interpreter)
         self._answer_within_s = answer_within_s
         self._seed = 0
         self._commands: list[str] = []
-        self._interpreter: Dfrotz | None = None
+        self._interpreter: InterpreterProcess | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -90,8 +93,8 @@ class ZMachineGame:
         self._forget()
         self._seed = seed
         self._commands = []
-        self._interpreter = Dfrotz(
-            self._program, self._story.path, seed=seed, answer_within_s=self._answer_within_s
+        self._interpreter = InterpreterProcess(
+            self._player, self._story.path, seed=seed, answer_within_s=self._answer_within_s
         )
         return self._converse(self._interpreter, None)
 
@@ -114,10 +117,10 @@ class ZMachineGame:
             self._repeated = command
         return self._converse(self._interpreter, command)
 
-    def _converse(self, interpreter: Dfrotz, command: str | None) -> Observation:
+    def _converse(self, interpreter: InterpreterProcess, command: str | None) -> Observation:
         try:
             printed, prompt = interpreter.exchange(command)
-            text = story_text.tidy(printed)
+            text = self._tidy(printed)
             self._done = interpreter.ended or story_text.says_over(text)
             text = self._learn(text)
             self._ask_score(interpreter, text, prompt)
@@ -125,6 +128,9 @@ class ZMachineGame:
             self.close()
             raise
         return self._observe(text or _OVER * self._done, died=story_text.says_died(text))
+
+    def _tidy(self, printed: str) -> str:
+        return story_text.tidy(printed, broken_lines=self._player.breaks_lines)
 
     def _learn(self, text: str) -> str:
         """Remember the room and score that a text shows, and return the text without the status line."""
@@ -151,12 +157,12 @@ class ZMachineGame:
         known.moves = told.moves if told.moves is not None else known.moves
         return True
 
-    def _ask_score(self, interpreter: Dfrotz, text: str, prompt: str) -> None:
+    def _ask_score(self, interpreter: InterpreterProcess, text: str, prompt: str) -> None:
         answers = story_text.asks_something(text, prompt) or story_text.took_no_time(text)
         if self._done or answers or not self._tells_score:
             return
         printed, _ = interpreter.exchange("score")
-        self._tells_score = self._note_score(story_text.tidy(printed))
+        self._tells_score = self._note_score(self._tidy(printed))
 
     def _observe(self, text: str, *, died: bool = False) -> Observation:
         known = self._known
@@ -173,15 +179,16 @@ class ZMachineGame:
         )
 
     def snapshot(self) -> bytes:
-        """Return the story's digest, the seed and the commands so far. Replaying them restores the state."""
-        played = _Snapshot("zmachine", 1, self._story.digest, self._seed, self._commands)
+        """Return what replays the game: story, seed, commands and interpreter."""
+        played = _Snapshot("zmachine", 1, self._story.digest, self._seed, self._commands, self._player.name)
         return msgspec.json.encode(played)
 
     def restore(self, snapshot: bytes) -> Observation:
-        """Replay a snapshot's commands, and return the observation after the last of them.
+        """Replay a snapshot's commands in its interpreter, and return the observation after the last of them.
 
         Raises:
             GameError: The snapshot is damaged or belongs to another story, or the interpreter failed.
+            MissingDependencyError: The snapshot's interpreter is not installed.
         """
         try:
             played = msgspec.json.decode(snapshot, type=_Snapshot)
@@ -189,6 +196,8 @@ class ZMachineGame:
             raise GameError(f"This is not a snapshot of a story file: {error}.") from error
         if played.story != self._story.digest:
             raise GameError(f"This snapshot belongs to another story file than {self._story.path.name}.")
+        if played.interpreter != self._player.name:
+            self._player = find_interpreter(played.interpreter)
         seen = self.reset(played.seed)
         for command in played.commands:
             seen = self.step(command)

@@ -5,6 +5,8 @@ import pytest
 from grue.errors import GameError, MissingDependencyError
 from grue.games import HouseGame, open_game
 from grue.games.dfrotz import find_dfrotz
+from grue.games.fernz import fernz
+from grue.games.interpreters import find_interpreter
 
 
 def test_the_house_by_name() -> None:
@@ -46,3 +48,34 @@ def test_the_interpreter_is_found_off_the_path_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("grue.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
     assert find_dfrotz() == program
+
+
+def test_without_any_interpreter_both_commands_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("grue.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
+    monkeypatch.setattr("grue.games.fernz.find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match=r"apt-get install frotz .*pip install 'grue\[fernz\]'"):
+        find_interpreter()
+    with pytest.raises(MissingDependencyError, match="fernz is not installed"):
+        find_interpreter("fernz")
+
+
+def test_dfrotz_comes_first_and_fernz_stands_in_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("grue.games.fernz.find_spec", lambda _: object())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("grue.games.dfrotz.DEBIAN_GAMES", str(tmp_path))
+    assert find_interpreter() == fernz()
+    program = tmp_path / "dfrotz"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert find_interpreter().command == (str(program),)
+    assert find_interpreter("fernz") == fernz()
+
+
+def test_an_unknown_interpreter_is_refused_with_the_names_that_exist() -> None:
+    with pytest.raises(GameError, match="no interpreter 'jzip'; there are dfrotz and fernz"):
+        find_interpreter("jzip")

@@ -43,6 +43,9 @@ def test_tidy_joins_only_what_the_interpreter_broke() -> None:
     assert tidy(f"{full}\nas\n\n>") == f"{full}\nas"  # it would have fitted: the game's own line break
     assert tidy(f"{full[:-1]}-\nhanded\n\n>") == f"{full[:-1]}-handed"
     assert tidy(f"{full}\n\nNew paragraph.\n\n>") == f"{full}\n\nNew paragraph."
+    filled = "x" * WIDTH
+    assert tidy(f"{filled}\nas\n\n>") == f"{filled} as"  # nothing fits behind a full line
+    assert tidy(f"{full}\nlonger word\n\n>", broken_lines=False) == f"{full}\nlonger word"
     twice = f"{full}\n{full}\nlonger word"
     assert tidy(f"{twice}\n\n>") == f"{full} {full} longer word"
 

@@ -15,22 +15,27 @@ import pytest
 from promises import within
 
 from grue.errors import GameError
-from grue.games.dfrotz import Dfrotz
+from grue.games.interpreter_process import Interpreter, InterpreterProcess
 from grue.processes.guard import guard_pid
 
-Start = Callable[..., Dfrotz]
+Start = Callable[..., InterpreterProcess]
+
+
+def dfrotz(program: Path) -> Interpreter:
+    return Interpreter(name="dfrotz", command=(str(program),))
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start a shell script in the interpreter's place; its last argument is the story, its options before."""
-    running: list[Dfrotz] = []
+    running: list[InterpreterProcess] = []
 
-    def begin(script: str, *, answer_within_s: float = 5.0) -> Dfrotz:
+    def begin(script: str, *, answer_within_s: float = 5.0) -> InterpreterProcess:
         program = tmp_path / "dfrotz"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
-        running.append(Dfrotz(program, tmp_path / "story.z3", seed=7, answer_within_s=answer_within_s))
+        story = tmp_path / "story.z3"
+        running.append(InterpreterProcess(dfrotz(program), story, seed=7, answer_within_s=answer_within_s))
         return running[-1]
 
     yield begin
@@ -107,7 +112,7 @@ def test_an_end_is_no_failure(start: Start) -> None:
 def test_a_failure_is_named_with_the_last_words(
     start: Start, monkeypatch: pytest.MonkeyPatch, line: str, what: str
 ) -> None:
-    monkeypatch.setattr("grue.games.dfrotz._EXIT_S", 0.2)
+    monkeypatch.setattr("grue.games.interpreter_process._EXIT_S", 0.2)
     interpreter = start(ANSWERING)
     interpreter.exchange(None)
     interpreter.exchange("hello")
@@ -133,7 +138,7 @@ def test_one_that_never_stops_printing_is_stopped(start: Start) -> None:
 def test_one_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(GameError, match=r"Cannot start the interpreter .*absent"):
-        Dfrotz(tmp_path / "absent", tmp_path / "story.z3", seed=0, answer_within_s=1)
+        InterpreterProcess(dfrotz(tmp_path / "absent"), tmp_path / "story.z3", seed=0, answer_within_s=1)
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +146,7 @@ def test_it_goes_with_its_object(start: Start, tmp_path: Path) -> None:
     program = tmp_path / "lonely"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
-    interpreter = Dfrotz(program, tmp_path / "story.z3", seed=0, answer_within_s=1)
+    interpreter = InterpreterProcess(dfrotz(program), tmp_path / "story.z3", seed=0, answer_within_s=1)
     child = interpreter._process.pid
     assert psutil.pid_exists(child)
     del interpreter
@@ -154,8 +159,10 @@ def test_it_goes_with_the_program(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     script = (
-        "import sys\nfrom pathlib import Path\nfrom grue.games.dfrotz import Dfrotz\n"
-        "left = Dfrotz(Path(sys.argv[1]), Path('story.z3'), seed=0, answer_within_s=1)\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from grue.games.interpreter_process import Interpreter, InterpreterProcess\n"
+        "dfrotz = Interpreter(name='dfrotz', command=(sys.argv[1],))\n"
+        "left = InterpreterProcess(dfrotz, Path('story.z3'), seed=0, answer_within_s=1)\n"
         "print(left._process.pid)\n"
     )
     ran = subprocess.run(

@@ -1,0 +1,20 @@
+"""Find the interpreter `fernz`, a Python package for Z-machine stories of versions 3, 4, 5 and 8."""
+
+import sys
+from importlib.util import find_spec
+
+from grue.errors import MissingDependencyError
+from grue.games.interpreter_process import Interpreter
+
+
+def fernz() -> Interpreter:
+    """Return the installed interpreter. It runs in a process of its own, which is started like dfrotz.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    if find_spec("fernz") is None:
+        raise MissingDependencyError("The interpreter fernz is not installed: pip install 'grue[fernz]'.")
+    # -P: a module in the working directory cannot take the place of an installed one.
+    player = (sys.executable, "-P", "-m", "grue.games.fernz_player")
+    return Interpreter(name="fernz", command=player, breaks_lines=False)

@@ -1,0 +1,208 @@
+"""The interpreter from pip: it gives the answers that dfrotz gives, and it is held to the same limits."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from promises import within
+
+from grue.errors import GameError, MissingDependencyError
+from grue.games import Observation, ZMachineGame
+from grue.games.interpreters import find_interpreter
+
+pytest.importorskip("fernz", reason="story files without dfrotz need the extra: pip install 'grue[fernz]'")
+
+STORIES = Path(__file__).resolve().parents[1] / "recorded" / "stories"
+
+CELLAR = [
+    *("look", "up", "up", "roll", "roll", "down", "down", "take lamp", "take lamp", "take bell", "", "score"),
+    *(
+        "press",
+        "x",
+        "press",
+        "",
+        "roll",
+        "xyzzy",
+        "look ?",
+        "up",
+        "roll",
+        "h\u00e9llo",
+        "up",
+        "roll",
+        "ring",
+        "look",
+    ),
+]
+
+OPENING = [
+    *("n", "n", "up", "take egg", "down", "south", "east", "open window", "west", "west", "take lamp"),
+    *(
+        "open case",
+        "put egg in case",
+        "move rug",
+        "open trap door",
+        "turn on lamp",
+        "down",
+        "south",
+    ),
+    *("east", "take painting", "north", "up", "west", "put painting in case"),
+]
+ANYTHING = [
+    *(
+        "n",
+        "s",
+        "e",
+        "w",
+        "ne",
+        "nw",
+        "se",
+        "sw",
+        "u",
+        "d",
+        "in",
+        "out",
+        "look",
+        "i",
+        "take all",
+        "drop all",
+        "wait",
+    ),
+    *(
+        "open trap door",
+        "turn on lamp",
+        "kill troll with sword",
+        "kill thief with sword",
+        "again",
+        "diagnose",
+    ),
+    *(
+        "examine lamp",
+        "verbose",
+        "brief",
+        "pray",
+        "jump",
+        "echo",
+        "put all in case",
+        "take lamp",
+        "take sword",
+    ),
+    *(
+        "what is a grue?",
+        "look?",
+        "take leaflet, lamp and sword",
+        "open sack then look",
+        "oops",
+        "restart",
+        "n",
+    ),
+    *(
+        "xyzzy",
+        "say hello",
+        "hello sailor",
+        "give egg to thief",
+        "climb tree",
+        "move rug",
+        "quit",
+        "n",
+        "score",
+    ),
+]
+
+
+def both(story: Path, seed: int) -> Iterator[ZMachineGame]:
+    for name in ("dfrotz", "fernz"):
+        try:
+            game = ZMachineGame(story, interpreter=name, answer_within_s=60)
+        except MissingDependencyError as absent:
+            pytest.skip(str(absent))
+        game.reset(seed)
+        yield game
+
+
+def assert_alike(story: Path, seed: int, commands: Sequence[str]) -> Observation:
+    """Play the commands in both interpreters, and compare each observation."""
+    one, other = both(story, seed)
+    try:
+        seen = one.step("look")
+        assert other.step("look") == seen
+        for number, command in enumerate(commands, start=1):
+            seen = one.step(command)
+            assert other.step(command) == seen, f"command {number} of seed {seed}: {command!r}"
+    finally:
+        one.close()
+        other.close()
+    return seen
+
+
+@pytest.mark.parametrize("version", [3, 5, 8])
+def test_a_small_story_goes_alike_in_both(version: int) -> None:
+    """Rooms, chance, single keys, questions, an end; and after the end nothing."""
+    seen = assert_alike(STORIES / f"cellar.z{version}", 7, CELLAR)
+    assert seen.done
+
+
+def test_the_opening_of_zork_goes_alike_in_both(zork1: Path) -> None:
+    seen = assert_alike(zork1, 7, OPENING)
+    assert (seen.score, seen.location) == (55, "Living Room")
+
+
+@pytest.mark.slow
+def test_a_long_game_of_zork_goes_alike_in_both(zork1: Path) -> None:
+    """Fights, the thief and other chances included: the interpreters make the same random numbers."""
+    assert_alike(zork1, 3, [*OPENING, *random.Random(3).choices(ANYTHING, k=120)])
+
+
+@pytest.fixture
+def cellar() -> Iterator[ZMachineGame]:
+    game = ZMachineGame(STORIES / "cellar.z5", interpreter="fernz", answer_within_s=60)
+    game.reset(3)
+    yield game
+    game.close()
+
+
+def test_a_game_is_saved_and_restored_in_memory(cellar: ZMachineGame) -> None:
+    assert cellar.step("restore").text == "Failed."
+    cellar.step("up")
+    assert cellar.step("save").text == "Ok."
+    cellar.step("up")
+    assert cellar.step("look").text.startswith("Tower")
+    cellar.step("restore")
+    assert cellar.step("look").text.startswith("Winding Stair")
+
+
+def test_a_snapshot_goes_on_in_the_interpreter_that_it_names(cellar: ZMachineGame) -> None:
+    for command in ("roll", "up", "roll"):
+        cellar.step(command)
+    snapshot = cellar.snapshot()
+    assert msgspec.json.decode(snapshot)["interpreter"] == "fernz"
+    try:
+        other = ZMachineGame(STORIES / "cellar.z5", interpreter="dfrotz")
+    except MissingDependencyError as absent:
+        pytest.skip(str(absent))
+    other.restore(snapshot)
+    try:
+        assert other.snapshot() == snapshot
+        assert other.step("roll") == cellar.step("roll")
+    finally:
+        other.close()
+
+
+def test_a_story_that_never_stops_costs_the_deadline_and_no_more() -> None:
+    game = ZMachineGame(STORIES / "cellar.z5", interpreter="fernz", answer_within_s=3)
+    game.reset()
+    with within(10), pytest.raises(GameError, match=r"interpreter fernz did not answer within 3 s"):
+        game.step("loop")
+
+
+def test_a_damaged_story_is_an_error_with_what_fernz_says(tmp_path: Path) -> None:
+    holed = tmp_path / "holed.z3"
+    story = (STORIES / "cellar.z3").read_bytes()
+    holed.write_bytes(story[:64] + bytes(len(story) - 64))
+    game = ZMachineGame(holed, interpreter="fernz", answer_within_s=60)
+    with pytest.raises(
+        GameError, match=r"(?s)interpreter fernz ended with exit status 1\. Its last output: \w+"
+    ):
+        game.reset()
+    assert find_interpreter("fernz").command[1] == "-P", "a module in the working directory is not imported"
