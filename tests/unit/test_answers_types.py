@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 import pytest
+from case_tables import each_case
 from pydantic import BaseModel
 
 from grue import AnswerSpec, LlmSettings, Runner, TurnRequest
@@ -43,8 +44,8 @@ class Colour(enum.Enum):
     RED = "red"
 
 
-@pytest.mark.parametrize(
-    ("type_", "text", "answer", "recorded"),
+@each_case(
+    "type_, text, answer, recorded",
     [
         (Model, 'Here: {"a": 1, "b": null}', Model(a=1), {"a": 1, "b": None}),
         (Record, '```json\n{"a": 1}\n```', Record(1), {"a": 1}),

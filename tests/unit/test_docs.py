@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from case_tables import each_case
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -20,14 +20,14 @@ def _blocks(page: Path, language: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_case("page", PAGES)
 def test_every_python_block_can_be_read(page: Path) -> None:
     for block in _blocks(page, "python"):
         tree = ast.parse(block)
         assert tree.body, f"a block without code in {page.name}:\n{block}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_case("page", PAGES)
 def test_each_line_of_a_block_holds_one_command(page: Path) -> None:
     blocks = _blocks(page, "") + _blocks(page, "console") + _blocks(page, "sh")
     for line in "\n".join(blocks).splitlines():
@@ -35,7 +35,7 @@ def test_each_line_of_a_block_holds_one_command(page: Path) -> None:
         assert " grue " not in comment, f"two commands on one line of {page.name}: {line}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_case("page", PAGES)
 def test_headings_stand_on_lines_of_their_own(page: Path) -> None:
     prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
     for line in prose.splitlines():

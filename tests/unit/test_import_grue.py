@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_tables import each_case
 
 import grue
 
@@ -35,7 +36,7 @@ def test_a_turn_without_mcp_never_loads_it() -> None:
     assert loaded_after("from grue import Runner, TurnRequest").isdisjoint({"mcp", "mcp_types", "langfuse"})
 
 
-@pytest.mark.parametrize("name", grue.__all__)
+@each_case("name", grue.__all__)
 def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(grue, name) is not None
     assert name in dir(grue)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import pytest
+from case_tables import each_case
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
@@ -26,7 +26,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
+@each_case("file", FILES)
 def test_a_test_file_has_the_name_of_its_module_and_perhaps_a_word_more(file: Path) -> None:
     name = file.stem.removeprefix("test_")
     if len(file.parts) == 1 and name in OF_THE_PROJECT:

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
-import pytest
+from case_tables import each_case
 
 ROOT = Path(__file__).resolve().parents[2]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
@@ -30,7 +30,7 @@ def test_the_public_names_are_those_of_the_snapshot() -> None:
     )
 
 
-@pytest.mark.parametrize("module", tool().PUBLIC)
+@each_case("module", tool().PUBLIC)
 def test_every_public_name_can_be_imported(module: str) -> None:
     loaded = importlib.import_module(f"grue.{module}".rstrip("."))
     for name in tool().public_names(module):

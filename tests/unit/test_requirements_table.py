@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-import pytest
+from case_tables import each_case
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "requirements.md"
@@ -96,7 +96,7 @@ def test_every_item_stands_there_once() -> None:
     assert sorted(counts) == sorted(ITEMS)
 
 
-@pytest.mark.parametrize(("item", "tests"), rows(), ids=[item for item, _ in rows()])
+@each_case("item, tests", rows())
 def test_each_item_has_tests_that_exist_or_an_issue(item: str, tests: str) -> None:
     named = REFERENCE.findall(tests)
     assert named or OPEN.search(tests), f"{item} has neither a test nor an issue"
@@ -107,7 +107,7 @@ def test_each_item_has_tests_that_exist_or_an_issue(item: str, tests: str) -> No
     assert missing == []
 
 
-@pytest.mark.parametrize("number", range(1, 49))
+@each_case("number", range(1, 49))
 def test_each_property_that_is_not_open_has_a_test_named_for_it(number: int) -> None:
     tests = dict(rows())[f"P{number}"]
     names = [name for _, name in REFERENCE.findall(tests)]

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,8 +24,8 @@ def tool(closed: bool = False, **properties: Any) -> ToolDefinition:
 NULLABLE = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 
-@pytest.mark.parametrize(
-    ("schema", "written", "value"),
+@each_case(
+    "schema, written, value",
     [
         ({"type": "string"}, "7", "7"),
         ({"type": "string"}, '"x"', '"x"'),

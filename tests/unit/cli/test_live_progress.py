@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,7 +123,7 @@ ACTIVITIES: dict[str, tuple[Struct, ...]] = {
 }
 
 
-@pytest.mark.parametrize("words", ACTIVITIES)
+@each_case("words", ACTIVITIES)
 def test_what_was_begun_last_is_said(words: str) -> None:
     assert shown(after(*ACTIVITIES[words]))[-1] == f"  * {words}"
 
@@ -145,7 +146,7 @@ ENDINGS: list[tuple[Struct, Struct]] = [
 ]
 
 
-@pytest.mark.parametrize(("begun", "ended"), ENDINGS, ids=lambda body: type(body).__name__)
+@each_case("begun, ended", ENDINGS)
 def test_everything_that_begins_ends(begun: Struct, ended: Struct) -> None:
     assert after(begun).doing
     assert not after(begun, ended).doing

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +18,8 @@ def scope(**environ: str) -> Scope:
     return Scope(environ=environ, workspace_folder=Path("/project"), source="/project/mcp_config.json")
 
 
-@pytest.mark.parametrize(
-    ("text", "expanded"),
+@each_case(
+    "text, expanded",
     [
         ("", ""),
         ("plain $A {A} $$ }", "plain $A {A} $$ }"),

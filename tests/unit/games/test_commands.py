@@ -1,6 +1,7 @@
 """Sanitising: whatever a model writes, one plain command or nothing reaches a game."""
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 from grue.games.commands import MAX_LENGTH, sanitise_command
 
 
-@pytest.mark.parametrize(
-    ("text", "command"),
+@each_case(
+    "text, command",
     [
         ("look", "look"),
         ("  take   the lamp\t", "take the lamp"),
@@ -76,7 +77,7 @@ def test_nothing_playable_is_none(text: str) -> None:
     assert sanitise_command(text) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "save",

@@ -4,6 +4,7 @@ import re
 
 import msgspec
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from house_play import INTO_KITCHEN, TO_TRAPDOOR, WITH_LANTERN, play, text_after
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from grue.games.house_things import THINGS
 from grue.games.house_world import AWARDS, DEATHS, MAX_SCORE, ROOMS
 
 
-@pytest.mark.parametrize("seed", [*range(300), -1, 2**63])
+@each_case("seed", [*range(300), -1, 2**63])
 def test_the_walkthrough_wins_with_every_point(seed: int) -> None:
     game = HouseGame()
     game.reset(seed)
@@ -87,7 +88,7 @@ def solve(said: dict[str, str]) -> str:
     return "".join(str(figures[person]) for person in order)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each_case("seed", range(60))
 def test_the_number_follows_from_the_texts_and_only_from_all_of_them(seed: int) -> None:
     said = clues(seed)
     answer = case_for(seed).answer

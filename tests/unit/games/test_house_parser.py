@@ -1,12 +1,13 @@
 """The house's parser, as tables of what people type."""
 
 import pytest
+from case_tables import each_case
 
 from grue.games.house_parser import VERBS, Phrase, parse
 
 
-@pytest.mark.parametrize(
-    ("line", "direction"),
+@each_case(
+    "line, direction",
     [
         ("n", "n"),
         ("North", "n"),
@@ -27,8 +28,8 @@ def test_directions(line: str, direction: str) -> None:
     assert (phrase.verb, phrase.direction) == ("go", direction)
 
 
-@pytest.mark.parametrize(
-    ("line", "verb", "nouns", "preposition", "second"),
+@each_case(
+    "line, verb, nouns, preposition, second",
     [
         ("x lamp", "examine", (("lamp",),), "", ()),
         ("look at the brass lantern", "examine", (("brass", "lantern"),), "", ()),

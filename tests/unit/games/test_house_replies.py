@@ -1,6 +1,7 @@
 """What the house says to what people type."""
 
 import pytest
+from case_tables import each_case
 from house_play import INTO_KITCHEN, WITH_LANTERN, play, text_after
 
 from grue.games.house import HouseGame, walkthrough
@@ -36,8 +37,8 @@ def test_the_cat_takes_its_fish_in_any_wording() -> None:
         assert play(*INTO_KITCHEN, "e", "take sardines", "w", command)[1].score == 15, command
 
 
-@pytest.mark.parametrize(
-    ("commands", "reply"),
+@each_case(
+    "commands, reply",
     [
         ((), "sixteen rooms"),
         (("",), "I beg your pardon?"),
@@ -100,8 +101,8 @@ def test_replies(commands: tuple[str, ...], reply: str) -> None:
     assert reply in seen.text
 
 
-@pytest.mark.parametrize(
-    ("command", "reply"),
+@each_case(
+    "command, reply",
     [
         ("listen", "with a sound like"),
         ("wind clock", "making a point"),

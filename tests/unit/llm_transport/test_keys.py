@@ -1,6 +1,7 @@
 """Which key goes where."""
 
 import pytest
+from case_tables import each_case
 
 from grue import LlmSettings, Runner
 from grue.errors import MCPConfigError
@@ -12,8 +13,8 @@ KEYS = {"OPENROUTER_API_KEY": "sk-router", "OPENAI_API_KEY": "sk-openai"}
 OWN = {"GRUE_API_KEY": "sk-own"}
 
 
-@pytest.mark.parametrize(
-    ("base_url", "key"),
+@each_case(
+    "base_url, key",
     [
         ("https://openrouter.ai/api/v1", "sk-router"),
         ("https://OpenRouter.ai:443/api/v1", "sk-router"),

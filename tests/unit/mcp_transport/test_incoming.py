@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
@@ -54,7 +55,7 @@ def test_an_unusable_answer_becomes_an_error_for_its_request(members: bytes) -> 
     assert "not usable" in message.error.message
 
 
-@pytest.mark.parametrize(
+@each_case(
     "line",
     [
         b"",

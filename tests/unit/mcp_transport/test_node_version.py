@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from transport_servers import faulty
@@ -53,8 +54,8 @@ def npx(tools: Path, *args: str, **more: Any) -> StdioServer:
     )
 
 
-@pytest.mark.parametrize(
-    ("wanted", "oldest"),
+@each_case(
+    "wanted, oldest",
     [
         (">=22", (22, 0, 0)),
         (">= 18.17.1", (18, 17, 1)),

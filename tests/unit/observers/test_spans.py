@@ -4,6 +4,7 @@ from typing import Any
 
 import anyio
 import pytest
+from case_tables import each_case
 from eventful_episode import NOTES, record_episode
 from recorded_turns import STARTED_AT, Called, Play, Tape, opened, refused_connection
 
@@ -315,8 +316,8 @@ def test_a_session_outside_turns_that_was_never_opened_is_an_error(end: Any, err
 BUSY = LlmFailure(kind="unavailable", endpoint="http://x", model="m", message="busy")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "verdict"),
+@each_case(
+    "outcome, verdict",
     [
         (TurnFailed(turn=1, failure=refused_connection()), ("error", "server_failed", "Connection refused")),
         (TurnFailed(turn=1, failure=BUSY), ("error", "unavailable", "busy")),

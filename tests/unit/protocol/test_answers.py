@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +18,8 @@ OBJECTS: Any = st.dictionaries(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@each_case(
+    "text, found",
     [
         ('{"action": "look"}', [LOOK]),
         ('  {"action": "look"}\n', [LOOK]),

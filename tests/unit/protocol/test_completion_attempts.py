@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -190,9 +191,7 @@ def test_the_table_is_complete() -> None:
     assert pairs == {(a, b) for a in get_args(AttemptState) for b in get_args(AttemptEvent)}
 
 
-@pytest.mark.parametrize(
-    ("state", "event", "following", "commands"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
-)
+@each_case("state, event, following, commands", [row[1:] for row in ROWS])
 def test_a_listed_pair_leads_on(
     state: AttemptState,
     event: AttemptEvent,

@@ -1,6 +1,7 @@
 """Lines out of chunks: all of them, in order, whatever the chunks are; of one too long its ends."""
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,8 +83,8 @@ def test_what_stands_after_the_last_newline_is_a_line_at_the_end() -> None:
     assert buffer.rest() == b"two"
 
 
-@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@each_case("newline", [b"\n", b"\r\n", b"\r"])
+@each_case("size", [1, 2, 3, 100])
 def test_events_end_with_an_empty_line_wherever_the_chunks_are_cut(newline: bytes, size: int) -> None:
     events = [b"data: 1", b"event: x" + newline + b"data: 2", b"data: 3"]
     text = b"".join(event + 2 * newline for event in events) + b"rest"

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ vendors = st.sampled_from(
 variants = st.sampled_from(["", ":free", ":nitro", "-2026-11-01", "@eu", "/"])
 
 
-@pytest.mark.parametrize("model", DENIED)
+@each_case("model", DENIED)
 def test_p13_a_model_without_tools_is_known_by_its_name(model: str) -> None:
     rule = rule_for(model)
     assert rule is not None
@@ -99,7 +100,7 @@ def test_p13_a_model_without_tools_is_known_by_its_name(model: str) -> None:
     assert not supports_tool_calling(model)
 
 
-@pytest.mark.parametrize("model", KNOWN)
+@each_case("model", KNOWN)
 def test_p13_a_family_with_tools_is_known_by_its_name(model: str) -> None:
     rule = rule_for(model)
     assert rule is not None
@@ -155,7 +156,7 @@ def test_p13_every_denial_precedes_every_known_family_and_gives_its_reason() -> 
     assert all(rule.reason for rule in NAME_RULES)
 
 
-@pytest.mark.parametrize("row", range(len(NAME_RULES)))
+@each_case("row", range(len(NAME_RULES)))
 def test_p13_no_row_is_idle(row: int) -> None:
     assert any(rule_for(model) is NAME_RULES[row] for model in DENIED + KNOWN)
 

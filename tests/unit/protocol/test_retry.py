@@ -4,6 +4,7 @@ from datetime import datetime
 from email.utils import format_datetime, formatdate
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ def failed(kind: str, status: int | None = None) -> LlmFailure:
     return LlmFailure(kind=kind, endpoint="e", model="m", message="x", status=status)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
+@each_case("status", [408, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
 def test_these_statuses_are_tried_again(status: int) -> None:
     assert kind_of_status(status, "overloaded") == "unavailable"
 

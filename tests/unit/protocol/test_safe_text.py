@@ -4,6 +4,7 @@ import contextlib
 import unicodedata
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,8 @@ from grue.protocol.safe_text import printable, well_formed
 ANY_TEXT = st.text(st.characters(codec=None), max_size=80)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
+@each_case(
+    "text, shown",
     [
         ("", ""),
         ("open the mailbox", "open the mailbox"),

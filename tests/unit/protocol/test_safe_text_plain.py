@@ -1,12 +1,12 @@
-import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.protocol.safe_text import plain_text
 
 
-@pytest.mark.parametrize(
-    ("raw", "shown"),
+@each_case(
+    "raw, shown",
     [
         ("plain", "plain"),
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),

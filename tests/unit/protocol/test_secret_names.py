@@ -3,6 +3,7 @@
 from base64 import b64encode, urlsafe_b64encode
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from grue.protocol.secret_names import looks_secret, secrets_in
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     [
         "OPENROUTER_API_KEY",
@@ -43,7 +44,7 @@ def test_names_of_secrets_are_recognised(name: str) -> None:
     assert looks_secret(name)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     [
         "SSH_AUTH_SOCK",

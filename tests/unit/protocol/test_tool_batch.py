@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -98,7 +99,7 @@ def test_the_table_is_complete() -> None:
     assert pairs == {(state, event) for state in get_args(BatchState) for event in get_args(BatchEvent)}
 
 
-@pytest.mark.parametrize(("state", "event", "following", "commands"), ROWS)
+@each_case("state, event, following, commands", ROWS)
 def test_a_listed_pair_leads_on(
     state: BatchState, event: BatchEvent, following: BatchState, commands: tuple[BatchCommand, ...]
 ) -> None:

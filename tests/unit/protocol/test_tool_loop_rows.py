@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from msgspec.structs import replace
 from turns import (
     ACCEPTED,
@@ -452,8 +453,8 @@ LIVE = {
 }
 
 
-@pytest.mark.parametrize("doing", LIVE)
-@pytest.mark.parametrize("event", [DEADLINE, INTERRUPT])
+@each_case("doing", LIVE)
+@each_case("event", [DEADLINE, INTERRUPT])
 def test_a_deadline_or_an_interruption_ends_the_turn_in_every_live_state(doing: str, event: Any) -> None:
     walk = Walk(*LIVE[doing], event)
     assert walk.of(CloseSession) == [CloseSession(server="a")], "asked once, also where it was asked before"

@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 import pytest
+from case_tables import each_case
 from msgspec.structs import replace
 from turns import (
     ACCEPTED,
@@ -335,14 +336,14 @@ def test_the_table_is_complete() -> None:
         assert type(event).__name__ == name.split(" ")[0]
 
 
-@pytest.mark.parametrize(("state", "event"), LEGAL)
+@each_case("state, event", LEGAL)
 def test_a_listed_pair_leads_on(state: str, event: str) -> None:
     following, commands = step(STATES[state], EVENTS[event])
     shown = f"{type(following).__name__}: {' '.join(names(commands))}".strip()
     assert shown == LISTED[state][event]
 
 
-@pytest.mark.parametrize(("state", "event"), ILLEGAL)
+@each_case("state, event", ILLEGAL)
 def test_every_other_pair_is_illegal_and_names_both(state: str, event: str) -> None:
     with pytest.raises(IllegalEvent) as error:
         step(STATES[state], EVENTS[event])
@@ -350,9 +351,7 @@ def test_every_other_pair_is_illegal_and_names_both(state: str, event: str) -> N
     assert type(EVENTS[event]).__name__ in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("state", "event"), [pair for pair in LEGAL if pair[0].startswith(("AwaitingClose", "Fin"))]
-)
+@each_case("state, event", [pair for pair in LEGAL if pair[0].startswith(("AwaitingClose", "Fin"))])
 def test_what_is_late_changes_nothing(state: str, event: str) -> None:
     if not event.startswith(("SessionClosed", "CallsDecided")):
         assert step(STATES[state], EVENTS[event]) == (STATES[state], ())

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from case_tables import each_case
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -59,8 +60,8 @@ class Celsius(float):
     pass
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
+@each_case(
+    "value, written",
     [
         (math.nan, None),
         (-math.inf, None),
@@ -168,8 +169,8 @@ BLOCK = {"type": "text", "text": "hello"}
 IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
 
 
-@pytest.mark.parametrize(
-    ("answer", "content"),
+@each_case(
+    "answer, content",
     [
         ({"content": [BLOCK]}, "hello"),
         ({"content": [BLOCK, BLOCK]}, "hello\nhello"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from case_tables import each_case
 
 from grue.provider_rules.chat_rules import ProviderRules
 from grue.provider_rules.chat_shapes import sealed
@@ -65,8 +66,8 @@ def test_good_requests_are_accepted() -> None:
     assert refused(RESPONSES, changed(OPENAI, "input", "hi")) == ""
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
+@each_case(
+    "path, value, said",
     [
         ("max_tokens", ..., "max_tokens: Field required"),
         ("max_tokens", 0, "greater than or equal to 1"),
@@ -119,8 +120,8 @@ def test_anthropics_rules_of_several_fields() -> None:
     assert "Found 5" in refused(MESSAGES, marked)
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
+@each_case(
+    "path, value, said",
     [
         ("messages", [], "'messages'. In the Responses API, this parameter has moved to 'input'"),
         ("max_tokens", 5, "moved to 'max_output_tokens'"),

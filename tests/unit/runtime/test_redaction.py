@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_messages import Counted, Said, Seen, shown
@@ -47,8 +48,8 @@ NASTY = [
 ]
 
 
-@pytest.mark.parametrize("secret", NASTY)
-@pytest.mark.parametrize("ensure_ascii", [True, False])
+@each_case("secret", NASTY)
+@each_case("ensure_ascii", [True, False])
 def test_a_secret_is_found_however_json_escapes_it(secret: str, ensure_ascii: bool) -> None:
     once = json.dumps({"key": secret}, ensure_ascii=ensure_ascii)
     twice = json.dumps(once, ensure_ascii=ensure_ascii)
@@ -71,10 +72,10 @@ def text_form(text: str, secret: str) -> str:
 ODD_SECRET = '/a/b+c"d\\e\\\\"f<ü😀\n漢\x7f'
 
 
-@pytest.mark.parametrize("depth", range(6))
-@pytest.mark.parametrize("ensure_ascii", [True, False])
-@pytest.mark.parametrize("upper", [True, False])
-@pytest.mark.parametrize("slash", ["/", "\\/", "\\u002F"])
+@each_case("depth", range(6))
+@each_case("ensure_ascii", [True, False])
+@each_case("upper", [True, False])
+@each_case("slash", ["/", "\\/", "\\u002F"])
 def test_a_secret_is_found_at_any_depth_of_json(
     depth: int, ensure_ascii: bool, upper: bool, slash: str
 ) -> None:
@@ -174,7 +175,7 @@ HEADERS = [
 ]
 
 
-@pytest.mark.parametrize("text", HEADERS)
+@each_case("text", HEADERS)
 def test_an_authorisation_is_replaced_wherever_it_stands(text: str) -> None:
     in_json = json.dumps({"log": text})
     in_php = in_json.replace("/", "\\/")
@@ -192,8 +193,8 @@ def test_what_stands_around_an_authorisation_stays() -> None:
     assert envelope.body.text == f"a\nAuthorization: Bearer {HIDDEN}\nHost: example.invalid\n"
 
 
-@pytest.mark.parametrize("name", ["Authorization", "x-api-key", "X-Goog-Api-Key", "proxy-authorization"])
-@pytest.mark.parametrize("value", [f"Bearer {TOKEN}", TOKEN, 'odd "value" with\\all [1]'])
+@each_case("name", ["Authorization", "x-api-key", "X-Goog-Api-Key", "proxy-authorization"])
+@each_case("value", [f"Bearer {TOKEN}", TOKEN, 'odd "value" with\\all [1]'])
 def test_a_header_in_an_object_is_replaced_whole(name: str, value: str) -> None:
     envelope, line = shown(Said("x", {"headers": {name: value, "accept": "text/plain"}}))
     headers = envelope.body.extra["headers"]

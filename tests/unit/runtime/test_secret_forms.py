@@ -4,6 +4,7 @@ import json
 import tracemalloc
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_messages import Said
@@ -21,8 +22,8 @@ def test_there_are_at_least_23_forms() -> None:
     assert len({write(PASSWORD) for write in FORMS.values()}) >= 23
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", SECRETS)
+@each_case("form", FORMS)
+@each_case("name", SECRETS)
 def test_a_secret_is_replaced_in_every_form(form: str, name: str) -> None:
     written = FORMS[form](SECRETS[name])
     for text in (written, f"before {written} after", f'"{written}"', f"{written}{written}"):
@@ -32,8 +33,8 @@ def test_a_secret_is_replaced_in_every_form(form: str, name: str) -> None:
         assert len(shown) < len(text) + 2 * len("[redacted:PASSWORD]")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", SECRETS)
+@each_case("form", FORMS)
+@each_case("name", SECRETS)
 def test_a_message_is_still_json_when_it_was_taken_out(form: str, name: str) -> None:
     text = f'before "\\{FORMS[form](SECRETS[name])}\\" after \\'
     body = Said(text, {"nested": [text, text.encode().hex()]})
@@ -63,8 +64,8 @@ def test_a_short_secret_is_not_taken_for_a_piece_of_base64() -> None:
     assert redaction.redact_text("YWJjMTIz 616263313233 abc123") == "YWJjMTIz 616263313233 [redacted:PIN]"
 
 
-@pytest.mark.parametrize("kept", range(6, len(KEY)))
-@pytest.mark.parametrize("mark", ["…", "… [cut: 9 of 20 characters]"])
+@each_case("kept", range(6, len(KEY)))
+@each_case("mark", ["…", "… [cut: 9 of 20 characters]"])
 def test_the_beginning_of_a_secret_in_front_of_a_cut_goes_in_every_form(kept: int, mark: str) -> None:
     for form, write in FORMS.items():
         written = write(KEY).removeprefix("b'").strip("'")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -43,8 +44,8 @@ def test_a_secret_cut_at_every_position_is_replaced(form: str, name: str) -> Non
         assert shown.endswith(" and no other.")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@each_case("form", FORMS)
+@each_case("size", [1, 2, 3, 7])
 def test_a_secret_in_many_pieces_is_replaced(form: str, size: int) -> None:
     text = f"<{FORMS[form](PASSWORD)}><{FORMS[form](KEY)}>"
     shown, _ = shown_in([text[start : start + size] for start in range(0, len(text), size)])

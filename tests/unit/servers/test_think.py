@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,7 +125,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("message", "code", "identity"), REFUSED.values(), ids=REFUSED.keys())
+@each_case("message, code, identity", REFUSED.values())
 def test_malformed_requests_are_refused(message, code, identity):
     reply = answer(opened(), message)
     assert reply.keys() == {"jsonrpc", "id", "error"}
@@ -207,8 +208,8 @@ def test_null_options_and_whole_floats_are_accepted():
     assert standing(opened(), thoughtNumber=1.0, **nulls)["thoughtNumber"] == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
+@each_case(
+    "changes, text",
     [
         ({"thought": ""}, "thought must be a text that is not empty"),
         ({"thought": None}, "thought is missing"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from case_tables import each_case
 
 from grue.provider_rules.chat_rules import ProviderRules, refusal_of
 from grue.testing.llm_server import (
@@ -63,8 +64,8 @@ def test_a_good_request_is_accepted() -> None:
     assert refusal_of(with_schema({**closed, "additionalProperties": False}), ProviderRules()) is None
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
+@each_case(
+    "path, value, said",
     [
         ("model", ..., "model parameter"),
         ("messages", [], "non-empty array"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import pytest
+from case_tables import each_case
 from msgspec import Struct
 
 from grue import messages as m
@@ -35,8 +35,8 @@ LLM = LlmFailure(kind="refused", endpoint="e", model="m", message="no")
 OF: dict[str, Any] = {"batch": 1, "call_id": "c"}
 
 
-@pytest.mark.parametrize(
-    ("body", "marked"),
+@each_case(
+    "body, marked",
     [
         (RunTurn(turn=1, system="", user=""), None),
         (Observed(turn=1, text=""), None),
@@ -69,7 +69,6 @@ OF: dict[str, Any] = {"batch": 1, "call_id": "c"}
         (EpisodeEnded(reason="won", detail="", turns=1), None),
         (EpisodeEnded(reason="failed", detail="", turns=1), ("failed", "fail")),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_a_message_is_marked_by_what_it_tells(body: Any, marked: tuple[str, str] | None) -> None:
     assert (mark_of(body), severity_of(body)) == marked or (marked is None and not mark_of(body))

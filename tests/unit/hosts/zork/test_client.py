@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,7 +159,7 @@ def parts_of(message: Any) -> list[Any]:
     return message["content"] if isinstance(message.get("content"), list) else []
 
 
-@pytest.mark.parametrize(("url", "profile"), PROFILES_BY_URL, ids=lambda value: getattr(value, "name", ""))
+@each_case("url, profile", PROFILES_BY_URL)
 def test_r4_7_markers_that_a_caller_has_set_go_out_where_it_has_set_them(
     url: str, profile: WireProfile
 ) -> None:

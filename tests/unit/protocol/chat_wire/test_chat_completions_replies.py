@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,8 +225,8 @@ def test_usage_as_it_comes(usage: object, expected: Usage) -> None:
     assert reply.usage == expected
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "status", "said"),
+@each_case(
+    "body, kind, status, said",
     [
         (b"<html><body>Welcome</body></html>", "invalid_reply", 200, "not JSON: <html>"),
         (b"", "invalid_reply", 200, "an empty body"),

@@ -1,6 +1,7 @@
 """How providers say that a request is too long, and words that only sound like it."""
 
 import pytest
+from case_tables import each_case
 
 from grue.messages import ContextOverflow
 from grue.protocol.chat_wire.context_overflow import overflow_in
@@ -109,7 +110,7 @@ SAID: dict[str, tuple[str, int | None, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("provider", SAID)
+@each_case("provider", SAID)
 def test_every_providers_words_are_known_with_their_sizes(provider: str) -> None:
     words, window, prompt = SAID[provider]
     assert overflow_in(words) == ContextOverflow(window_tokens=window, prompt_tokens=prompt)

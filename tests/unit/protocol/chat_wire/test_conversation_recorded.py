@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import pytest
+from case_tables import each_case
 from msgspec import Struct
 
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
@@ -91,7 +91,7 @@ class Recording(Struct, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@each_case("path", FILES)
 def test_a_recorded_conversation(path: Path) -> None:
     recording = msgspec.json.decode(path.read_bytes(), type=Recording)
     settings = msgspec.convert({**recording.endpoint, "api_key": KEY}, type=LlmSettings)

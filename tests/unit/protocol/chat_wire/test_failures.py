@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,8 +30,8 @@ def told(fault: Fault, base_url: str = "https://openrouter.ai/api/v1") -> LlmFai
     return describe(fault, base_url=base_url, model="m", profile=OPENROUTER, redacted=redacted)
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
+@each_case(
+    "body, words",
     [
         ({"error": {"message": "No such model", "code": 404}}, "No such model"),
         (
@@ -104,8 +105,8 @@ def test_a_429_about_money_is_final_and_says_so() -> None:
     assert "credit" in told(fault_of_error("insufficient_quota")).remedy
 
 
-@pytest.mark.parametrize(
-    ("fault", "base_url", "remedy"),
+@each_case(
+    "fault, base_url, remedy",
     [
         (Fault(kind="refused", status=401, message=""), "https://x/v1", "Set OPENROUTER_API_KEY"),
         (Fault(kind="refused", status=402, message=""), "https://x/v1", "Add credit"),

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from case_tables import each_case
 
 import grue.protocol.chat_wire.anthropic_stream as anthropic_stream
 import grue.protocol.chat_wire.chat_stream as chat_stream
@@ -43,8 +44,8 @@ def call(arguments: object = "{}", **fields: object) -> dict[str, Any]:
 A = call("{}", index=0, id="a", name="s.t")
 
 
-@pytest.mark.parametrize(
-    ("events", "words"),
+@each_case(
+    "events, words",
     [
         ([5], "is not a JSON object"),
         (["{garbage"], "is not JSON"),
@@ -107,8 +108,8 @@ def end(index: object) -> dict[str, Any]:
     return {"type": "content_block_stop", "index": index}
 
 
-@pytest.mark.parametrize(
-    ("events", "words"),
+@each_case(
+    "events, words",
     [
         ([[1]], "is not a JSON object"),
         ([START, START], "starts the message a second time"),
@@ -189,8 +190,8 @@ def done(item: object, **fields: object) -> dict[str, Any]:
     return event("output_item.done", item=item, **fields)
 
 
-@pytest.mark.parametrize(
-    ("events", "words"),
+@each_case(
+    "events, words",
     [
         (["{"], "is not JSON"),
         ([event("created", sequence_number=number) for number in (1, 2, 4)], "has number 4 after number 2"),

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from chunks import PLACES, cut
 from example_counts import examples
 from hypothesis import given, settings
@@ -147,8 +148,8 @@ def calls_of(*pieces: object) -> list[tuple[str, str, str]]:
     return [(call.call_id, call.name, call.arguments) for call in reply.tool_calls]
 
 
-@pytest.mark.parametrize(
-    ("pieces", "calls"),
+@each_case(
+    "pieces, calls",
     [
         (  # as documented
             [piece("", index=0, id="a", name="s.t"), piece('{"a"', index=0), piece(":1}", index=0)],

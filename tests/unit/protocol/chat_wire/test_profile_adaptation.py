@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,7 +133,7 @@ LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("profile", "words", "changes"), LESSONS, ids=[row[1][:50] for row in LESSONS])
+@each_case("profile, words, changes", LESSONS)
 def test_what_a_refusal_teaches_and_teaches_once(
     profile: WireProfile, words: str, changes: dict[str, Any]
 ) -> None:

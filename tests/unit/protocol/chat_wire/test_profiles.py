@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from case_tables import each_case
 
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile
@@ -25,8 +26,8 @@ from grue.protocol.chat_wire.profiles import (
 )
 
 
-@pytest.mark.parametrize(
-    ("base_url", "profile"),
+@each_case(
+    "base_url, profile",
     [
         ("https://openrouter.ai/api/v1", OPENROUTER),
         ("https://OpenRouter.ai:443/api/v1/", OPENROUTER),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case_tables import each_case
 
 from grue.messages import (
     AnswerSchema,
@@ -78,12 +79,12 @@ def test_each_profile_has_a_name_and_a_golden_file_of_its_own() -> None:
     assert sorted(map(golden_file, ALL)) == sorted(GOLDEN.iterdir())
 
 
-@pytest.mark.parametrize("profile", ALL, ids=lambda profile: profile.name)
+@each_case("profile", ALL)
 def test_p15_golden_bodies(profile: WireProfile) -> None:
     assert bodies(profile) == json.loads(golden_file(profile).read_text())
 
 
-@pytest.mark.parametrize("profile", ALL, ids=lambda profile: profile.name)
+@each_case("profile", ALL)
 def test_p14_p15_r5_8_what_holds_for_every_profile(profile: WireProfile) -> None:
     offered, forced = bodies(profile)
     for body, texts in ((offered, 2), (forced, 3)):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from wire_bodies import JSON_VALUES
@@ -25,8 +26,8 @@ def arguments(sent: object) -> str:
     return read_call("a", "s__t", sent, CallIds(1), NAMES).arguments
 
 
-@pytest.mark.parametrize(
-    ("sent", "read"),
+@each_case(
+    "sent, read",
     [
         ('{"a":1}', '{"a":1}'),
         (' {"a": 1} ', '{"a": 1}'),

@@ -1,6 +1,7 @@
 """Server-sent events: the same ones however the bytes come, and however lines end."""
 
 import pytest
+from case_tables import each_case
 from chunks import PLACES, cut
 from example_counts import examples
 from hypothesis import given, settings
@@ -47,8 +48,8 @@ def test_any_bytes_give_the_same_events_in_any_chunking(pieces: list[bytes], pla
     assert read(*cut(stream, places)) == read(stream)
 
 
-@pytest.mark.parametrize(
-    ("stream", "events"),
+@each_case(
+    "stream, events",
     [
         (b"data: a\n\ndata:b\n\n", [("", "a"), ("", "b")]),
         (b"data:  two spaces\n\n", [("", " two spaces")]),

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import pytest
+from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
@@ -95,7 +96,7 @@ def test_an_optional_property_becomes_nullable(
     assert schema["properties"] == {"p": expected}
 
 
-@pytest.mark.parametrize(
+@each_case(
     "schema",
     [
         {"type": "array", "items": {"type": "string"}},
