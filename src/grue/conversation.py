@@ -4,7 +4,7 @@ Come here for the public methods. What a conversation keeps is decided in `proto
 lent to a turn in `engine/kept_conversation.py`, and how it is saved in `engine/conversation_file.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,15 @@ from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 from grue.answers import AnswerSpec
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.recorded_conversation import resume_conversation
-from grue.messages import AssistantReply, ContextPolicy, ConversationItem, TextDelta
+from grue.errors import NothingToResume
+from grue.messages import (
+    ApprovalDecision,
+    ApprovalQuestion,
+    AssistantReply,
+    ContextPolicy,
+    ConversationItem,
+    TextDelta,
+)
 from grue.protocol.history import items_of
 from grue.protocol.safe_text import well_formed
 from grue.turn_request import Image, TurnOutcome, TurnRequest
@@ -32,6 +40,14 @@ class RunsTurns(Protocol):
         """Run a turn in the caller's event loop."""
         ...
 
+    def resume(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
+        """Go on with a parked turn, blocking."""
+        ...
+
+    async def resume_async(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
+        """Go on with a parked turn in the caller's event loop."""
+        ...
+
 
 class AskOptions(TypedDict, total=False):
     """Further arguments of `ask`, with the meaning that they have in a `TurnRequest`."""
@@ -44,6 +60,13 @@ class AskOptions(TypedDict, total=False):
     on_delta: Callable[[TextDelta], None]
     context: ContextPolicy
     user_stub: str
+
+
+class ResumeOptions(TypedDict, total=False):
+    """Further arguments of `resume`, with the meaning that they have for `Runner.resume`."""
+
+    answer: AnswerSpec[Any]
+    on_delta: Callable[[TextDelta], None]
 
 
 class Conversation:
@@ -127,7 +150,19 @@ class Conversation:
     @property
     def history(self) -> tuple[ConversationItem | AssistantReply, ...]:
         """What was said so far, oldest first, with the system text."""
-        return items_of(self._kept.history.entries)
+        return items_of(self._kept.said)
+
+    @property
+    def parked_turn(self) -> int | None:
+        """The number of the turn that was parked; `None`: the next turn can begin."""
+        mark = self._kept.open_turn
+        return mark.turn if mark is not None and mark.state == "parked" else None
+
+    @property
+    def questions(self) -> tuple[ApprovalQuestion, ...]:
+        """The questions that the parked turn waits for; empty if no turn is parked."""
+        mark = self._kept.open_turn
+        return () if mark is None else mark.questions
 
     @overload
     def ask(self, text: str, *, answer: None = None, **how: Unpack[AskOptions]) -> TurnOutcome[str]: ...
@@ -146,9 +181,12 @@ class Conversation:
                 `TurnRequest`.
 
         Raises:
+            ApprovalPending: The policy asks about a tool call, and the turn was parked. Go on with `resume`.
+            ConversationParked: An earlier turn is parked. Nothing was started.
             ConversationBusy: Another turn continues the conversation. Nothing was started.
-            ConversationError: The runner's model is a factory of the host's, or the conversation cannot be
-                written to its file. Then `save` it to another one.
+            ConversationError: The runner's model is a factory whose actors cannot continue a conversation
+                (`grue.models.LendingFactory`), or the conversation cannot be written to its file. Then `save`
+                it to another one.
             MCPError: As `Runner.run_turn`. What was said in the turn is kept.
             KeyboardInterrupt: Ctrl-C was pressed. What was said in the turn is kept.
         """
@@ -170,6 +208,64 @@ class Conversation:
         """Run the next turn as `ask` does, in the caller's event loop. Cancellation ends the turn."""
         with self._kept.asked():
             return await self._runner.run_turn_async(self.request(text, answer=answer, **how))
+
+    def resume(
+        self,
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        trace: str | PathLike[str] | None = None,
+        **how: Unpack[ResumeOptions],
+    ) -> TurnOutcome[Any]:
+        """Go on with the turn that was parked, as `Runner.resume` does, and return its outcome.
+
+        Also with a turn whose process was killed, if nothing was said in the conversation since.
+
+        Args:
+            decisions: The answers to `questions`. One that is missing is asked for again.
+            trace: The trace of the turn, if it is not where it was when the turn began.
+            **how: `answer` and `on_delta`, as for `ask`. A trace cannot hold them.
+
+        Raises:
+            NothingToResume: No turn of the conversation is parked, or it was resumed already.
+            ConversationBusy: A turn continues the conversation.
+            MCPError: As `Runner.resume`.
+        """
+        with self._kept.asked():
+            return self._runner.resume(*self._open_turn(trace, decisions), **self._resumed(how))
+
+    async def resume_async(
+        self,
+        decisions: Iterable[ApprovalDecision] = (),
+        *,
+        trace: str | PathLike[str] | None = None,
+        **how: Unpack[ResumeOptions],
+    ) -> TurnOutcome[Any]:
+        """Go on with the parked turn as `resume` does, in the caller's event loop."""
+        with self._kept.asked():
+            return await self._runner.resume_async(*self._open_turn(trace, decisions), **self._resumed(how))
+
+    def abandon(self) -> None:
+        """Give up the turn that was parked: its calls are answered "not called", and it cannot be resumed.
+
+        Without such a turn it does nothing.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+            ConversationError: The file cannot be written.
+        """
+        self._kept.abandon()
+
+    def _open_turn(
+        self, trace: str | PathLike[str] | None, decisions: Iterable[ApprovalDecision]
+    ) -> tuple[str | PathLike[str], Iterable[ApprovalDecision]]:
+        mark = self._kept.open_turn
+        if mark is None:
+            raise NothingToResume(f"No turn of the conversation {self.id} is parked.")
+        return trace or mark.trace, decisions
+
+    def _resumed(self, how: ResumeOptions) -> dict[str, Any]:
+        mark = self._kept.open_turn
+        return {**how, "turn": mark and mark.turn, "conversation": self._kept}
 
     def request(
         self, text: str, *, answer: AnswerSpec[Any] | None = None, **how: Unpack[AskOptions]

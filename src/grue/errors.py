@@ -231,5 +231,19 @@ class ConversationBusy(ConversationError):  # noqa: N818 - named for what the ca
     """The conversation is in the middle of another turn. Wait for it, or continue a `branch`."""
 
 
+class ConversationParked(ConversationError):  # noqa: N818 - named for what the caller met, like the others
+    """A turn of the conversation is parked, so no other one begins. Resume it, abandon it, or branch.
+
+    Attributes:
+        turn: Its number.
+        questions: The calls that a person has to decide on (`ApprovalQuestion`).
+    """
+
+    def __init__(self, message: str, *, turn: int, questions: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.turn = turn
+        self.questions = questions
+
+
 class TraceError(MCPError):
     """A trace file cannot be written or read."""

@@ -305,17 +305,19 @@ HistoryEntry: TypeAlias = Said | AssistantReply | Rewritten
 """One step of a conversation. A conversation is the sequence of its entries, and nothing else."""
 
 
-class HistoryReference(Struct, frozen=True, kw_only=True):
+class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was said in a conversation before a turn, by reference.
 
     Attributes:
         length: How many entries the conversation had, rewrites included.
         digest: A SHA-256 of their JSON, in hexadecimal; empty if there were none.
+        file: The file that the conversation is appended to; empty: none.
     """
 
     conversation: ConversationId
     length: int
     digest: str
+    file: str = ""
 
 
 class OfferTools(Struct, frozen=True, tag="offer"):
@@ -607,7 +609,7 @@ REPAIR_REQUEST = (
 
 
 class RunTurn(Message, frozen=True, kw_only=True):
-    """host -> agent: run the turn and reply with `TurnCompleted` or `TurnFailed`.
+    """host -> agent: run the turn and reply with `TurnCompleted`, `TurnFailed` or `TurnParked`.
 
     Attributes:
         turn: One-based number of the turn in its episode.
@@ -715,6 +717,10 @@ class TurnParked(Message, frozen=True, kw_only=True):
         degraded: Why tools that were wanted are missing.
         reconnected: Whether the one reconnect of the turn has been used.
         used: How often each tool with a limit was called before this reply.
+        untold: What the turn's conversation answers to the calls if the turn is given up.
+        summaries: Summaries requested so far. Old traces lack it and the next two.
+        overflowed: Whether the one try after an overflow has been used.
+        window: The model's context window in tokens, as far as it is known.
     """
 
     turn: int
@@ -732,6 +738,10 @@ class TurnParked(Message, frozen=True, kw_only=True):
     degraded: str = ""
     reconnected: bool = False
     used: dict[str, int] = {}
+    untold: tuple[ToolMessage, ...] = ()
+    summaries: int = 0
+    overflowed: bool = False
+    window: int | None = None
 
 
 class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -740,7 +750,8 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         parked: How far it had come.
         decisions: The answers to its questions. One that is missing is asked for again.
-        new: If it has no calls to go on with: what the model is told.
+        new: If it has no calls to go on with: what the model is told. Nothing: the last request is sent
+            again.
     """
 
     parked: TurnParked

@@ -8,6 +8,7 @@ data only: the turn's number, the state of each server, what was spent.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from grue.answers import AnswerSpec
     from grue.conversation import Conversation
     from grue.engine.batch import BatchItem
-    from grue.engine.resume import ResumeRequest
+    from grue.engine.kept_conversation import KeptConversation
     from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
     from grue.runtime.trace_file import TraceWriter
 
@@ -307,6 +308,7 @@ class Runner(AsyncToolAccess):
         answer: "AnswerSpec[T] | None" = None,
         turn: int | None = None,
         on_delta: Callable[[TextDelta], None] | None = None,
+        conversation: "KeptConversation | None" = None,
     ) -> TurnOutcome[T]:
         """Go on with a turn that was parked, in this process or another one, and return its outcome.
 
@@ -323,19 +325,19 @@ class Runner(AsyncToolAccess):
             answer: As in the turn's request. A trace cannot hold it.
             turn: Number of the turn; `None`: the only one that can be resumed.
             on_delta: As in the turn's request.
+            conversation: Set by `Conversation.resume`. `None`: a conversation's turn goes on with what this
+                runner, the conversation's file or the trace holds of it.
 
         Raises:
             NothingToResume: No turn waits: none was parked, or it was resumed already.
+            ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
                 removed from the turn.
             MCPError: As `run_turn`; or this runner lacks a server of the turn, or `answer` has another form.
         """
-        with importing():
-            from grue.engine.resume import ResumeRequest
-        asked = ResumeRequest(
-            trace=trace, decisions=tuple(decisions), answer=answer, turn=turn, on_delta=on_delta
-        )
-        return self._episode.run(self._resumed(asked).run)
+        asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
+        with self._resumed(trace, decisions, asked) as resumed:
+            return self._episode.run(resumed.run)
 
     async def resume_async(
         self,
@@ -345,30 +347,23 @@ class Runner(AsyncToolAccess):
         answer: "AnswerSpec[T] | None" = None,
         turn: int | None = None,
         on_delta: Callable[[TextDelta], None] | None = None,
+        conversation: "KeptConversation | None" = None,
     ) -> TurnOutcome[T]:
         """Go on with a turn as `resume` does, in the caller's event loop. Cancellation ends the turn."""
-        with importing():
-            from grue.engine.resume import ResumeRequest
-        asked = ResumeRequest(
-            trace=trace, decisions=tuple(decisions), answer=answer, turn=turn, on_delta=on_delta
-        )
-        return await self._episode.run_async(self._resumed(asked).run)
+        asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
+        with self._resumed(trace, decisions, asked) as resumed:
+            return await self._episode.run_async(resumed.run)
 
-    def _resumed(self, asked: "ResumeRequest") -> Turn[Any]:
+    def _resumed(
+        self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]
+    ) -> "AbstractContextManager[Turn[Any]]":
         # Few programs need it.
         with importing():
-            from grue.engine.resume import is_recorded_by, resume_turn, writer_for
-            from grue.engine.resumed_run import ResumedRun
+            from grue.engine.resume import ResumeRequest
+            from grue.engine.resumed_run import resumed_run
 
-        ours = is_recorded_by(self.recorder, asked.trace)
-        writer = writer_for(asked.trace, self.recorder)
-        if not ours:
-            self._traces.append(writer)
-        settings = self._settings()
-        resumed = resume_turn(asked, writer, settings)
-        where = resumed.command.resumed
-        counted = where.parked if ours and where is not None else None
-        return ResumedRun(asked, resumed, counted, settings, self._memory)
+        request = ResumeRequest(trace=trace, decisions=tuple(decisions), **asked)
+        return resumed_run(request, self._settings(), self._memory, self._traces)
 
     def conversation(
         self, system: str = "", *, path: str | PathLike[str] | None = None, name: str = ""

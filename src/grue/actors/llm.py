@@ -18,6 +18,7 @@ from grue.large_data import LONG
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
 from grue.messages import (
+    AssistantReply,
     CallId,
     CheckToolSupport,
     CompletionFailed,
@@ -88,6 +89,29 @@ class LentConversation(Struct):
     told: RequestCompletion | None = None
     reported: int = 0
 
+    async def ask(self, command: RequestCompletion) -> Conversation:
+        """Add what a request says, put it on file, and return the conversation whose `body` is to be sent.
+
+        A request aside is not added: its conversation is a copy.
+        """
+        if command.aside:
+            return self.encoded.aside(command.new, command.mode)
+        self.encoded.ask(command.new, command.mode)
+        self.told = command
+        await self.save()
+        return self.encoded
+
+    async def keep(self, reply: Reply) -> AssistantReply:
+        """Keep the reply to a request that was not aside, and put it on file before the agent gets it."""
+        kept = self.encoded.keep(reply)
+        await self.save()
+        return kept
+
+    async def change(self, command: RewriteHistory) -> None:
+        """Make the history shorter, and put that on file."""
+        self.encoded.change(command.change)
+        await self.save()
+
 
 class LlmActor(Actor[LlmCommand]):
     """Requests completions from one endpoint, one at a time.
@@ -141,10 +165,10 @@ class LlmActor(Actor[LlmCommand]):
 
     async def _rewrite(self, command: RewriteHistory) -> None:
         lent = self._lent_as(command.conversation)
-        conversation = self._conversation(command.conversation) if lent is None else lent.encoded
-        conversation.change(command.change)
         if lent is not None:
-            await lent.save()
+            await lent.change(command)
+        else:
+            self._conversation(command.conversation).change(command.change)
 
     async def _complete(
         self, command: RequestCompletion, envelope: Envelope[LlmCommand]

@@ -7,6 +7,7 @@ Come here to change how the `approve` callback is called, or when a turn can be 
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
@@ -61,22 +62,26 @@ class Parking:
         writers = (each for each in self._recorder.observers if isinstance(each, TraceWriter))
         return next(writers, None)
 
-    def require(self, command: RunTurn) -> None:
+    def require(self, command: RunTurn, *, given_history: bool) -> None:
         """Check that a turn that starts now could be parked.
+
+        Args:
+            command: Starts the turn.
+            given_history: What was said before it was given as plain data.
 
         Raises:
             MCPConfigError: There is no trace file, or it would lack a secret that the turn's texts contain.
-                Or the turn continues a conversation, whose saved file would not know of the rest.
+                Or the turn has a history as plain data, which the trace does not hold.
         """
         if self.writer is None:
             raise MCPConfigError(
                 "Parking needs a trace file, because a later process goes on from there."
                 " Add one with recorder.add(TraceWriter(...)), or set parking = false in the tool policy."
             )
-        if command.history is not None:
+        if given_history:
             raise MCPConfigError(
-                "A turn that continues a conversation cannot be parked. Set parking = false in the tool"
-                " policy, and answer its questions with the runner's approve callback."
+                "A turn with TurnRequest(history=...) cannot be parked, because its trace holds only a digest"
+                " of the history. Use Runner.conversation, or set parking = false in the tool policy."
             )
         written = msgspec.json.encode(command)
         if self._recorder.redacted(written) != written:
@@ -119,10 +124,16 @@ class Approval(Struct, frozen=True):
     approve: Approve | None = None
     parking: Parking | None = None
 
-    def require_parking(self, command: RunTurn) -> None:
+    @property
+    def trace(self) -> Path | None:
+        """The trace that a later process resumes turns from; `None`: turns are not parked."""
+        writer = None if self.parking is None else self.parking.writer
+        return None if writer is None else writer.path.absolute()
+
+    def require_parking(self, command: RunTurn, *, given_history: bool = False) -> None:
         """Check that a turn that may be parked can be; raises `MCPConfigError`."""
         if self.parking is not None:
-            self.parking.require(command)
+            self.parking.require(command, given_history=given_history)
 
     def answerer(self, command: RunTurn, recorder: Recorder) -> Answer | None:
         """Return what answers the questions of a turn; `None`: its policy never asks."""

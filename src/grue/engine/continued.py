@@ -12,8 +12,10 @@ from grue.turn_request import TurnRequest
 
 
 @contextlib.contextmanager
-def continued(request: TurnRequest[Any], number: int, wiring: Wiring) -> Iterator[Past]:
-    """Give a turn what it continues, and keep what is said in it.
+def continued(
+    request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
+) -> Iterator[Past]:
+    """Give a turn what it continues, and keep what is said in it; `resumed`: the turn was parked before.
 
     Raises:
         ConversationError: There is both a conversation and a history, or one of them cannot be used.
@@ -27,7 +29,7 @@ def continued(request: TurnRequest[Any], number: int, wiring: Wiring) -> Iterato
     from grue.engine.kept_conversation import given_conversation
 
     kept = request.conversation or given_conversation(f"turn-{number}", request.system, request.history)
-    with kept.turn(wiring) as past:
+    with kept.turn(wiring, number, resumed=resumed) as past:
         yield past
 
 

@@ -4,20 +4,33 @@ Come here to change the format. It holds what was said as it was said, secrets i
 has to be sent the same bytes again. So only its owner can read it, and it is not a trace.
 
 The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
-`Rewritten`), what was learned about the endpoint (`Learned`), or `Dropped`. A reply is written before its
-tool calls are made. The process may be killed at any time: a last line without a newline is ignored and taken
-away, and a call whose answer is missing may have taken effect.
+`Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, or a `TurnMark`. A reply
+is written before its tool calls are made. The process may be killed at any time: a last line without a
+newline is ignored and taken away, and a call whose answer is missing may have taken effect.
+
+A turn that can be parked is marked in the file, because a later process may go on with it. That process reads
+in the trace how far the turn had come. The trace's last messages may be missing, since they are written
+behind the turn; then the file holds more than the trace, and `Undone` takes that back.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from grue.errors import ConversationError, TraceError
-from grue.messages import AssistantReply, CallId, Rewritten, Said, ToolDefinition
+from grue.messages import (
+    ApprovalQuestion,
+    AssistantReply,
+    CallId,
+    HistoryReference,
+    Rewritten,
+    Said,
+    ToolDefinition,
+    ToolMessage,
+)
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.history import History, Ledger
 from grue.runtime.line_file import LineFile
@@ -70,7 +83,33 @@ class Dropped(Struct, frozen=True, tag="dropped"):
     """The reply in the line before is not part of the conversation: its turn had ended when it arrived."""
 
 
-Line: TypeAlias = FileHeader | Said | AssistantReply | Rewritten | Learned | Dropped
+class Undone(Struct, frozen=True, tag="undone"):
+    """Only the first `lines` lines before this one count, without those that were undone earlier."""
+
+    lines: int
+
+
+class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):
+    """Where a turn stands that a later process can go on with.
+
+    Attributes:
+        turn: Its number.
+        trace: The trace that tells how far it has come.
+        began: The digest of what was said before it.
+        state: It is running (or its process was killed), it is parked, or it is over.
+        questions: What a parked turn waits for.
+        untold: What its calls are answered with if it is given up.
+    """
+
+    turn: int
+    trace: str
+    began: str
+    state: Literal["running", "parked", "over"]
+    questions: tuple[ApprovalQuestion, ...] = ()
+    untold: tuple[ToolMessage, ...] = ()
+
+
+Line: TypeAlias = FileHeader | Said | AssistantReply | Rewritten | Learned | Dropped | Undone | TurnMark
 _LINES = msgspec.json.Decoder(Line)
 _DROPPED = msgspec.json.encode(Dropped())
 
@@ -80,6 +119,8 @@ class SavedConversation(Struct):
 
     Attributes:
         learned: What was learned about the endpoint; `None`: no request was sent.
+        mark: The turn that a process can go on with; `None`: there is none.
+        lines: The lines that count, after the header.
         cut_short: The last line was incomplete: the process was killed while it was written.
         size: Bytes that were read.
     """
@@ -87,6 +128,8 @@ class SavedConversation(Struct):
     header: FileHeader
     history: History
     learned: Learned | None = None
+    mark: TurnMark | None = None
+    lines: tuple[Line, ...] = ()
     cut_short: bool = False
     size: int = 0
 
@@ -182,18 +225,49 @@ def read_conversation(path: Path) -> SavedConversation:
             path=str(path),
             line=1,
         )
-    saved = SavedConversation(header, History(Ledger(), {*header.call_ids}), size=first[2])
-    reader = _Reader(saved)
+    saved = SavedConversation(header, _first_history(header), size=first[2])
+    counting: list[tuple[int, Line]] = []
     for number, line, size in lines:
         saved.size = size
         if line is None:
             saved.cut_short = True
-            break
+        elif isinstance(line, Undone):
+            del counting[line.lines :]
+        else:
+            counting.append((number, line))
+    saved.lines = tuple(line for _, line in counting)
+    reader = _Reader(saved)
+    for number, line in counting:
         try:
             reader.take(line)
         except ValueError as error:
             raise _damaged(path, number, str(error)) from error
     return saved
+
+
+def begin_of_turn(saved: SavedConversation, began: HistoryReference) -> tuple[History, int] | None:
+    """Return what was said before a turn, and how many of the lines hold that; `None`: they do not.
+
+    Args:
+        saved: The conversation's file.
+        began: What was said before the turn, by reference.
+    """
+    place = (began.length, began.digest)
+    before = SavedConversation(saved.header, _first_history(saved.header))
+    reader = _Reader(before)
+    for number, line in enumerate((None, *saved.lines)):
+        if line is not None:
+            reader.take(line)
+        ledger = before.history.ledger
+        if reader.has_counted and ledger is not None and (ledger.length, ledger.digest) == place:
+            return before.history, number
+    return None
+
+
+def _first_history(header: FileHeader) -> History:
+    ledger = Ledger()
+    ledger.length, ledger.digest = header.length, header.digest
+    return History(ledger, {*header.call_ids})
 
 
 class _Reader:
@@ -202,7 +276,11 @@ class _Reader:
     def __init__(self, saved: SavedConversation) -> None:
         self._saved = saved
         self._counted = saved.header.entries
-        self._resume_ledger()
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether every line was read that had been counted before it was written."""
+        return not self._counted
 
     def take(self, line: Line) -> None:
         """Add a line.
@@ -213,6 +291,8 @@ class _Reader:
         history = self._saved.history
         if isinstance(line, Learned):
             self._saved.learned = line
+        elif isinstance(line, TurnMark):
+            self._saved.mark = None if line.state == "over" else line
         elif self._counted and isinstance(line, Said | AssistantReply):
             self._counted -= 1
             history.restore(line)
@@ -233,11 +313,6 @@ class _Reader:
                 history.unread = None
             case _:
                 raise ValueError("it is a second header")
-
-    def _resume_ledger(self) -> None:
-        ledger, header = self._saved.history.ledger, self._saved.header
-        assert ledger is not None, "a saved conversation has a ledger"
-        ledger.length, ledger.digest = header.length, header.digest
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Line | None, int]]:
@@ -268,5 +343,25 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 
 
 def lines_of(history: History) -> tuple[bytes, ...]:
-    """Return the entries of a history between two turns as lines of a new file."""
-    return tuple(map(msgspec.json.encode, history.entries))
+    """Return the entries of a history as lines of a new file, with a reply that waits for its results."""
+    unread = () if history.unread is None else (history.unread,)
+    return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
+
+
+def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
+    """Return what has to be appended so that a turn's lines in the file are `produced`.
+
+    Args:
+        saved: The conversation's file.
+        kept: How many of its lines were there before the turn.
+        produced: The lines of the turn; an empty one is `Dropped`.
+    """
+    wanted = [line or _DROPPED for line in produced]
+    same, end = 0, kept
+    for number, line in enumerate(saved.lines[kept:], start=kept + 1):
+        if isinstance(line, Learned | TurnMark):
+            continue
+        if same == len(wanted) or msgspec.json.encode(line) != wanted[same]:
+            return [msgspec.json.encode(Undone(end)), *wanted[same:]]
+        same, end = same + 1, number
+    return wanted[same:]

@@ -8,7 +8,7 @@ it, however the turn ended. The rules of what is kept are in `protocol/history.p
 import contextlib
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,17 +21,23 @@ from grue.engine.conversation_file import (
     ConversationFile,
     FileHeader,
     Learned,
+    TurnMark,
     lines_of,
     read_conversation,
 )
+from grue.engine.open_turns import given_up, is_parked_still, require_not_parked, taken_up
 from grue.engine.past import Past, TurnReport
-from grue.engine.wiring import EndpointActors, Wiring
+from grue.engine.wiring import Wiring
 from grue.errors import ConversationBusy, ConversationError, MCPError
 from grue.messages import (
     AssistantReply,
     ConversationId,
     HistoryItem,
+    HistoryReference,
+    Said,
     ToolDefinition,
+    TurnEnd,
+    TurnParked,
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.profile import WireProfile
@@ -40,7 +46,6 @@ from grue.protocol.tool_names import WireNames
 
 if TYPE_CHECKING:
     from grue.actors.llm import LentConversation
-    from grue.llm_transport.endpoint import LlmEndpoint
 
 _LONG = 2**20
 """Bytes from which a thread writes them, because the event loop would be blocked for milliseconds."""
@@ -55,7 +60,10 @@ class KeptConversation:
         history: What was said before, with a ledger; default: nothing.
         learned: What an earlier process has learned about the endpoint.
         tools: The tools that were offered last, if nothing else is known of that process.
+        open_turn: The turn that a process can go on with; `None`: there is none.
 
+    Attributes:
+        open_turn: The same. While a turn runs, that turn.
     """
 
     def __init__(
@@ -66,7 +74,9 @@ class KeptConversation:
         history: History | None = None,
         learned: Learned | None = None,
         tools: tuple[ToolDefinition, ...] = (),
+        open_turn: TurnMark | None = None,
     ) -> None:
+        self.open_turn = open_turn
         self.id = ConversationId(name or uuid.uuid4().hex[:12])
         self.system = system
         self.history = History(Ledger()) if history is None else history
@@ -98,10 +108,17 @@ class KeptConversation:
             file.close()
             raise
         header = saved.header
-        kept = cls(header.system, name=header.id, history=saved.history, learned=saved.learned)
+        kept = cls(
+            header.system,
+            name=header.id,
+            history=saved.history,
+            learned=saved.learned,
+            open_turn=saved.mark,
+        )
         kept._append_to(file)
-        # What was being done when the process was killed has no answer in the file.
-        kept.history.close(None)
+        if saved.mark is None:
+            # What was being done when the process was killed has no answer in the file.
+            kept.history.close(None)
         return kept
 
     @property
@@ -115,29 +132,103 @@ class KeptConversation:
         assert self.history.ledger is not None, "a kept conversation has a ledger"
         return self.history.ledger
 
+    @property
+    def said(self) -> Sequence[Said | AssistantReply]:
+        """What was said so far, with the reply that a parked turn has not acted upon."""
+        history, mark = self.history, self.open_turn
+        if mark is None or history.unread is None or self._in_turn.locked():
+            return history.entries
+        if mark.state == "parked":
+            return (*history.entries, history.unread)
+        closed = history.branch()
+        closed.close(None)
+        return closed.entries
+
     @contextlib.contextmanager
-    def turn(self, wiring: Wiring) -> Iterator[Past]:
+    def turn(self, wiring: Wiring, number: int = 0, *, resumed: bool = False) -> Iterator[Past]:
         """Lend the conversation to a turn, and keep what is said in it, however it ends.
+
+        Args:
+            wiring: The parts that the turn is made from.
+            number: The turn's number.
+            resumed: It goes on with the parked turn.
 
         Raises:
             ConversationBusy: Another turn continues it.
-            ConversationError: The runner's model is a host's own actor, or the file cannot be written.
+            ConversationParked: A turn is parked, and this is another one.
+            ConversationError: The actors of the host's factory cannot continue a conversation, or the file
+                cannot be written.
         """
         with self.held():
             self._require_saved()
+            parked = self._parked(number) if resumed else None
+            if not resumed:
+                require_not_parked(self.open_turn, self.id)
             lent, lending = self._lend(wiring)
-            reference = self.ledger.reference(self.id)
-            past = Past(lending, reference, self.history.entries, lent.encoded.bytes_per_token)
+            self._begin(wiring, number, parked)
+            past = Past(lending, self._reference(), self.history.entries, lent.encoded.bytes_per_token)
             try:
                 yield past
             except BaseException as error:
-                self._close_turn(lent, past.actors)
+                self._close_turn(lent, past.actors, parked)
                 # A cancellation stays one.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise
-            self._close_turn(lent, past.actors)
+            self._close_turn(lent, past.actors, parked)
             self._require_saved()
+
+    def abandon(self) -> None:
+        """Give up the open turn, if there is one: its calls are answered with that.
+
+        Raises:
+            ConversationBusy: A turn continues the conversation.
+            ConversationError: The file cannot be written.
+        """
+        with self.held():
+            self._require_saved()
+            if self.open_turn is not None:
+                self._close(given_up(self.open_turn))
+                self._mark(None)
+                self._write_now()
+
+    def require_open(self, turn: int, began: HistoryReference) -> TurnMark:
+        """Return the mark of the open turn.
+
+        Raises:
+            ConversationError: This turn is not open.
+        """
+        mark = self.open_turn
+        if mark is None or (mark.turn, mark.began) != (turn, began.digest):
+            raise ConversationError(
+                f"Turn {turn} cannot be resumed: the conversation {self.id} has gone on without it."
+            )
+        return mark
+
+    def catch_up(
+        self, began: HistoryReference, replay: Callable[[History], None], parked: TurnParked
+    ) -> None:
+        """Make what was said in a turn whose process was killed what its trace holds; then it is parked.
+
+        Args:
+            began: What was said before the turn, by reference.
+            replay: Adds to a history what was said in the turn.
+            parked: How far it has come.
+
+        Raises:
+            ConversationError: The file does not hold what was said before it, or cannot be written.
+        """
+        mark = self.require_open(parked.turn, began)
+        with self.held():
+            if mark.state == "running" and self._file is not None:
+                self.history, lines = taken_up(self._file, began, replay)
+                self._encoded = None
+                self._unwritten += lines
+                self._append_to(self._file)
+            elif mark.state == "running" and not (parked.calls or self.history.unread is None):
+                self.history.forget()
+            self._mark(replace(mark, state="parked", questions=parked.questions, untold=parked.untold))
+            self._write_now()
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
@@ -191,10 +282,10 @@ class KeptConversation:
                 digest=ledger.digest,
                 call_ids=tuple(sorted(history.call_ids - calls)),
             )
-            learned = [] if self._learned is None else [msgspec.json.encode(self._learned)]
+            rest = [msgspec.json.encode(each) for each in (self._learned, self.open_turn) if each is not None]
             file = ConversationFile(path)
             try:
-                file.begin(header, (*lines_of(history), *learned))
+                file.begin(header, (*lines_of(history), *rest))
             except BaseException:
                 file.close()
                 raise
@@ -208,7 +299,10 @@ class KeptConversation:
             ConversationBusy: A turn continues it.
         """
         with self.held():
-            return KeptConversation(self.system, history=self.history.branch(), learned=self._learned)
+            history = self.history.branch()
+            if self.open_turn is not None:
+                history.close(given_up(self.open_turn))
+            return KeptConversation(self.system, history=history, learned=self._learned)
 
     def close(self) -> None:
         """Close the file; what is said after that is in memory only. A second call does nothing."""
@@ -229,33 +323,67 @@ class KeptConversation:
         if self._failed is not None:
             raise self._failed
 
+    def _parked(self, number: int) -> TurnMark:
+        mark = self.open_turn
+        if mark is None or (mark.turn, mark.state) != (number, "parked"):
+            raise ConversationError(f"Turn {number} of the conversation {self.id} was resumed already.")
+        return mark
+
+    def _begin(self, wiring: Wiring, number: int, parked: TurnMark | None) -> None:
+        """Mark the turn that begins now, if a later process can go on with it."""
+        wiring.under_way.conversations[self.id] = self
+        trace = wiring.approval.trace
+        if parked is not None:
+            self._mark(replace(parked, state="running", questions=(), untold=()))
+        else:
+            if self.open_turn is not None:
+                self._close(None)
+                self._mark(None)
+            if trace is not None:
+                self._mark(TurnMark(turn=number, trace=str(trace), began=self.ledger.digest, state="running"))
+        if self.open_turn is not None:
+            self._write_now()
+
+    def _mark(self, mark: TurnMark | None) -> None:
+        before, self.open_turn = self.open_turn, mark
+        written = mark or (before and TurnMark(turn=before.turn, trace="", began="", state="over"))
+        if self._file is not None and written is not None:
+            self._unwritten.append(msgspec.json.encode(written))
+
+    def _close(self, end: TurnEnd | None) -> None:
+        if self._encoded is None:
+            self.history.close(end)
+        else:
+            self._encoded.close(end)
+
+    def _reference(self) -> HistoryReference:
+        """Return what was said so far, by reference."""
+        path = self.path
+        return replace(self.ledger.reference(self.id), file="" if path is None else str(path.absolute()))
+
     def _append_to(self, file: ConversationFile) -> None:
         self._file = file
         self.ledger.save = self._unwritten.append
 
     def _lend(self, wiring: Wiring) -> "tuple[LentConversation, Wiring]":
         """Return what the LLM actor gets, and the parts of a turn whose LLM actor gets it."""
-        endpoint, factory = wiring.endpoint, wiring.llm
-        if endpoint is None or not isinstance(factory, EndpointActors):
-            raise ConversationError(
-                "A conversation needs an endpoint, and the runner's llm is a factory of your own. Give the"
-                " runner LlmSettings, or keep the conversation in your actor."
-            )
         from grue.actors.llm import LentConversation
 
-        self._first = endpoint.first_profile
+        endpoint = wiring.endpoint
+        self._first = wiring.lender.profile if endpoint is None else endpoint.first_profile
         if self._encoded is None:
-            self._encoded = self._encode(endpoint)
+            self._encoded = self._encode(wiring)
         lent = LentConversation(self.id, self._encoded, self._write)
-        return lent, replace(wiring, llm=factory.lending(lent))
+        return lent, wiring.lending(lent)
 
-    def _encode(self, endpoint: "LlmEndpoint") -> Conversation:
-        learned, model, names = self._learned, endpoint.settings.model, None
-        if learned is not None and learned.model == model:
-            endpoint.recall(learned.first, learned.profile)
-            if learned.profile.name_style == endpoint.profile.name_style:
-                names = WireNames.restored(endpoint.profile.name_style, learned.names)
-        encoded = Conversation(endpoint.profile, model=model, history=self.history, names=names)
+    def _encode(self, wiring: Wiring) -> Conversation:
+        lender, learned, names = wiring.lender, self._learned, None
+        if learned is not None and learned.model == lender.model:
+            if wiring.endpoint is not None:
+                wiring.endpoint.recall(learned.first, learned.profile)
+            if learned.profile.name_style == lender.profile.name_style:
+                names = WireNames.restored(lender.profile.name_style, learned.names)
+        encoded = Conversation(lender.profile, model=lender.model, history=self.history, names=names)
         encoded.offer(self._tools)
         return encoded
 
@@ -277,18 +405,27 @@ class KeptConversation:
             self._failed = error
             raise
 
-    def _close_turn(self, lent: "LentConversation", actors: TurnReport | None) -> None:
-        """Keep what was said in the turn.
+    def _close_turn(
+        self, lent: "LentConversation", actors: TurnReport | None, parked: TurnMark | None
+    ) -> None:
+        """Keep what was said in the turn; `parked`: the turn that it has gone on with.
 
         The LLM actor may have been cancelled before it took the last request, although the agent has sent it
         and the trace has recorded it. What that request says is added here, so that a conversation holds the
         same whether it was kept by this process or read from the trace.
         """
         encoded, asked = lent.encoded, None if actors is None else actors.last_request
-        if asked is not None and (lent.told is None or lent.told.request < asked.request):
+        if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
             encoded.ask(asked.new, asked.mode)
-        if actors is not None:
-            encoded.close(actors.end)
+        end = None if actors is None else actors.end
+        if isinstance(end, TurnParked) and self.open_turn is not None:
+            self._mark(replace(self.open_turn, state="parked", questions=end.questions, untold=end.untold))
+        elif parked is not None and (actors is None or is_parked_still(end)):
+            self._mark(parked)
+        else:
+            if actors is not None:
+                encoded.close(end)
+            self._mark(None)
         self._learn(encoded)
         if self._failed is None:
             with contextlib.suppress(ConversationError):

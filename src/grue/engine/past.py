@@ -12,8 +12,7 @@ from grue.messages import (
     RequestCompletion,
     RunTurn,
     Said,
-    TurnCompleted,
-    TurnFailed,
+    TurnEnd,
 )
 from grue.protocol.context_ledger import sizes_of
 
@@ -22,7 +21,7 @@ class TurnReport(Protocol):
     """What a conversation asks a turn's actors after the turn."""
 
     @property
-    def end(self) -> TurnCompleted | TurnFailed | None:
+    def end(self) -> TurnEnd | None:
         """How the turn ended; `None`: its agent did not report it."""
         ...
 

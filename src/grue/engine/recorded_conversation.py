@@ -6,11 +6,15 @@ started with. So a conversation that the trace does not hold completely is refus
 """
 
 from os import PathLike
+from pathlib import Path
 from typing import TypeAlias
 
 from msgspec import Struct
 
+from grue.engine.conversation_file import TurnMark
 from grue.engine.kept_conversation import KeptConversation
+from grue.engine.open_turns import is_parked_still
+from grue.engine.recorded_turn import asks_again
 from grue.errors import ConversationError
 from grue.messages import (
     AssistantReply,
@@ -21,11 +25,14 @@ from grue.messages import (
     OfferTools,
     RequestCompletion,
     RequireAnswer,
+    Resumption,
     RewriteHistory,
     RunTurn,
+    Said,
     ToolDefinition,
     TurnCompleted,
     TurnFailed,
+    TurnParked,
 )
 from grue.protocol.history import History, Ledger
 from grue.tracing.reading import EpisodeEnvelope, open_episode
@@ -40,12 +47,21 @@ class _Talk(Struct):
     Attributes:
         tools: The tools that were offered last.
         flaw: Why it cannot be resumed; empty if it can.
+        turn: The turn that continues it, if it has not ended.
+        parked: How that turn was parked; `None`: it was not.
     """
 
     system: str
     history: History
     tools: tuple[ToolDefinition, ...] = ()
     flaw: str = ""
+    turn: RunTurn | None = None
+    parked: TurnParked | None = None
+
+    def close(self) -> None:
+        """Answer the calls of a turn that nobody goes on with."""
+        self.history.close(self.parked)
+        self.turn = self.parked = None
 
     @property
     def place(self) -> _Place:
@@ -80,8 +96,25 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> K
             f"The conversation {wanted} cannot be resumed from {path}: {talk.flaw}. Load its saved file.",
             path=str(path),
         )
-    talk.history.close(None)
-    return KeptConversation(talk.system, name=wanted, history=talk.history, tools=talk.tools)
+    mark = _mark_of(talk, Path(path))
+    if mark is None:
+        talk.close()
+    return KeptConversation(talk.system, name=wanted, history=talk.history, tools=talk.tools, open_turn=mark)
+
+
+def _mark_of(talk: _Talk, path: Path) -> TurnMark | None:
+    """Return the mark of the turn that a process can go on with."""
+    run, parked = talk.turn, talk.parked
+    if run is None or run.history is None or not run.tool_policy.parking:
+        return None
+    return TurnMark(
+        turn=run.turn,
+        trace=str(path.absolute()),
+        began=run.history.digest,
+        state="running" if parked is None else "parked",
+        questions=() if parked is None else parked.questions,
+        untold=() if parked is None else parked.untold,
+    )
 
 
 def _branch_points(path: str | PathLike[str]) -> set[_Place]:
@@ -130,22 +163,19 @@ class _Reader:
                 self._step(name, envelope)
             case CompletionReceived() if cause in self._requests:
                 self._step(self._requests.pop(cause), envelope)
-            case TurnCompleted() | TurnFailed() if cause in self._turns:
-                self._step(self._turns.pop(cause), envelope)
+            case TurnCompleted() | TurnFailed() | TurnParked() if cause in self._turns:
+                self._end(self._turns.pop(cause), envelope)
 
     def _begin(self, envelope: EpisodeEnvelope, run: RunTurn) -> None:
         past = run.history
-        if run.resumed is not None and past is None:
-            name = ConversationId(f"turn-{run.turn}")
-            talk = self.talks.setdefault(name, _Talk(run.system, History(Ledger())))
-            if not run.resumed.parked.calls:
-                talk.flaw = "its turn was resumed after its process was killed"
+        name = ConversationId(f"turn-{run.turn}") if past is None else past.conversation
+        if run.resumed is not None and name in self.talks:
+            _resume(self.talks[name], run.resumed)
         elif past is None:
-            name = ConversationId(f"turn-{run.turn}")
             self.talks[name] = _Talk(run.system, History(Ledger()))
         else:
-            name = past.conversation
             self._go_on(run, past)
+        self.talks[name].turn, self.talks[name].parked = run, None
         self.last = name
         self._turns[envelope.seq] = name
         self._mark(self.talks[name], envelope)
@@ -155,7 +185,7 @@ class _Reader:
         place = (past.length, past.digest)
         talk = self.talks.get(past.conversation)
         if talk is not None:
-            talk.history.close(None)
+            talk.close()
             if talk.place == place:
                 return
         if not past.length:
@@ -166,6 +196,18 @@ class _Reader:
             flaw = f"the trace does not hold what was said before turn {run.turn}"
             talk = _Talk(run.system, History(Ledger()), flaw=flaw)
         self.talks[past.conversation] = talk
+
+    def _end(self, name: ConversationId, envelope: EpisodeEnvelope) -> None:
+        talk, end = self.talks[name], envelope.body
+        resumed = talk.turn is not None and talk.turn.resumed
+        if isinstance(end, TurnParked):
+            talk.parked = end
+            self._mark(talk, envelope)
+        elif resumed and is_parked_still(end):
+            talk.parked = resumed.parked
+        else:
+            self._step(name, envelope)
+            talk.turn = None
 
     def _step(self, name: ConversationId, envelope: EpisodeEnvelope) -> None:
         talk = self.talks[name]
@@ -185,6 +227,15 @@ class _Reader:
         if envelope.redacted and not ends:
             kind = type(envelope.body).__name__
             talk.flaw = talk.flaw or f"a secret was redacted in turn {envelope.turn} ({kind})"
+
+
+def _resume(talk: _Talk, resumed: Resumption) -> None:
+    """Go on with the turn that was continuing the conversation."""
+    if asks_again(resumed):
+        talk.history.forget()
+    last = talk.history.entries[-1] if talk.history.entries else None
+    if resumed.new and isinstance(last, Said) and last.items[-len(resumed.new) :] == resumed.new:
+        talk.flaw = "an old version has resumed its turn, and said the same again"
 
 
 def _take(talk: _Talk, envelope: EpisodeEnvelope) -> None:

@@ -7,59 +7,37 @@ happens. If the process dies after that, the turn can be resumed once more: what
 trace, and is not called again.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.actors.llm import LentConversation, LlmActor
 from grue.answers import AnswerSpec, spec_of
+from grue.engine.kept_conversation import KeptConversation
 from grue.engine.past import with_sizes
+from grue.engine.recorded_turn import RecordedTurn, asks_again, chosen, read_turns
+from grue.engine.resumed_conversation import conversation_of
 from grue.engine.turn import TurnSettings
-from grue.errors import MCPError, NothingToResume, TraceError
-from grue.llm_transport.endpoint import LlmEndpoint
+from grue.errors import MCPError, TraceError
 from grue.messages import (
     ApprovalDecision,
-    AssistantReply,
-    CallId,
-    CompletionReceived,
-    ConversationId,
-    ConversationItem,
-    HistoryRewritten,
-    LlmCommand,
-    RequestCompletion,
-    RequireAnswer,
     Resumption,
-    RewriteHistory,
     RunTurn,
-    ServerFailure,
     TextDelta,
-    ToolCalled,
     ToolDefinition,
-    TurnCompleted,
-    TurnEnd,
-    TurnEvent,
-    TurnFailed,
     TurnParked,
     TurnResumed,
 )
-from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.history import History
-from grue.protocol.tool_loop import IllegalEvent, step
-from grue.protocol.turn_approval import cut_off
-from grue.protocol.turn_states import AwaitingCompletion, AwaitingVerdict, Idle, TurnState
-from grue.runtime.actor import Actor, Note
-from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceWriter
-from grue.tracing.reading import TRACE_FILE, EpisodeEnvelope, open_episode
-from grue.tracing.replay_agent import AGENT, NOTED_EVENTS
+from grue.tracing.reading import TRACE_FILE, open_episode
 
-_Said: TypeAlias = RequestCompletion | CompletionReceived | HistoryRewritten | RewriteHistory
 EXPIRED = "the question about it has expired"
 
 
@@ -71,6 +49,7 @@ class ResumeRequest(Struct, frozen=True, kw_only=True):
     turn: int | None = None
     answer: AnswerSpec[Any] | type | None = None
     on_delta: Callable[[TextDelta], None] | None = None
+    conversation: KeptConversation | None = None
 
 
 class ResumedTurn(Struct, frozen=True, kw_only=True):
@@ -80,37 +59,13 @@ class ResumedTurn(Struct, frozen=True, kw_only=True):
         command: The message that starts it.
         history: What was said in it.
         tools: The tools that were offered last.
+        conversation: The conversation that it continues; `None`: none.
     """
 
     command: RunTurn
     history: History
     tools: tuple[ToolDefinition, ...]
-
-
-class RememberingActors:
-    """The `LlmFactory` of a resumed turn: makes an LLM actor that knows what was said in it."""
-
-    def __init__(self, endpoint: LlmEndpoint, turn: ResumedTurn) -> None:
-        self._endpoint = endpoint
-        self._turn = turn
-
-    def __call__(
-        self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
-    ) -> Actor[LlmCommand]:
-        """Return an LLM actor for the turn, or for what its servers ask of the model."""
-        endpoint, turn = self._endpoint, self._turn
-        if mailbox.name != "llm":
-            return LlmActor(
-                mailbox, agent, endpoint, note
-            )  # for sampling, which has conversations of its own
-        encoded = Conversation(endpoint.profile, model=endpoint.settings.model, history=turn.history)
-        encoded.offer(turn.tools)
-        name = ConversationId(f"turn-{turn.command.turn}")
-        return LlmActor(mailbox, agent, endpoint, note, LentConversation(name, encoded, _save_nothing))
-
-
-async def _save_nothing() -> None:
-    """Do nothing: the trace holds what is said in the turn."""
+    conversation: KeptConversation | None = None
 
 
 def parked_turns(path: str | PathLike[str]) -> list[TurnParked]:
@@ -122,7 +77,7 @@ def parked_turns(path: str | PathLike[str]) -> list[TurnParked]:
     Raises:
         TraceError: It cannot be read.
     """
-    found = (part.end for part in _read(path).values())
+    found = (part.end for part in read_turns(path).values())
     return [end for end in found if isinstance(end, TurnParked)]
 
 
@@ -168,8 +123,9 @@ def _writer_of(place: Path, writers: Iterable[TraceWriter]) -> TraceWriter | Non
     return next((each for each in writers if each.path.absolute() == place.absolute()), None)
 
 
-def resume_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettings) -> ResumedTurn:
-    """Read what a turn goes on with, and put on file that it does.
+@contextlib.contextmanager
+def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettings) -> Iterator[ResumedTurn]:
+    """Read what a turn goes on with, and put on file that it does. It counts as running meanwhile.
 
     Args:
         asked: The turn.
@@ -177,28 +133,56 @@ def resume_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSetting
         settings: Of the runner that goes on.
 
     Raises:
-        NothingToResume: There is no such turn.
+        NothingToResume: There is no such turn, or it is running.
         TraceError: The trace cannot be read or written, or a secret was removed from the turn.
+        ConversationError: Its conversation cannot go on with it.
         MCPError: The runner cannot go on with it.
     """
-    recorder = settings.wiring.recorder
-    recorder.settle()
-    writer.flush()
-    part = _chosen(_read(asked.trace), asked.turn, asked.trace)
-    where = part.resumption(asked.trace)
-    check_fit(part.run, spec_of(asked.answer), settings)
+    under_way = settings.wiring.under_way
+    with contextlib.ExitStack() as running:
+        with under_way.resuming:
+            settings.wiring.recorder.settle()
+            writer.flush()
+            part = chosen(read_turns(asked.trace), asked.turn, asked.trace)
+            under_way.require_ended(part.run.turn)
+            running.enter_context(under_way.running(part.run.turn))
+        where = part.resumption(asked.trace)
+        check_fit(part.run, spec_of(asked.answer), settings)
+        with conversation_of(part, where, asked.conversation, asked.trace, settings.wiring) as kept:
+            expired = _note(where, part, writer, settings)
+            yield _going_on(asked, part, where, kept, settings, expired=expired)
+
+
+def _note(where: Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
+    """Put `TurnResumed` on file, and return whether the questions have expired."""
+    recorder, number = settings.wiring.recorder, part.run.turn
     expires_at = where.parked.expires_at
     expired = expires_at is not None and time.time() > expires_at
-    decisions = tuple(asked.decisions)
-    if expired:
-        decisions = tuple(question.deny(EXPIRED) for question in where.parked.questions)
-    number = part.run.turn
     resumed = TurnResumed(turn=number, after=part.last_seq, expired=expired)
     recorder.record(resumed, sender="host", turn=number)
     recorder.settle()
     if not writer.flush():
         raise TraceError(f"{writer.path} could not be written in time, so turn {number} was not resumed.")
-    history = part.history()
+    return expired
+
+
+def _going_on(
+    asked: ResumeRequest,
+    part: RecordedTurn,
+    where: Resumption,
+    kept: KeptConversation | None,
+    settings: TurnSettings,
+    *,
+    expired: bool,
+) -> ResumedTurn:
+    decisions = asked.decisions
+    if expired:
+        decisions = tuple(question.deny(EXPIRED) for question in where.parked.questions)
+    history = History() if kept is None else kept.history
+    if kept is None:
+        part.replay(history)
+        if asks_again(where):
+            history.forget()
     command = replace(
         part.run,
         limits=replace(part.run.limits, turn_timeout_s=part.time_left_s),
@@ -207,188 +191,22 @@ def resume_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSetting
         support_check="skip",
         resumed=replace(where, decisions=decisions),
     )
-    return ResumedTurn(command=with_sizes(command, history.entries), history=history, tools=part.tools)
+    sized = with_sizes(command, history.entries)
+    return ResumedTurn(command=sized, history=history, tools=part.tools, conversation=kept)
 
 
 def check_fit(command: RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
     """Check that a runner can go on with a turn.
 
     Raises:
-        MCPError: It lacks a server of the turn, or an endpoint of grue's own, or `answer` has another schema.
+        MCPError: It lacks a server of the turn, its model's actors cannot continue a conversation, or
+            `answer` has another schema.
     """
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
         raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")
-    if settings.wiring.endpoint is None:
-        raise MCPError("A turn can be resumed only by a runner with an endpoint of grue's own.")
+    _ = settings.wiring.lender
     if answer.schema != command.answer:
         raise MCPError(
             f"Turn {command.turn} was started with another form of answer. Resume it with the same `answer`."
         )
-
-
-class _Part:
-    """The turn as the trace tells it, from its last `RunTurn` on; what was said before that too.
-
-    Attributes:
-        run: The message that started this part.
-        end: How it ended; `None`: the trace does not say.
-        tools: The tools that were offered last.
-        last_seq: Number of its last envelope.
-        redacted: A secret was removed from a message of the turn.
-        said: What makes up its conversation, earlier parts included.
-    """
-
-    def __init__(self, begun: EpisodeEnvelope, run: RunTurn, before: "_Part | None") -> None:
-        self.run = run
-        self.end: TurnEnd | None = None
-        self.tools: tuple[ToolDefinition, ...] = before.tools if before else ()
-        self.last_seq = begun.seq
-        self._began_s = self._last_s = begun.t
-        self._events: list[TurnEvent] = [run]
-        self._called: set[CallId] = set()
-        self._aside: set[int] = set()
-        self.redacted: bool = begun.redacted or (before is not None and before.redacted)
-        self.said: list[_Said] = before.said if before else []
-
-    def add(self, envelope: EpisodeEnvelope) -> None:
-        """Take the next envelope of the turn."""
-        body = envelope.body
-        self.last_seq, self._last_s = envelope.seq, envelope.t
-        self.redacted = self.redacted or envelope.redacted
-        if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
-            self._events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
-        if isinstance(body, ToolCalled):
-            self._called.add(body.call_id)
-        elif isinstance(body, TurnEnd):
-            self.end = body
-        elif isinstance(body, RequestCompletion) and body.aside:
-            self._aside.add(envelope.seq)
-        elif isinstance(body, CompletionReceived) and envelope.cause in self._aside:
-            pass  # a summary; the change that it brought about follows
-        elif isinstance(body, CompletionReceived | HistoryRewritten | RewriteHistory):
-            self.said.append(body)
-        elif isinstance(body, RequestCompletion) and envelope.receiver == "llm":
-            self.said.append(body)
-            self.tools = getattr(body.mode, "tools", None) or self.tools
-
-    @property
-    def time_left_s(self) -> float | None:
-        """What is left of the turn's time limit; time in which it was parked does not count."""
-        limit_s = self.run.limits.turn_timeout_s
-        return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the turn can go on."""
-        match self.end:
-            case None | TurnParked():
-                return self.run.tool_policy.parking
-            case TurnFailed(failure=ServerFailure()):
-                # A resumed turn whose servers did not start has done nothing yet.
-                return self.run.resumed is not None and not self._called
-            case _:
-                return False
-
-    def resumption(self, path: str | PathLike[str]) -> Resumption:
-        """Return where the turn goes on.
-
-        Raises:
-            NothingToResume: It had ended when its process was killed.
-            TraceError: The trace lacks something that is needed.
-        """
-        if self.redacted:
-            raise TraceError(
-                f"Turn {self.run.turn} of {path} cannot be resumed: a secret was removed from its messages."
-            )
-        if self.run.history is not None:
-            raise TraceError(f"Turn {self.run.turn} of {path} belongs to a conversation: continue that one.")
-        if isinstance(self.end, TurnParked):
-            return Resumption(parked=self.end)
-        if self.end is not None and self.run.resumed is not None:
-            return replace(self.run.resumed, decisions=())
-        state = self._state(path)
-        where = cut_off(state, self._called)
-        if where is None:
-            made = ", ".join(sorted(self._called)) or "none"
-            raise NothingToResume(
-                f"Turn {self.run.turn} of {path} had ended when its process did; only its outcome is lost."
-                f" Calls that were sent: {made}."
-            )
-        if isinstance(state, AwaitingCompletion | AwaitingVerdict):
-            return replace(where, new=self._asked_last())
-        return where
-
-    def history(self) -> History:
-        """Return what was said in the turn, as far as it does not have to be said again."""
-        history = History()
-        for body in self.said:
-            match body:
-                case RequestCompletion(new=new, mode=mode):
-                    history.say(new, mode.answer if isinstance(mode, RequireAnswer) else None)
-                case CompletionReceived():
-                    history.keep(
-                        AssistantReply(content=body.content, tool_calls=body.tool_calls, echo=body.echo)
-                    )
-                case HistoryRewritten(rewrite=rewrite):
-                    history.rewrite(rewrite)
-                case RewriteHistory(change=change):
-                    history.change(change)
-        return history
-
-    def _state(self, path: str | PathLike[str]) -> TurnState:
-        state: TurnState = Idle()
-        try:
-            for event in self._events:
-                state, _ = step(state, event)
-        except IllegalEvent as error:
-            raise TraceError(f"Turn {self.run.turn} of {path} cannot be resumed: {error}") from error
-        return state
-
-    def _asked_last(self) -> tuple[ConversationItem, ...]:
-        """Take back the last request, which is sent again; return what it told the model."""
-        while self.said:
-            body = self.said.pop()
-            if isinstance(body, RequestCompletion):
-                return body.new
-        return ()
-
-
-def _read(path: str | PathLike[str]) -> dict[int, _Part]:
-    """Return the last part of each turn that can be resumed, or whose end says that it cannot."""
-    parts: dict[int, _Part] = {}
-    for envelope in open_episode(path):
-        body, number = envelope.body, envelope.turn
-        if isinstance(body, RunTurn):
-            before = parts.get(number) if body.resumed is not None else None
-            parts[number] = _Part(envelope, body, before)
-        elif number in parts:
-            parts[number].add(envelope)
-            if not parts[number].is_open and parts[number].end is not None:
-                parts[number] = _forgotten(parts[number], envelope)
-    return parts
-
-
-def _forgotten(part: _Part, last: EpisodeEnvelope) -> _Part:
-    """Keep of a turn that is over only its end: a trace may hold thousands."""
-    over = _Part(last, part.run, None)
-    over.end = part.end
-    return over
-
-
-def _chosen(parts: dict[int, _Part], turn: int | None, path: str | PathLike[str]) -> _Part:
-    usable = {number: part for number, part in parts.items() if part.is_open}
-    if turn is None and len(usable) == 1:
-        return next(iter(usable.values()))
-    if turn is not None and turn in usable:
-        return usable[turn]
-    if turn is None and usable:
-        numbers = ", ".join(map(str, usable))
-        raise NothingToResume(f"{path} holds several turns that can be resumed: {numbers}. Name one: turn=N.")
-    number = turn if turn is not None else max(parts, default=0)
-    if number not in parts:
-        raise NothingToResume(f"{path} holds no turn that can be resumed.")
-    end = parts[number].end
-    how = end.kind if isinstance(end, TurnCompleted) else "failed" if end else "ran without parking"
-    again = ", after it was resumed" if parts[number].run.resumed is not None else ""
-    raise NothingToResume(f"Turn {number} of {path} cannot be resumed: it ended ({how}{again}).")

@@ -1,15 +1,53 @@
 """Run a turn that a later process goes on with, as `engine/turn.py` runs a new one."""
 
-from typing import TypeVar
+import contextlib
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from grue.engine.resume import RememberingActors, ResumedTurn, ResumeRequest
+from grue.actors.llm import LentConversation
+from grue.engine.resume import (
+    ResumedTurn,
+    ResumeRequest,
+    is_recorded_by,
+    resumed_turn,
+    writer_for,
+)
 from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings
-from grue.messages import Attachment, Budget, HistoryReference, RunTurn, TurnParked, Usage
+from grue.engine.wiring import Wiring
+from grue.messages import Attachment, Budget, ConversationId, HistoryReference, RunTurn, TurnParked, Usage
+from grue.protocol.chat_wire.conversation import Conversation
+from grue.runtime.trace_file import TraceWriter
 from grue.turn_request import TurnRequest
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def resumed_run(
+    asked: ResumeRequest, settings: TurnSettings, memory: EpisodeMemory, writers: list[TraceWriter]
+) -> "Iterator[ResumedRun[Any]]":
+    """Yield the turn that goes on.
+
+    Args:
+        asked: What the host asks for.
+        settings: The runner's settings.
+        memory: The episode that the turn belongs to.
+        writers: Gets what writes the trace, if it has to be opened for this.
+
+    Raises:
+        MCPError: As `resumed_turn`.
+    """
+    recorder = settings.wiring.recorder
+    ours = is_recorded_by(recorder, asked.trace)
+    writer = writer_for(asked.trace, recorder)
+    if not ours:
+        writers.append(writer)
+    with resumed_turn(asked, writer, settings) as resumed:
+        where = resumed.command.resumed
+        counted = where.parked if ours and where is not None else None
+        yield ResumedRun(asked, resumed, counted, settings, memory)
 
 
 class ResumedRun(Turn[T]):
@@ -22,6 +60,8 @@ class ResumedRun(Turn[T]):
         settings: The runner's settings.
         memory: The episode that the turn belongs to.
     """
+
+    is_resumed = True
 
     def __init__(
         self,
@@ -38,10 +78,11 @@ class ResumedRun(Turn[T]):
             answer=asked.answer,
             turn=command.turn,
             on_delta=asked.on_delta,
+            conversation=resumed.conversation,
         )
-        endpoint = settings.wiring.endpoint
-        assert endpoint is not None, "the turn was checked to fit this runner"
-        wiring = replace(settings.wiring, llm=RememberingActors(endpoint, resumed))
+        wiring = settings.wiring
+        if resumed.conversation is None:
+            wiring = _remembering(wiring, resumed)
         spending = _Rest(settings.spending, counted)
         super().__init__(request, replace(settings, wiring=wiring, spending=spending), memory)
 
@@ -55,6 +96,19 @@ class ResumedRun(Turn[T]):
         """Return the message that starts this part of the turn; it has the limits that are left of it."""
         del number, budget, history, images
         return self._command
+
+
+def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
+    """Return the parts of a turn whose LLM actor knows what was said in it."""
+    lender = wiring.lender
+    encoded = Conversation(lender.profile, model=lender.model, history=resumed.history)
+    encoded.offer(resumed.tools)
+    name = ConversationId(f"turn-{resumed.command.turn}")
+    return wiring.lending(LentConversation(name, encoded, _save_nothing))
+
+
+async def _save_nothing() -> None:
+    """Do nothing: the trace holds what is said in the turn."""
 
 
 class _Rest(Spending):

@@ -146,7 +146,10 @@ class Turn(Generic[T]):
     Attributes:
         answer: How to validate and parse the answer.
         progress: What the turn is doing. Readable from any thread.
+        is_resumed: It goes on with a turn that was parked or killed.
     """
+
+    is_resumed = False
 
     def __init__(self, request: TurnRequest[T], settings: TurnSettings, memory: EpisodeMemory) -> None:
         self.answer: AnswerSpec[Any] = request.answer_spec
@@ -164,19 +167,20 @@ class Turn(Generic[T]):
         Raises:
             MCPError: One of the errors of `Runner.run_turn`.
         """
-        with _inside_turn(self._settings.wiring):
-            return await self._run(resources)
+        wiring, number = self._settings.wiring, self._memory.start(self._request.turn)
+        with _inside_turn(wiring), wiring.under_way.running(number):
+            return await self._run(number, resources)
 
-    async def _run(self, resources: TurnResources) -> TurnOutcome[T]:
+    async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory = self._settings, self._memory
-        number = memory.start(self._request.turn)
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
         started = time.monotonic()
         check = AnswerCheck(self.answer)
         images = await images_for(self._request, settings.limits)
-        with continued(self._request, number, settings.wiring) as past:
+        with continued(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
             command = past.sized(self.command(number, budget, past.history, images))
-            settings.wiring.approval.require_parking(command)
+            approval = settings.wiring.approval
+            approval.require_parking(command, given_history=bool(self._request.history))
             actors = past.actors = TurnActors(past.wiring, resources, command, check, self._request.on_delta)
             self.progress.enter(actors)
             try:

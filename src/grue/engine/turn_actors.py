@@ -24,11 +24,9 @@ from grue.messages import (
     RunTurn,
     ServerName,
     TextDelta,
-    TurnCompleted,
     TurnEnd,
     TurnEvent,
     TurnFailed,
-    TurnParked,
 )
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.connection import Disabled, Proven, Settled
@@ -109,11 +107,9 @@ class TurnActors:
         return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
 
     @property
-    def end(self) -> TurnCompleted | TurnFailed | None:
+    def end(self) -> TurnEnd | None:
         """How the agent ended the turn; `None`: it has not, or it was stopped before it could."""
-        end = None if self._agent is None else self._agent.end
-        # A turn of a conversation is never parked.
-        return None if isinstance(end, TurnParked) else end
+        return None if self._agent is None else self._agent.end
 
     @property
     def last_request(self) -> RequestCompletion | None:

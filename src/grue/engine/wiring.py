@@ -4,13 +4,15 @@ Come here to change how a `Runner`'s arguments become the parts that `TurnActors
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from grue.engine.approval import Approval
 from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
-from grue.errors import MCPConfigError
+from grue.engine.turns_under_way import TurnsUnderWay
+from grue.errors import ConversationError, MCPConfigError
 from grue.mcp_transport.client import ClientOptions
 from grue.messages import LlmCommand, OnToolDrift, ServerName, SupportCheck, TurnEvent
 from grue.processes.limits import ProcessLimits
@@ -26,9 +28,36 @@ from grue.tool_sessions.server_requests import Abilities, Elicit, Sample
 if TYPE_CHECKING:
     from grue.actors.llm import LentConversation
     from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+    from grue.protocol.chat_wire.profile import WireProfile
 
 LlmFactory: TypeAlias = Callable[[Mailbox[LlmCommand], Mailbox[TurnEvent], Note], Actor[LlmCommand]]
 """Makes the actor that takes `RequestCompletion`. Arguments: its mailbox, the agent's, and its `note`."""
+
+
+@runtime_checkable
+class LendingFactory(Protocol):
+    """An `LlmFactory` whose actors can continue a conversation that began before their turn.
+
+    `Runner.conversation` and `Runner.resume` need one. A factory of your own becomes one with these members.
+    """
+
+    @property
+    def profile(self) -> "WireProfile":
+        """How the model's messages are written."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The model. Thoughts of another one are not sent to it."""
+        ...
+
+    def lending(self, lent: "LentConversation") -> LlmFactory:
+        """Return a factory for one turn, whose actor continues `lent`.
+
+        The actor answers requests for the conversation `lent.id` with `lent.ask` and `lent.keep`, and keeps
+        all other conversations itself.
+        """
+        ...
 
 
 class Wiring(Struct, frozen=True, kw_only=True):
@@ -43,6 +72,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         elicit: Asks the user a server's question; `None`: always declined.
         tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
         approval: Who answers when the policy asks about a tool call.
+        under_way: The turns that are running.
     """
 
     llm: LlmFactory
@@ -53,6 +83,31 @@ class Wiring(Struct, frozen=True, kw_only=True):
     elicit: Elicit | None
     tool_lock: ToolLock | None
     approval: Approval = Approval()
+    under_way: TurnsUnderWay = field(default_factory=TurnsUnderWay)
+
+    def lending(self, lent: "LentConversation") -> "Wiring":
+        """Return the parts of a turn whose LLM actor continues `lent`.
+
+        Raises:
+            ConversationError: The actors of the host's factory cannot.
+        """
+        return replace(self, llm=self.lender.lending(lent))
+
+    @property
+    def lender(self) -> LendingFactory:
+        """The factory whose actors can continue a conversation.
+
+        Raises:
+            ConversationError: The runner has another one.
+        """
+        llm: object = self.llm
+        if not isinstance(llm, LendingFactory):
+            raise ConversationError(
+                "This needs an endpoint, or a factory whose actors can continue a conversation, and the"
+                " runner's llm is another factory. Give the runner LlmSettings, or give the factory the"
+                " members of grue.models.LendingFactory."
+            )
+        return llm
 
 
 def connect_fresh(
@@ -99,6 +154,16 @@ class EndpointActors:
     ) -> Actor[LlmCommand]:
         """Return an LLM actor for one turn."""
         return self._make(mailbox, agent, self._endpoint, note, self._lent)
+
+    @property
+    def profile(self) -> "WireProfile":
+        """What the endpoint accepts, as far as that is known."""
+        return self._endpoint.profile
+
+    @property
+    def model(self) -> str:
+        """The model that the endpoint is asked for."""
+        return self._endpoint.settings.model
 
     def lending(self, lent: "LentConversation") -> "EndpointActors":
         """Return a factory for the turn that continues this conversation."""

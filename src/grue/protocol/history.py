@@ -35,7 +35,7 @@ from grue.messages import (
     Summarised,
     SystemText,
     ToolMessage,
-    TurnCompleted,
+    TurnEnd,
     TurnFailed,
     UserText,
 )
@@ -170,15 +170,16 @@ class History:
         if self.ledger is not None:
             self.ledger.expect(reply)
 
-    def close(self, end: TurnCompleted | TurnFailed | None) -> tuple[Said | AssistantReply, ...]:
+    def close(self, end: TurnEnd | None) -> tuple[Said | AssistantReply, ...]:
         """End a turn, and return the entries that this adds.
 
         Args:
-            end: How it ended; `None`: that is not known, because the turn crashed or its process was killed.
-                Then every call without an answer may have taken effect.
+            end: How it ended; `TurnParked`: it was parked, and is given up. `None`: that is not known,
+                because the turn crashed or its process was killed. Then every call without an answer may have
+                taken effect.
         """
         if isinstance(end, TurnFailed) and end.unread:
-            self._forget()
+            self.forget()
         if self.unread is None:
             return ()
         told = () if end is None else end.untold
@@ -261,7 +262,8 @@ class History:
         if self.ledger is not None:
             self.ledger.add(entry)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop the reply that the turn has not read, if there is one."""
         if self.unread is not None:
             self.unread = None
             if self.ledger is not None:

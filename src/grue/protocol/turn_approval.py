@@ -44,7 +44,7 @@ from grue.protocol.tool_arguments import read_arguments
 from grue.protocol.tool_calls import ValidCall, deny, read_calls, record, reject
 from grue.protocol.tool_policy import CallTerms, is_about, judge, question_about
 from grue.protocol.turn_context import begun
-from grue.protocol.turn_end import close
+from grue.protocol.turn_end import answers_at_end, close
 from grue.protocol.turn_states import (
     AwaitingApproval,
     AwaitingClose,
@@ -147,6 +147,7 @@ def _parked_at_questions(state: AwaitingApproval, expires_at: float | None = Non
         settled=reply.earlier,
         expires_at=expires_at,
         used={**reply.used_before},
+        untold=answers_at_end(state.turn, reply.calls, reply.earlier, reply.calls),
     )
 
 
@@ -164,6 +165,9 @@ def progress(turn: Turn) -> TurnParked:
         degraded=turn.degraded,
         reconnected=turn.reconnected,
         used={**turn.used},
+        summaries=turn.summaries,
+        overflowed=turn.overflowed,
+        window=turn.window,
     )
 
 
@@ -213,6 +217,7 @@ def _parked_in_calls(state: AwaitingTools, called: Collection[CallId]) -> TurnPa
         progress(turn),
         calls=tuple(state.calls.values()),
         settled=(*done.values(), *interrupted),
+        untold=answers_at_end(turn, state.calls, (*done.values(), *interrupted), state.calls),
         used={name: max(0, count - again[name]) for name, count in turn.used.items()},
     )
 
@@ -234,6 +239,9 @@ def turn_after(run: RunTurn, parked: TurnParked) -> Turn:
         degraded=parked.degraded,
         reconnected=parked.reconnected,
         used=parked.used,
+        summaries=parked.summaries,
+        overflowed=parked.overflowed,
+        window=turn.window if parked.window is None else parked.window,
     )
 
 

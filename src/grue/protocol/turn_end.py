@@ -83,12 +83,14 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
         case AwaitingSessions(pending=pending):
             # Sessions that are still opening are closed as soon as they have opened.
             turn = replace(turn, open=(*turn.open, *pending))
+            if turn.resuming is not None:
+                turn = replace(turn, told=turn.resuming.parked.untold)
         case AwaitingTools(settled=settled, calls=calls):
             unsent = {call.call_id for run in state.unsent for call in run.calls}
-            told = _answers(turn, calls, settled, unsent)
+            told = answers_at_end(turn, calls, settled, unsent)
             turn = replace(turn, records=(*turn.records, *settled), told=told)
         case AwaitingApproval(reply=JudgedReply(calls=calls, settled=settled)):
-            told = _answers(turn, calls, settled, calls)
+            told = answers_at_end(turn, calls, settled, calls)
             turn = replace(turn, records=(*turn.records, *settled), told=told)
         case _:
             pass
@@ -104,7 +106,7 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
     return following, commands
 
 
-def _answers(
+def answers_at_end(
     turn: Turn,
     calls: Mapping[CallId, ToolCall],
     settled: Iterable[ToolCallRecord],

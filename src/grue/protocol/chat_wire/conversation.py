@@ -36,8 +36,7 @@ from grue.messages import (
     SystemText,
     ToolDefinition,
     ToolMessage,
-    TurnCompleted,
-    TurnFailed,
+    TurnEnd,
     UserText,
 )
 from grue.protocol.chat_wire.encoded_messages import EncodedMessages
@@ -150,7 +149,7 @@ class Conversation:
         self.tools = tools
         self._encode_tools()
 
-    def close(self, end: TurnCompleted | TurnFailed | None) -> None:
+    def close(self, end: TurnEnd | None) -> None:
         """End a turn: keep what was said in it, and answer the calls that have no answer yet."""
         self._encode(self.history.close(end))
 

@@ -1,0 +1,229 @@
+"""What a trace holds of the turns that a later process can go on with.
+
+Come here to change which turns can be resumed, or what is read of them. A turn may have several parts: each
+time it is resumed, another `RunTurn` with its number begins one.
+"""
+
+from os import PathLike
+from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.errors import NothingToResume, TraceError
+from grue.messages import (
+    AssistantReply,
+    CallId,
+    CompletionReceived,
+    HistoryRewritten,
+    RequestCompletion,
+    RequireAnswer,
+    Resumption,
+    RewriteHistory,
+    RunTurn,
+    ServerFailure,
+    ToolCalled,
+    ToolDefinition,
+    TurnCompleted,
+    TurnEnd,
+    TurnEvent,
+    TurnFailed,
+    TurnParked,
+)
+from grue.protocol.history import History
+from grue.protocol.tool_loop import IllegalEvent, step
+from grue.protocol.turn_approval import cut_off
+from grue.protocol.turn_states import Idle, TurnState
+from grue.tracing.reading import EpisodeEnvelope, open_episode
+from grue.tracing.replay_agent import AGENT, NOTED_EVENTS
+
+
+class _AskedAgain(Struct, frozen=True):
+    """The last request is sent again, so a reply to it that was read is dropped."""
+
+
+_Said: TypeAlias = RequestCompletion | CompletionReceived | HistoryRewritten | RewriteHistory | _AskedAgain
+
+
+class RecordedTurn:
+    """The turn as the trace tells it, from its last `RunTurn` on; what was said before that too.
+
+    Attributes:
+        run: The message that started this part.
+        end: How it ended; `None`: the trace does not say.
+        tools: The tools that were offered last.
+        last_seq: Number of its last envelope.
+        redacted: A secret was removed from a message of the turn.
+        said: What makes up its conversation, earlier parts included.
+    """
+
+    def __init__(self, begun: EpisodeEnvelope, run: RunTurn, before: "RecordedTurn | None") -> None:
+        self.run = run
+        self.end: TurnEnd | None = None
+        self.tools: tuple[ToolDefinition, ...] = before.tools if before else ()
+        self.last_seq = begun.seq
+        self._began_s = self._last_s = begun.t
+        self._events: list[TurnEvent] = [run]
+        self._called: set[CallId] = set()
+        self._aside: set[int] = set()
+        self.redacted: bool = begun.redacted or (before is not None and before.redacted)
+        self.said: list[_Said] = before.said if before else []
+        if run.resumed is not None:
+            self._go_on(run.resumed)
+
+    def add(self, envelope: EpisodeEnvelope) -> None:
+        """Take the next envelope of the turn."""
+        body = envelope.body
+        self.last_seq, self._last_s = envelope.seq, envelope.t
+        self.redacted = self.redacted or envelope.redacted
+        if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
+            self._events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
+        if isinstance(body, ToolCalled):
+            self._called.add(body.call_id)
+        elif isinstance(body, TurnEnd):
+            self.end = body
+        elif isinstance(body, RequestCompletion) and body.aside:
+            self._aside.add(envelope.seq)
+        elif isinstance(body, CompletionReceived) and envelope.cause in self._aside:
+            pass  # a summary; the change that it brought about follows
+        elif isinstance(body, CompletionReceived | HistoryRewritten | RewriteHistory):
+            self.said.append(body)
+        elif isinstance(body, RequestCompletion) and envelope.receiver == "llm":
+            self.said.append(body)
+            self.tools = getattr(body.mode, "tools", None) or self.tools
+
+    @property
+    def time_left_s(self) -> float | None:
+        """What is left of the turn's time limit; time in which it was parked does not count."""
+        limit_s = self.run.limits.turn_timeout_s
+        return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the turn can go on."""
+        match self.end:
+            case None | TurnParked():
+                return self.run.tool_policy.parking
+            case TurnFailed(failure=ServerFailure()):
+                # A resumed turn whose servers did not start has done nothing yet.
+                return self.run.resumed is not None and not self._called
+            case _:
+                return False
+
+    def resumption(self, path: str | PathLike[str]) -> Resumption:
+        """Return where the turn goes on.
+
+        Raises:
+            NothingToResume: It had ended when its process was killed.
+            TraceError: The trace lacks something that is needed.
+        """
+        if self.redacted:
+            raise TraceError(
+                f"Turn {self.run.turn} of {path} cannot be resumed: a secret was removed from its messages."
+            )
+        if isinstance(self.end, TurnParked):
+            return Resumption(parked=self.end)
+        if self.end is not None and self.run.resumed is not None:
+            return replace(self.run.resumed, decisions=())
+        state = self._state(path)
+        where = cut_off(state, self._called)
+        if where is None:
+            made = ", ".join(sorted(self._called)) or "none"
+            raise NothingToResume(
+                f"Turn {self.run.turn} of {path} had ended when its process did; only its outcome is lost."
+                f" Calls that were sent: {made}."
+            )
+        return where
+
+    def replay(self, history: History) -> None:
+        """Add what was said in the turn to what was said before it.
+
+        Raises:
+            ValueError: It does not fit.
+        """
+        for body in self.said:
+            match body:
+                case _AskedAgain():
+                    history.forget()
+                case RequestCompletion(new=new, mode=mode):
+                    history.say(new, mode.answer if isinstance(mode, RequireAnswer) else None)
+                case CompletionReceived():
+                    history.keep(
+                        AssistantReply(content=body.content, tool_calls=body.tool_calls, echo=body.echo)
+                    )
+                case HistoryRewritten(rewrite=rewrite):
+                    history.rewrite(rewrite)
+                case RewriteHistory(change=change):
+                    history.change(change)
+
+    def _state(self, path: str | PathLike[str]) -> TurnState:
+        state: TurnState = Idle()
+        try:
+            for event in self._events:
+                state, _ = step(state, event)
+        except IllegalEvent as error:
+            raise TraceError(f"Turn {self.run.turn} of {path} cannot be resumed: {error}") from error
+        return state
+
+    def _go_on(self, resumed: Resumption) -> None:
+        """Begin another part of the turn."""
+        if asks_again(resumed):
+            self.said.append(_AskedAgain())
+        elif resumed.new:
+            # Old versions said again what the last request had said.
+            at = len(self.said) - 1
+            while at >= 0 and not isinstance(self.said[at], RequestCompletion):
+                at -= 1
+            request = self.said[at] if at >= 0 else None
+            if isinstance(request, RequestCompletion) and request.new == resumed.new:
+                del self.said[at:]
+
+
+def asks_again(resumed: Resumption) -> bool:
+    """Return whether a resumed turn sends its last request again."""
+    return not resumed.parked.calls and not resumed.new
+
+
+def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
+    """Return the last part of each turn that can be resumed, or whose end says that it cannot."""
+    parts: dict[int, RecordedTurn] = {}
+    for envelope in open_episode(path):
+        body, number = envelope.body, envelope.turn
+        if isinstance(body, RunTurn):
+            before = parts.get(number) if body.resumed is not None else None
+            parts[number] = RecordedTurn(envelope, body, before)
+        elif number in parts:
+            parts[number].add(envelope)
+            if not parts[number].is_open and parts[number].end is not None:
+                parts[number] = _forgotten(parts[number], envelope)
+    return parts
+
+
+def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
+    """Keep of a turn that is over only its end: a trace may hold thousands."""
+    over = RecordedTurn(last, part.run, None)
+    over.end = part.end
+    return over
+
+
+def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
+    """Return the turn that is to be resumed.
+
+    Raises:
+        NothingToResume: There is no such turn, or several.
+    """
+    usable = {number: part for number, part in parts.items() if part.is_open}
+    if turn is None and len(usable) == 1:
+        return next(iter(usable.values()))
+    if turn is not None and turn in usable:
+        return usable[turn]
+    if turn is None and usable:
+        numbers = ", ".join(map(str, usable))
+        raise NothingToResume(f"{path} holds several turns that can be resumed: {numbers}. Name one: turn=N.")
+    number = turn if turn is not None else max(parts, default=0)
+    if number not in parts:
+        raise NothingToResume(f"{path} holds no turn that can be resumed.")
+    end = parts[number].end
+    how = end.kind if isinstance(end, TurnCompleted) else "failed" if end else "ran without parking"
+    again = ", after it was resumed" if parts[number].run.resumed is not None else ""
+    raise NothingToResume(f"Turn {number} of {path} cannot be resumed: it ended ({how}{again}).")
