@@ -5,7 +5,8 @@ The parts are pure, except `LlmEndpoint` and the mailbox: a `Conversation` encod
 factory for your actor to `Runner(llm=...)`; see `LlmFactory`.
 """
 
-from grue.engine.wiring import LlmFactory
+from grue.actors.llm import LentConversation
+from grue.engine.wiring import LendingFactory, LlmFactory
 from grue.llm_transport.endpoint import LlmEndpoint
 from grue.llm_transport.exchange import (
     MAX_REPLY_BYTES,
@@ -53,6 +54,8 @@ __all__ = [
     "EncodingError",
     "Fault",
     "Finish",
+    "LendingFactory",
+    "LentConversation",
     "LlmEndpoint",
     "LlmFactory",
     "Mailbox",

@@ -252,15 +252,16 @@ def begin_of_turn(saved: SavedConversation, began: HistoryReference) -> tuple[Hi
         saved: The conversation's file.
         began: What was said before the turn, by reference.
     """
-    place = (began.length, began.digest)
     before = SavedConversation(saved.header, _first_history(saved.header))
     reader = _Reader(before)
-    for number, line in enumerate((None, *saved.lines)):
-        if line is not None:
-            reader.take(line)
-        ledger = before.history.ledger
-        if reader.has_counted and ledger is not None and (ledger.length, ledger.digest) == place:
-            return before.history, number
+    for number, line in enumerate(saved.lines, start=1):
+        reader.take(line)
+        if isinstance(line, TurnMark) and (line.state, line.began) == ("running", began.digest):
+            # A reply becomes an entry with the next step. Here its turn is over.
+            before.history.say(())
+            ledger = before.history.ledger
+            found = ledger is not None and (ledger.length, ledger.digest) == (began.length, began.digest)
+            return (before.history, number) if found else None
     return None
 
 
@@ -276,11 +277,6 @@ class _Reader:
     def __init__(self, saved: SavedConversation) -> None:
         self._saved = saved
         self._counted = saved.header.entries
-
-    @property
-    def has_counted(self) -> bool:
-        """Whether every line was read that had been counted before it was written."""
-        return not self._counted
 
     def take(self, line: Line) -> None:
         """Add a line.

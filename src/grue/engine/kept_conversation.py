@@ -334,7 +334,8 @@ class KeptConversation:
         wiring.under_way.conversations[self.id] = self
         trace = wiring.approval.trace
         if parked is not None:
-            self._mark(replace(parked, state="running", questions=(), untold=()))
+            place = parked.trace if trace is None else str(trace)
+            self._mark(replace(parked, trace=place, state="running", questions=(), untold=()))
         else:
             if self.open_turn is not None:
                 self._close(None)

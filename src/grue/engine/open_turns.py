@@ -77,7 +77,7 @@ def taken_up(
     found = begin_of_turn(saved, began)
     if found is None:
         raise ConversationError(
-            f"{file.path} does not hold what was said before the turn: it may be an older copy.",
+            f"{file.path} does not hold where the turn began: it may be an older copy, or was saved later.",
             path=str(file.path),
         )
     history, lines = found

@@ -33,7 +33,7 @@ from grue.messages import (
 from grue.protocol.history import History
 from grue.protocol.tool_loop import IllegalEvent, step
 from grue.protocol.turn_approval import cut_off
-from grue.protocol.turn_states import Idle, TurnState
+from grue.protocol.turn_states import AwaitingCompletion, Commands, Idle, Transition, TurnState
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.replay_agent import AGENT, NOTED_EVENTS
 
@@ -66,6 +66,7 @@ class RecordedTurn:
         self._events: list[TurnEvent] = [run]
         self._called: set[CallId] = set()
         self._aside: set[int] = set()
+        self._requests = 0
         self.redacted: bool = begun.redacted or (before is not None and before.redacted)
         self.said: list[_Said] = before.said if before else []
         if run.resumed is not None:
@@ -89,6 +90,7 @@ class RecordedTurn:
         elif isinstance(body, CompletionReceived | HistoryRewritten | RewriteHistory):
             self.said.append(body)
         elif isinstance(body, RequestCompletion) and envelope.receiver == "llm":
+            self._requests = body.request
             self.said.append(body)
             self.tools = getattr(body.mode, "tools", None) or self.tools
 
@@ -125,14 +127,19 @@ class RecordedTurn:
             return Resumption(parked=self.end)
         if self.end is not None and self.run.resumed is not None:
             return replace(self.run.resumed, decisions=())
-        state = self._state(path)
-        where = cut_off(state, self._called)
+        state, commands = self._state(path)
+        parked = next((each for each in commands if isinstance(each, TurnParked)), None)
+        where = Resumption(parked=parked) if parked else cut_off(state, self._called)
         if where is None:
             made = ", ".join(sorted(self._called)) or "none"
             raise NothingToResume(
                 f"Turn {self.run.turn} of {path} had ended when its process did; only its outcome is lost."
                 f" Calls that were sent: {made}."
             )
+        asked = next((each for each in commands if isinstance(each, RequestCompletion)), None)
+        if isinstance(state, AwaitingCompletion) and asked is not None and asked.request > self._requests:
+            # The event is in the trace, and the request that follows from it is not.
+            return replace(where, new=asked.new)
         return where
 
     def replay(self, history: History) -> None:
@@ -156,14 +163,19 @@ class RecordedTurn:
                 case RewriteHistory(change=change):
                     history.change(change)
 
-    def _state(self, path: str | PathLike[str]) -> TurnState:
+    def _state(self, path: str | PathLike[str]) -> Transition:
+        """Return the state after the last event, and the commands that follow from that event.
+
+        The trace may lack them, if the process was killed right after the event.
+        """
         state: TurnState = Idle()
+        commands: Commands = ()
         try:
             for event in self._events:
-                state, _ = step(state, event)
+                state, commands = step(state, event)
         except IllegalEvent as error:
             raise TraceError(f"Turn {self.run.turn} of {path} cannot be resumed: {error}") from error
-        return state
+        return state, commands
 
     def _go_on(self, resumed: Resumption) -> None:
         """Begin another part of the turn."""

@@ -69,12 +69,13 @@ class TurnSplitter:
         """Yield the slices that are complete now that this envelope has arrived."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, RunTurn)
+        goes_on = isinstance(envelope.body, RunTurn) and envelope.body.resumed is not None
         # Turns that run at the same time begin in order, so a number that is not higher belongs to another
         # run.
         anew = runs and (turn <= self._last if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
-            if anew and len(unfinished) == 1:
+            if anew and not goes_on and len(unfinished) == 1:
                 unfinished[0].overtaken = True  # only a batch resumes without recording it
             while self.slices:
                 yield self.slices.popleft()

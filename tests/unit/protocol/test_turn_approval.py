@@ -28,6 +28,7 @@ from grue.messages import (
     CallId,
     CallsDecided,
     CallTools,
+    ContextPolicy,
     ConversationId,
     DecisionIgnored,
     HistoryReference,
@@ -305,6 +306,39 @@ def test_a_resumed_turn_opens_its_sessions_and_goes_on_with_the_reply() -> None:
     (request,) = walk.of(RequestCompletion)
     assert request.request == 2
     assert list(told(walk)) == ["c1", "c2", "c3"]
+
+
+def in_conversation(**begun: Any) -> RunTurn:
+    past = HistoryReference(conversation=ConversationId("talk"), length=0, digest="")
+    return replace(under(ASK, **begun), history=past)
+
+
+def test_a_park_says_what_its_conversation_answers_if_it_is_given_up() -> None:
+    walk = Walk(in_conversation(), opened("a"), opened("b"), calls("a.look", "a.think", "b.think"))
+    walk.send(decided(*(question.approve() for question in questions(walk))), returned(1))
+    where = where_of(walk.state, "c1", "c2")
+    untold = {item.call_id: item.content for item in where.parked.untold}
+    assert untold["c1"] == '{"content":"ok"}'
+    assert "interrupted; it may have taken effect" in untold["c2"]
+    assert "not called: the turn ended before" in untold["c3"]
+    again = Walk(in_conversation(resumed=where), opened("a"), INTERRUPT, closed("a"), closed("b"))
+    assert isinstance(again.end, TurnFailed)
+    assert again.end.untold == where.parked.untold, "what may have run is not called uncalled"
+
+
+def test_a_park_carries_what_was_used_of_the_context_policy() -> None:
+    policy = ContextPolicy(window_tokens=4000)
+    walk = asked("a.look")
+    turn = replace(walk.state.turn, summaries=1, overflowed=True, window=900)
+    where = where_of(replace(walk.state, turn=turn))
+    again = Walk(under(ASK, resumed=where, context=policy), opened("a"), opened("b"))
+    assert (again.state.turn.summaries, again.state.turn.overflowed, again.state.turn.window) == (
+        1,
+        True,
+        900,
+    )
+    fresh = Resumption(parked=replace(where.parked, window=None))
+    assert Walk(under(ASK, resumed=fresh, context=policy), opened("a"), opened("b")).state.turn.window == 4000
 
 
 def test_a_tool_that_changed_is_asked_about_again() -> None:
