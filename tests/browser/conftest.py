@@ -65,6 +65,16 @@ def open_page(chromium: Any) -> Iterator[OpenPage]:
         context.close()
 
 
+@pytest.fixture
+def open_messages(open_page: OpenPage) -> OpenPage:
+    """Open a page at its list of messages. A number in the address leads there anyway."""
+
+    def opened(file: Path, *, at: str = "", **options: Any) -> Watched:
+        return open_page(file, at=at if at.isdigit() else f"tab=messages&{at}", **options)
+
+    return opened
+
+
 def _watch(watched: Watched, address: str) -> None:
     page, deeds = watched
 

@@ -53,8 +53,8 @@ def chosen(page: Any) -> Any:
     return messages(page).locator("[aria-selected=true]")
 
 
-def test_the_page_shows_the_episode_and_asks_nobody_for_anything(open_page: Any, html: Path) -> None:
-    watched = open_page(html)
+def test_the_page_shows_the_episode_and_asks_nobody_for_anything(open_messages: Any, html: Path) -> None:
+    watched = open_messages(html)
     page = watched.page
     expect(page).to_have_title("A small episode")
     expect(page.locator("#facts")).to_contain_text("4 turns · 85 messages")
@@ -63,8 +63,8 @@ def test_the_page_shows_the_episode_and_asks_nobody_for_anything(open_page: Any,
     watched.assert_calm()
 
 
-def test_a_click_shows_the_whole_message(open_page: Any, html: Path, trace: Path) -> None:
-    page = open_page(html, at="turn-2").page
+def test_a_click_shows_the_whole_message(open_messages: Any, html: Path, trace: Path) -> None:
+    page = open_messages(html, at="turn-2").page
     [timed_out] = numbers(trace, "ToolTimedOut")
     message(page, timed_out).click()
     detail = page.get_by_role("region", name="Details")
@@ -75,8 +75,8 @@ def test_a_click_shows_the_whole_message(open_page: Any, html: Path, trace: Path
     expect(page).to_have_url(re.compile(f"#{timed_out}$"))
 
 
-def test_causes_and_effects_are_links_and_back_goes_back(open_page: Any, html: Path, trace: Path) -> None:
-    watched = open_page(html)
+def test_causes_and_effects_are_links_and_back_goes_back(open_messages: Any, html: Path, trace: Path) -> None:
+    watched = open_messages(html)
     page = watched.page
     [died] = numbers(trace, "ServerDied")
     page.evaluate(f"location.hash = '#{died}'")
@@ -92,9 +92,9 @@ def test_causes_and_effects_are_links_and_back_goes_back(open_page: Any, html: P
     watched.assert_calm()
 
 
-def test_an_address_with_a_number_opens_at_that_message(open_page: Any, html: Path, trace: Path) -> None:
+def test_an_address_with_a_number_opens_at_that_message(open_messages: Any, html: Path, trace: Path) -> None:
     last = numbers(trace, "Decided")[-1]
-    page = open_page(html, at=str(last)).page
+    page = open_messages(html, at=str(last)).page
     expect(chosen(page)).to_contain_text("Decided")
     expect(chosen(page)).to_be_in_viewport()
     expect(page.locator("#time-title")).to_contain_text("Turn 4")
@@ -109,8 +109,10 @@ def test_an_address_with_a_number_opens_at_that_message(open_page: Any, html: Pa
         ('says "HI" to <b>you</b>', "Observed"),
     ],
 )
-def test_search_finds_text_anywhere_in_a_message(open_page: Any, html: Path, words: str, kind: str) -> None:
-    page = open_page(html).page
+def test_search_finds_text_anywhere_in_a_message(
+    open_messages: Any, html: Path, words: str, kind: str
+) -> None:
+    page = open_messages(html).page
     page.keyboard.press("/")
     page.keyboard.type(words)
     expect(page.locator("#count")).to_contain_text(" of 85 messages")
@@ -118,8 +120,8 @@ def test_search_finds_text_anywhere_in_a_message(open_page: Any, html: Path, wor
     assert "SessionOpened" not in shown_kinds(page)
 
 
-def test_what_nobody_said_is_not_found_and_the_filters_can_be_cleared(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_what_nobody_said_is_not_found_and_the_filters_can_be_cleared(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     page.get_by_role("searchbox").fill("xyzzy")
     expect(page.get_by_text("No message is like that.")).to_be_visible()
     page.get_by_role("button", name="Clear the filters").click()
@@ -127,8 +129,8 @@ def test_what_nobody_said_is_not_found_and_the_filters_can_be_cleared(open_page:
     assert "EpisodeStarted" in shown_kinds(page)
 
 
-def test_filters_by_turn_actor_and_kind(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_filters_by_turn_actor_and_kind(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     count = page.locator("#count")
     page.get_by_label("Turn, or turns").fill("2-3")
     expect(messages(page).locator(".turn-head b")).to_have_text(["Turn 2", "Turn 3"])
@@ -142,8 +144,8 @@ def test_filters_by_turn_actor_and_kind(open_page: Any, html: Path) -> None:
     expect(count).to_have_text("8 of 85 messages")
 
 
-def test_failures_only_leaves_what_went_wrong(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_failures_only_leaves_what_went_wrong(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     page.keyboard.press("f")
     expect(page.get_by_role("button", name="Failures")).to_have_attribute("aria-pressed", "true")
     wrong = {"CompletionRetried", "ToolTimedOut", "ToolSkipped", "FinalForced", "TurnCompleted", "ServerDied"}
@@ -153,9 +155,9 @@ def test_failures_only_leaves_what_went_wrong(open_page: Any, html: Path) -> Non
 
 
 def test_a_link_to_a_message_that_a_filter_hides_clears_the_filters(
-    open_page: Any, html: Path, trace: Path
+    open_messages: Any, html: Path, trace: Path
 ) -> None:
-    page = open_page(html).page
+    page = open_messages(html).page
     page.keyboard.press("f")
     message(page, numbers(trace, "ServerDied")[0]).click()
     page.get_by_role("region", name="Details").get_by_role("link", name="CallTools").click()
@@ -163,8 +165,8 @@ def test_a_link_to_a_message_that_a_filter_hides_clears_the_filters(
     expect(page.get_by_role("button", name="Failures")).to_have_attribute("aria-pressed", "false")
 
 
-def test_keys_move_between_messages_and_turns(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_keys_move_between_messages_and_turns(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     press, title = page.keyboard.press, page.locator("#detail-title")
     for keys, shown in (
         ("n", "Turn 2"),  # the time line is at turn 1 to begin with
@@ -184,8 +186,10 @@ def test_keys_move_between_messages_and_turns(open_page: Any, html: Path) -> Non
     expect(title).to_contain_text("EpisodeStarted")
 
 
-def test_keys_lead_to_causes_into_the_details_and_out_again(open_page: Any, html: Path, trace: Path) -> None:
-    page = open_page(html, at=str(numbers(trace, "ToolTimedOut")[0])).page
+def test_keys_lead_to_causes_into_the_details_and_out_again(
+    open_messages: Any, html: Path, trace: Path
+) -> None:
+    page = open_messages(html, at=str(numbers(trace, "ToolTimedOut")[0])).page
     press = page.keyboard.press
     press("Enter")
     expect(page.get_by_role("region", name="Details")).to_be_focused()
@@ -206,8 +210,8 @@ def test_keys_lead_to_causes_into_the_details_and_out_again(open_page: Any, html
     expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
 
 
-def test_assistive_technology_is_told_what_is_chosen(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_assistive_technology_is_told_what_is_chosen(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     expect(messages(page)).to_be_focused()
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -224,8 +228,8 @@ def test_assistive_technology_is_told_what_is_chosen(open_page: Any, html: Path)
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
-def test_what_went_wrong_is_seen_in_the_list_of_turns(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_what_went_wrong_is_seen_in_the_list_of_turns(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     second, third = turns(page).get_by_role("option").nth(2), turns(page).get_by_role("option").nth(3)
     for word in ("timeout", "retry", "skipped", "forced"):
         expect(second.get_by_text(word)).to_have_count(1)
@@ -236,8 +240,8 @@ def test_what_went_wrong_is_seen_in_the_list_of_turns(open_page: Any, html: Path
     expect(turns(page).get_by_role("option").first).to_contain_text("1.97 s")
 
 
-def test_a_turn_says_what_went_wrong_in_it_and_what_took_long(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_a_turn_says_what_went_wrong_in_it_and_what_took_long(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     turns(page).get_by_role("option").nth(2).click()
     detail = page.get_by_role("region", name="Details")
     expect(detail.get_by_role("heading", name="Turn 2")).to_be_visible()
@@ -248,8 +252,8 @@ def test_a_turn_says_what_went_wrong_in_it_and_what_took_long(open_page: Any, ht
     expect(page.locator("#detail-title")).to_contain_text("ToolCalled")
 
 
-def test_the_time_line_is_to_scale_and_leads_to_its_messages(open_page: Any, html: Path) -> None:
-    page = open_page(html, at="turn-2").page
+def test_the_time_line_is_to_scale_and_leads_to_its_messages(open_messages: Any, html: Path) -> None:
+    page = open_messages(html, at="turn-2").page
     line = page.get_by_role("region", name="Time line of the turn")
 
     def width(name: str) -> float:
@@ -263,8 +267,8 @@ def test_the_time_line_is_to_scale_and_leads_to_its_messages(open_page: Any, htm
     expect(page.locator("#detail-title")).to_contain_text("CompletionRetried")
 
 
-def test_a_batch_is_a_band_from_its_command_to_its_last_answer(open_page: Any, html: Path) -> None:
-    page = open_page(html, at="turn-2").page
+def test_a_batch_is_a_band_from_its_command_to_its_last_answer(open_messages: Any, html: Path) -> None:
+    page = open_messages(html, at="turn-2").page
     banded = (
         messages(page).locator(".message").filter(has=page.locator(".batch")).locator("b").all_inner_texts()
     )
@@ -274,7 +278,7 @@ def test_a_batch_is_a_band_from_its_command_to_its_last_answer(open_page: Any, h
     ]  # fmt: skip
 
 
-def test_exact_json_leaves_strings_as_they_are_written(open_page: Any, tmp_path: Path) -> None:
+def test_exact_json_leaves_strings_as_they_are_written(open_messages: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     body = '{"type":"Observed","turn":1,"text":"one\\ntwo \\u202eend","score":12345678901234567890}'
     trace.write_text(
@@ -282,7 +286,7 @@ def test_exact_json_leaves_strings_as_they_are_written(open_page: Any, tmp_path:
         f'{{"seq":1,"t":0,"at":0,"turn":1,"from":"host","to":"trace","body":{body}}}\n'
     )
     write_html(trace, tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html", at="1").page
+    page = open_messages(tmp_path / "page.html", at="1").page
     json_view = page.locator(".json")
     expect(json_view.locator(".block")).to_have_text("one\ntwo \\u202eend")
     page.keyboard.press("x")
@@ -291,20 +295,20 @@ def test_exact_json_leaves_strings_as_they_are_written(open_page: Any, tmp_path:
     expect(json_view).to_contain_text("12345678901234567890")
 
 
-def test_dark_and_light_follow_the_system_until_toggled(open_page: Any, html: Path) -> None:
+def test_dark_and_light_follow_the_system_until_toggled(open_messages: Any, html: Path) -> None:
     def darkness(page: Any) -> bool:
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(map(int, re.findall(r"\d+", colour)[:3])) < 200
 
-    light, dark = open_page(html, scheme="light").page, open_page(html, scheme="dark").page
+    light, dark = open_messages(html, scheme="light").page, open_messages(html, scheme="dark").page
     assert (darkness(light), darkness(dark)) == (False, True)
     for page in (light, dark):
         page.get_by_role("button", name="Theme").click()
     assert (darkness(light), darkness(dark)) == (True, False)
 
 
-def test_a_narrow_window_shows_one_pane_at_a_time(open_page: Any, html: Path, trace: Path) -> None:
-    watched = open_page(html, size=(360, 640))
+def test_a_narrow_window_shows_one_pane_at_a_time(open_messages: Any, html: Path, trace: Path) -> None:
+    watched = open_messages(html, size=(360, 640))
     page = watched.page
     fits = "document.documentElement.scrollWidth <= 360 && document.body.scrollWidth <= 360"
     assert page.evaluate(fits)

@@ -30,8 +30,8 @@ def long_html(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "page.html"
 
 
-def test_a_thousand_turns_put_no_more_into_the_page_than_is_seen(open_page: Any, long_html: Path) -> None:
-    watched = open_page(long_html)
+def test_a_thousand_turns_put_no_more_into_the_page_than_is_seen(open_messages: Any, long_html: Path) -> None:
+    watched = open_messages(long_html)
     page = watched.page
     expect(page.locator("#facts")).to_contain_text("1,000 turns · 21,021 messages")
     counts = [page.evaluate(COUNT)]
@@ -48,9 +48,9 @@ def test_a_thousand_turns_put_no_more_into_the_page_than_is_seen(open_page: Any,
 
 
 def test_the_last_message_of_a_long_trace_is_a_key_away_and_so_is_the_first(
-    open_page: Any, long_html: Path
+    open_messages: Any, long_html: Path
 ) -> None:
-    page = open_page(long_html).page
+    page = open_messages(long_html).page
     page.keyboard.press("End")
     row = page.locator("#messages [aria-selected=true]")
     expect(row).to_contain_text("21021")
@@ -60,8 +60,8 @@ def test_the_last_message_of_a_long_trace_is_a_key_away_and_so_is_the_first(
     expect(row).to_contain_text("Before the first turn")
 
 
-def test_failures_are_found_among_a_thousand_turns(open_page: Any, long_html: Path) -> None:
-    page = open_page(long_html).page
+def test_failures_are_found_among_a_thousand_turns(open_messages: Any, long_html: Path) -> None:
+    page = open_messages(long_html).page
     page.keyboard.press("f")
     expect(page.locator("#count")).to_have_text("50 of 21,021 messages")  # ten turns, five marks each
     page.get_by_role("searchbox").fill("an earlier call failed")
@@ -69,7 +69,7 @@ def test_failures_are_found_among_a_thousand_turns(open_page: Any, long_html: Pa
 
 
 def test_a_turn_of_thousands_of_calls_has_a_time_line_of_no_more_than_can_be_seen(
-    open_page: Any, tmp_path: Path
+    open_messages: Any, tmp_path: Path
 ) -> None:
     with EpisodeTape(tmp_path / "trace.jsonl") as tape:
         begin(tape)
@@ -78,19 +78,21 @@ def test_a_turn_of_thousands_of_calls_has_a_time_line_of_no_more_than_can_be_see
         turn.call(["ok"] * 5000)
         turn.close()
     write_html(tmp_path / "trace.jsonl", tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html").page
+    page = open_messages(tmp_path / "page.html").page
     assert page.locator("#timeline a").count() < 1500
     assert page.evaluate(COUNT) < 5000
 
 
-def test_a_large_message_is_cut_and_the_page_says_where_it_is_whole(open_page: Any, tmp_path: Path) -> None:
+def test_a_large_message_is_cut_and_the_page_says_where_it_is_whole(
+    open_messages: Any, tmp_path: Path
+) -> None:
     with EpisodeTape(tmp_path / "trace.jsonl") as tape:
         begin(tape)
         turn = TurnTape(tape)
         turn.call(["ok"], content=[{"number": number, "text": "x" * 20} for number in range(50_000)])
         turn.close()
     write_html(tmp_path / "trace.jsonl", tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html").page
+    page = open_messages(tmp_path / "page.html").page
     page.get_by_label("Kind of message").select_option("ToolReturned")
     page.locator("#messages .message").click()
     note = re.compile(
@@ -101,18 +103,18 @@ def test_a_large_message_is_cut_and_the_page_says_where_it_is_whole(open_page: A
     assert page.evaluate(COUNT) < 6000
 
 
-def test_a_trace_that_was_cut_short_is_shown_and_says_so(open_page: Any, tmp_path: Path) -> None:
+def test_a_trace_that_was_cut_short_is_shown_and_says_so(open_messages: Any, tmp_path: Path) -> None:
     trace = long_episode(tmp_path / "trace.jsonl", 2)
     trace.write_bytes(trace.read_bytes()[:-40])
     write_html(trace, tmp_path / "page.html")
-    detail = open_page(tmp_path / "page.html").page.get_by_role("region", name="Details")
+    detail = open_messages(tmp_path / "page.html").page.get_by_role("region", name="Details")
     expect(detail).to_contain_text("The last line of the file was cut short")
 
 
-def test_a_trace_without_messages_is_a_page_without_messages(open_page: Any, tmp_path: Path) -> None:
+def test_a_trace_without_messages_is_a_page_without_messages(open_messages: Any, tmp_path: Path) -> None:
     EpisodeTape(tmp_path / "trace.jsonl").__exit__()
     write_html(tmp_path / "trace.jsonl", tmp_path / "page.html")
-    watched = open_page(tmp_path / "page.html")
+    watched = open_messages(tmp_path / "page.html")
     expect(watched.page.locator("#facts")).to_contain_text("0 turns · 0 messages")
     watched.page.keyboard.press("j")
     watched.page.keyboard.press("n")

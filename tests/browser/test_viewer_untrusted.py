@@ -65,8 +65,8 @@ NASTY = (
     f"\x00<scr\x00ipt>{MARK}</scr\x00ipt>\x1b[2J\x1b]0;title\x07",
     "<x>" * 3000,
 )
-OUR_SCRIPTS = 3
-"""Two of them are data."""
+OUR_SCRIPTS = 4
+"""Three of them are data."""
 
 ATTRIBUTES_THAT_RUN = """
 [...document.querySelectorAll("*")]
@@ -138,8 +138,8 @@ def assert_nothing_ran(watched: Any) -> None:
     watched.assert_calm()
 
 
-def test_nothing_that_others_wrote_runs_wherever_it_is_shown(open_page: Any, html: Path) -> None:
-    watched = open_page(html)
+def test_nothing_that_others_wrote_runs_wherever_it_is_shown(open_messages: Any, html: Path) -> None:
+    watched = open_messages(html)
     page = watched.page
     assert page.title() == NASTY[2]
     assert len(NASTY) >= 40
@@ -153,8 +153,8 @@ def test_nothing_that_others_wrote_runs_wherever_it_is_shown(open_page: Any, htm
     assert_nothing_ran(watched)
 
 
-def test_links_to_nasty_things_lead_to_messages_only(open_page: Any, html: Path) -> None:
-    watched = open_page(html, at="turn-1")
+def test_links_to_nasty_things_lead_to_messages_only(open_messages: Any, html: Path) -> None:
+    watched = open_messages(html, at="turn-1")
     page = watched.page
     for _ in range(5):
         page.keyboard.press("n")
@@ -164,8 +164,8 @@ def test_links_to_nasty_things_lead_to_messages_only(open_page: Any, html: Path)
     assert_nothing_ran(watched)
 
 
-def test_a_nasty_search_and_address_do_nothing(open_page: Any, html: Path) -> None:
-    watched = open_page(html, at="<img src=x onerror=window.__pwned=1>")
+def test_a_nasty_search_and_address_do_nothing(open_messages: Any, html: Path) -> None:
+    watched = open_messages(html, at="<img src=x onerror=window.__pwned=1>")
     page = watched.page
     for text in NASTY[:8]:
         if "\n" in text:
@@ -175,11 +175,11 @@ def test_a_nasty_search_and_address_do_nothing(open_page: Any, html: Path) -> No
     assert_nothing_ran(watched)
 
 
-def test_the_text_is_shown_as_it_was_sent(open_page: Any, html: Path) -> None:
+def test_the_text_is_shown_as_it_was_sent(open_messages: Any, html: Path) -> None:
     trace = read_episode(html.with_name("trace.jsonl"))
     observed = [envelope.seq for envelope in trace.envelopes if isinstance(envelope.body, Observed)]
     returned = [envelope.seq for envelope in trace.envelopes if isinstance(envelope.body, ToolReturned)]
-    page = open_page(html).page
+    page = open_messages(html).page
     for at in (0, 7, 12):
         page.evaluate(f"location.hash = '#{observed[at]}'")
         sync_api.expect(page.locator(".json")).to_contain_text(NASTY[at].replace('"', '\\"'))
@@ -187,8 +187,8 @@ def test_the_text_is_shown_as_it_was_sent(open_page: Any, html: Path) -> None:
     sync_api.expect(page.locator(".json .key").filter(has_text=NASTY[0])).to_have_count(1)
 
 
-def test_the_policy_stops_what_the_escapes_would_let_through(open_page: Any, html: Path) -> None:
-    page = open_page(html).page
+def test_the_policy_stops_what_the_escapes_would_let_through(open_messages: Any, html: Path) -> None:
+    page = open_messages(html).page
     assert page.evaluate(RUN_ANYTHING) == ["TypeError", "TypeError", "TypeError", "TypeError"]
     assert page.evaluate("window.__pwned") is None
     assert page.url.startswith("file:")

@@ -82,6 +82,7 @@ def test_the_policy_allows_the_pages_own_script_and_style_by_their_hashes_and_no
         "default-src 'none'",
         f"script-src '{sha256(script)}'",
         f"style-src '{sha256(style)}'",
+        "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
         "require-trusted-types-for 'script'",

@@ -8,11 +8,38 @@ class Filters {
     this.kind = byId("kind-filter");
     this.failures = byId("failures");
     this.fields = [this.search, this.turn, this.actor, this.kind];
-    fillSelect(this.actor, trace.actors);
-    fillSelect(this.kind, [...new Set(trace.messages.map((message) => message.kind))].sort());
+    this.fill(trace);
     for (const field of this.fields) field.addEventListener("input", changed);
     this.failures.addEventListener("click", () => this.toggleFailures());
     this.changed = changed;
+  }
+
+  /** Offer the actors and kinds that the trace has; what was chosen stays chosen. */
+  fill(trace) {
+    fillSelect(this.actor, trace.actors);
+    fillSelect(this.kind, [...new Set(trace.messages.map((message) => message.kind))].sort());
+  }
+
+  /** What is searched for, in the forms that it can have in a message. */
+  get words() {
+    return searchForms(this.search.value);
+  }
+
+  /** The filters in use, as the address holds them. */
+  get state() {
+    return {
+      q: this.search.value.trim(), turns: this.turn.value.trim(), actor: this.actor.value, kind: this.kind.value,
+      failures: this.failuresOnly ? "1" : "",
+    };
+  }
+
+  /** Set the filters as an address says, without reporting a change; return whether any changes. */
+  restore({ q = "", turns = "", actor = "", kind = "", failures = "" }) {
+    const before = JSON.stringify(this.state);
+    [this.search.value, this.turn.value, this.actor.value, this.kind.value] = [q, turns, actor, kind];
+    for (const select of [this.actor, this.kind]) if (select.selectedIndex < 0) select.value = "";
+    this.failures.setAttribute("aria-pressed", String(failures === "1"));
+    return JSON.stringify(this.state) !== before;
   }
 
   get failuresOnly() {
@@ -50,7 +77,8 @@ class Filters {
 }
 
 function fillSelect(select, values) {
-  select.append(...values.map((value) => element("option", { value }, value)));
+  const known = new Set([...select.options].map(({ value }) => value));
+  select.append(...values.filter((value) => !known.has(value)).map((value) => element("option", { value }, value)));
 }
 
 /** Return the first and the last turn of `3`, `5-8`, `5-` or nothing; null if it is none of these. */

@@ -32,7 +32,7 @@ function drawLanes(trace, message, width) {
   svg.setAttribute("width", trace.actors.length * width);
   svg.append(shape("path", { class: "lifelines", d: trace.actors.map((actor) => `M${middle(actor)} 0v${ROW_HEIGHT}`).join("") }));
   if (message.batch !== null) svg.append(drawBatch(trace, message, middle));
-  for (const activity of message.activity) svg.append(drawActivity(activity, middle(activity.lane)));
+  for (const activity of activityOf(trace.turnOf.get(message.turn), message)) svg.append(drawActivity(activity, middle(activity.lane)));
   const line = arrowClass(trace, message);
   if (!message.receiver) svg.append(drawNote(middle(message.sender), line));
   else if (message.receiver === message.sender) svg.append(drawLoop(middle(message.sender), line));
@@ -81,7 +81,7 @@ function drawArrow(from, to, line) {
 }
 
 /** Draw a message as a row of the list. */
-function drawMessage(trace, message, width) {
+function drawMessage(trace, message, width, words = []) {
   const start = trace.turnOf.get(message.turn).start;
   const way = message.receiver ? `${message.sender} to ${message.receiver}` : `${message.sender} notes`;
   const offset = message.t - start;
@@ -96,7 +96,7 @@ function drawMessage(trace, message, width) {
       { class: "text" },
       element("b", {}, message.kind),
       message.mark ? badge(message.mark, message.grade) : null,
-      element("span", { class: "summary" }, message.summary),
+      drawMatch(message, words) ?? element("span", { class: "summary" }, message.summary),
     ),
   );
 }

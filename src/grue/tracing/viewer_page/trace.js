@@ -1,20 +1,67 @@
 // The trace: parsed once, linked once. Messages are grouped by turn, in the order in which the turns began.
 
+const NONE = Object.freeze([]);
+const NONE_OPEN = new Map(); // shared by the passages in which the reader has opened nothing
 const UNDRAWN_PHASES = new Set(["turn", "session"]);
 
 class Trace {
   constructor(rows, episode) {
     this.episode = episode;
-    this.actors = episode.actors;
-    this.lanes = new Map(episode.actors.map((actor, lane) => [actor, lane]));
-    this.turns = episode.turns.map(newTurn);
-    this.turnOf = new Map(this.turns.map((turn) => [turn.number, turn]));
+    this.turns = [];
+    this.turnOf = new Map();
     this.messageOf = new Map();
-    for (const row of rows) this.addMessage(newMessage(row));
-    for (const row of episode.spans) this.addSpan(newSpan(row));
-    for (const turn of this.turns) finishTurn(turn);
+    this.passageOf = new Map();
+    this.extend({ ...episode, messages: rows });
+  }
+
+  /** Add a piece of a trace: what a page begins with, or what is new in a trace that is under way. */
+  extend({ messages, turns, spans, story, actors, overview }) {
+    this.overview = overview;
+    this.actors = actors;
+    this.lanes = new Map(actors.map((actor, lane) => [actor, lane]));
+    const touched = turns.map((digest) => this.addTurn(digest));
+    for (const row of messages) this.addMessage(newMessage(row));
+    for (const row of spans) touched.push(this.addSpan(newSpan(row)));
+    const passages = story.map((row) => this.addPassage(row));
+    for (const turn of new Set(touched)) finishTurn(turn);
     this.messages = this.turns.flatMap((turn) => turn.messages);
     this.longest = this.turns.reduce((most, turn) => Math.max(most, turn.length), 1e-9);
+    return { turns: new Set(touched), passages };
+  }
+
+  addTurn(digest) {
+    const known = this.turnOf.get(digest.turn);
+    if (known) return Object.assign(known, digestOf(digest));
+    const turn = newTurn(digest);
+    this.turns.push(turn);
+    this.turnOf.set(turn.number, turn);
+    return turn;
+  }
+
+  /** Add a passage, or put what has changed into the one that is there. */
+  addPassage(row) {
+    const made = newPassage(row);
+    const known = this.passageOf.get(made.id);
+    if (known) return Object.assign(known, { also: made.also, text: made.text });
+    made.at = this.turnOf.get(made.turn);
+    made.at.passages.push(made);
+    this.passageOf.set(made.id, made);
+    return made;
+  }
+
+  /** Return the messages of a passage that are in the page. */
+  messagesOf(passage) {
+    return [passage.seq, ...passage.also].map((seq) => this.messageOf.get(seq)).filter(Boolean);
+  }
+
+  /** Return the passage that a message belongs to; otherwise the one before it. */
+  passageAt(message) {
+    let best = null;
+    for (const passage of this.turnOf.get(message.turn)?.passages ?? []) {
+      if (passage.seq === message.seq || passage.also.includes(message.seq)) return passage;
+      if (passage.seq < message.seq) best = passage;
+    }
+    return best;
   }
 
   addMessage(message) {
@@ -22,7 +69,8 @@ class Trace {
     message.place = turn.messages.length;
     turn.messages.push(message);
     this.messageOf.set(message.seq, message);
-    this.messageOf.get(message.cause)?.effects.push(message);
+    const cause = this.messageOf.get(message.cause);
+    if (cause) cause.effects = added(cause.effects, message);
   }
 
   addSpan(span) {
@@ -31,8 +79,9 @@ class Trace {
     const turn = this.turnOf.get(first.turn);
     if (span.grade) span.mark = last.mark || "cut off";
     turn.spans.push(span);
-    if (last.turn === first.turn && last !== first) last.ends.push(span);
-    markActivity(turn, span, first.place, last.turn === first.turn ? last.place : turn.messages.length - 1);
+    if (last.turn === first.turn && last !== first) last.ends = added(last.ends, span);
+    turn.unmarked.push([span, first, last]);
+    return turn;
   }
 }
 
@@ -40,7 +89,7 @@ function newMessage(row) {
   const [seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body] = row;
   return {
     seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body,
-    effects: [], ends: [], activity: [], place: 0, haystack: null,
+    effects: NONE, ends: NONE, activity: NONE, place: 0, haystack: null,
   };
 }
 
@@ -50,18 +99,42 @@ function newSpan(row) {
 }
 
 function newTurn(digest) {
-  const { turn: number, start_s: start, end_s: end, ...rest } = digest;
   return {
-    ...rest, number, start, end, messages: [], spans: [], marks: [], phases: [], length: 0, grade: "",
-    name: number ? `Turn ${number}` : "Before the first turn",
+    ...digestOf(digest), messages: [], spans: [], unmarked: [], passages: [], marks: [], phases: [], length: 0, grade: "",
+    name: digest.turn ? `Turn ${digest.turn}` : "Before the first turn",
   };
 }
 
-/** Say of each message of a span that its actor is at it: the lanes show that as a bar. */
+function digestOf({ turn: number, start_s: start, end_s: end, ...rest }) {
+  return { ...rest, number, start, end };
+}
+
+function newPassage(row) {
+  const [turn, kind, seq, place, also, depth, text] = row;
+  return { turn, kind, seq, place, also, depth, text, id: place < 0 ? String(seq) : `${seq}.${place}`, open: NONE_OPEN };
+}
+
+/** Return a list with one more; most lists of a message stay empty, and share one. */
+function added(list, item) {
+  if (list === NONE) return [item];
+  list.push(item);
+  return list;
+}
+
+/** Return what goes on while a message is sent, for the bars in the lanes. It is found turn by turn, when shown. */
+function activityOf(turn, message) {
+  for (const [span, first, last] of turn.unmarked) {
+    markActivity(turn, span, first.place, last.turn === first.turn ? last.place : turn.messages.length - 1);
+  }
+  turn.unmarked = [];
+  return message.activity;
+}
+
 function markActivity(turn, span, first, last) {
   if (span.phase === "wait" || span.phase === "host") return;
   for (let place = first; place <= last; place += 1) {
-    turn.messages[place].activity.push({
+    const message = turn.messages[place];
+    message.activity = added(message.activity, {
       lane: span.lane, phase: span.phase, starts: place === first, ends: place === last,
     });
   }

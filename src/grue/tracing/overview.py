@@ -1,0 +1,102 @@
+"""An episode in figures and facts, for the head of its page and for the list of runs."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from grue import messages as m
+from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact
+from grue.messages import JsonObject
+from grue.protocol.safe_text import printable
+from grue.tracing.reading import EpisodeEnvelope
+
+_CHARS = 300
+_MOST_MODELS = 20
+_PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "reason", "detail", "turns"})
+"""Fields that have a place of their own, so they are not among `facts` and `results`."""
+
+
+class Overview(Struct, kw_only=True):
+    """What an episode was about, how it ended and what it cost. All texts are printable.
+
+    Attributes:
+        title: What the episode is about; empty: its host does not say.
+        models: The models that answered, with the number of their replies.
+        servers: Names of its tool servers.
+        facts: Further facts of its beginning, by name.
+        ending: Why it ended, in a word; empty: it has not ended, or its host does not say.
+        detail: The same as a sentence.
+        grade: `fail` if it failed or was interrupted.
+        result: The result in a few words, such as a score; if the host is installed.
+        results: Further facts of its end, by name.
+        resumed: How often it was resumed.
+        turns: How many turns were run; one that was resumed counts once.
+        failures: Turns that failed, and those that ended with a fallback.
+    """
+
+    title: str = ""
+    scripted: bool = False
+    models: dict[str, int] = msgspec.field(default_factory=dict)
+    servers: tuple[str, ...] = ()
+    facts: JsonObject = msgspec.field(default_factory=dict)
+    ending: str = ""
+    detail: str = ""
+    grade: str = ""
+    result: str = ""
+    results: JsonObject = msgspec.field(default_factory=dict)
+    resumed: int = 0
+    turns: int = 0
+    failures: int = 0
+    requests: int = 0
+    tool_calls: int = 0
+    usage: m.Usage = m.Usage()
+
+    def see(self, envelope: EpisodeEnvelope) -> None:
+        """Add a message."""
+        match envelope.body:
+            case EpisodeStarted() as started:
+                self._begin(started)
+            case EpisodeResumed():
+                self.resumed += 1
+                self.ending = self.detail = self.grade = self.result = ""
+                self.results = {}
+            case EpisodeEnded() as ended:
+                self._end(ended)
+            case m.RunTurn(turn=turn):
+                self.turns = max(self.turns, turn)
+            case m.TurnFailed() | m.TurnCompleted(kind="fallback"):
+                self.failures += 1
+            case m.RequestCompletion():
+                self.requests += 1
+            case m.CompletionReceived(usage=usage, model=model, tool_calls=calls):
+                self.usage += usage
+                self.tool_calls += len(calls)
+                name = printable(model, _CHARS)
+                if name and (name in self.models or len(self.models) < _MOST_MODELS):
+                    self.models[name] = self.models.get(name, 0) + 1
+
+    def _begin(self, started: EpisodeStarted) -> None:
+        self.title = "" if started.title == started.episode_id else printable(started.title, _CHARS)
+        self.scripted = started.scripted
+        self.servers = tuple(printable(name, _CHARS) for name in started.servers)
+        if started.model:
+            self.models.setdefault(printable(started.model, _CHARS), 0)
+        self.facts = _plain_fields(started)
+
+    def _end(self, ended: EpisodeEnded) -> None:
+        self.ending = printable(ended.reason, _CHARS)
+        self.detail = printable(ended.detail, _CHARS)
+        self.grade = ended.severity()
+        self.result = printable(ended.result, _CHARS)
+        self.results = _plain_fields(ended)
+
+
+def _plain_fields(fact: Fact) -> JsonObject:
+    """Return the fields of a fact that are a number, a word or a flag."""
+    fields: dict[str, Any] = msgspec.to_builtins(fact)
+    return {
+        printable(name, _CHARS): printable(value, _CHARS) if isinstance(value, str) else value
+        for name, value in fields.items()
+        if name not in _PRESENTED and isinstance(value, str | int | float) and value != ""
+    }

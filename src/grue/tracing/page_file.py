@@ -1,0 +1,97 @@
+"""A page as a file: its template, its style and script, its security policy, and data that is safe in it.
+
+Text from models, tools and games cannot run as code in a page. Each of three measures would suffice: the text
+is data in a script element that browsers do not execute, and it cannot end that element; the script shows it
+only as text; and the content security policy allows the page's own style and script, by their hashes, but no
+other script, no form, and no text that becomes markup. It allows no request either. Only a page that is
+served while it follows a trace may ask its own server.
+"""
+
+import base64
+import contextlib
+import hashlib
+import html
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+_DATA = re.compile("<!--data-([a-z-]+)-->")
+_PLACES = re.compile("<!--([a-z]+)-->")
+"""Placeholders of a page. They are filled in one pass, so that inserted text is never taken for one."""
+
+
+def page_parts(
+    name: str, title: str, *, style: Sequence[str], scripts: Sequence[str], served: bool = False
+) -> list[bytes]:
+    """Return a page's text, cut at the places that hold its data.
+
+    Args:
+        name: Name of its template in `viewer_page/`.
+        title: The page's title.
+        style: Names of its style sheets, without suffix.
+        scripts: Names of the parts of its script, in the order in which they are joined.
+        served: The page may ask the server that it came from.
+    """
+    css = "\n".join(_part(f"{each}.css") for each in style)
+    script = "\n".join(_part(f"{each}.js") for each in scripts)
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_hash(script)}'",
+            f"style-src '{_hash(css)}'",
+            "img-src data:",
+            *(["connect-src 'self'"] if served else []),
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+    parts = {"title": html.escape(title), "policy": policy, "style": css, "script": script}
+    page = _PLACES.sub(lambda place: parts.get(place[1], place[0]), _part(f"{name}.html"))
+    return [part.encode("utf-8", "replace") for part in _DATA.split(page)[::2]]
+
+
+def _part(name: str) -> str:
+    return resources.files("grue.tracing").joinpath("viewer_page", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def embedded(value: object) -> bytes:
+    """Return JSON that is safe to embed in HTML and JavaScript.
+
+    In JSON these characters occur only in strings, so each can be written as an escape.
+    """
+    written = msgspec.json.encode(value)
+    for char, escape in _ESCAPES:
+        written = written.replace(char, escape)
+    return written
+
+
+_ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>&\u2028\u2029")
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """Open a page for writing; it takes the place of an existing file when the block ends without an error.
+
+    Only its owner can read it: a temporary file is made with mode 0600, and the page takes it over.
+    """
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as page:
+            yield page
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink()
+        raise

@@ -1,0 +1,172 @@
+// A list of many items of different heights, of which only those near the visible ones are in the page.
+// An item's height is estimated until it has been drawn. The item at the top stays where it is while others
+// change their heights, so the text does not jump under the reader's eyes.
+
+const MARGIN = 500;
+
+class FlowList {
+  /**
+   * box: the scrolling element. draw: makes an item's element. estimate: an item's height before it is drawn,
+   * in pixels. chosen: called with an item that was clicked. scrolled: called after the drawn items have changed.
+   */
+  constructor(box, { draw, estimate, chosen = () => {}, scrolled = () => {} }) {
+    Object.assign(this, { box, draw, estimate, scrolled, items: [], active: null, drawn: new Map(), heights: new Map() });
+    this.space = box.appendChild(element("div", { class: "flow-space" }));
+    this.view = this.space.appendChild(element("div", { class: "flow-view" }));
+    this.width = box.clientWidth;
+    this.observer = new ResizeObserver(() => this.redraw());
+    new ResizeObserver(() => this.resized()).observe(box);
+    box.addEventListener("scroll", () => this.soon(), { passive: true });
+    this.view.addEventListener("click", (event) => {
+      const made = event.target.closest("[data-index]");
+      if (made) chosen(this.items[Number(made.dataset.index)], event);
+    });
+  }
+
+  soon() {
+    this.waiting ??= requestAnimationFrame(() => {
+      this.waiting = null;
+      this.redraw();
+    });
+  }
+
+  show(items) {
+    this.items = items;
+    this.indexOf = new Map(items.map((item, index) => [item, index]));
+    this.forget();
+    this.place();
+    this.redraw();
+  }
+
+  /** Draw every item anew, or only this one. */
+  forget(item = null) {
+    for (const [index, made] of [...this.drawn]) {
+      if (item && this.items[index] !== item) continue;
+      this.observer.unobserve(made);
+      made.remove();
+      this.drawn.delete(index);
+    }
+  }
+
+  resized() {
+    if (this.box.clientWidth !== this.width) {
+      this.width = this.box.clientWidth;
+      this.heights.clear();
+      this.place();
+    }
+    this.redraw();
+  }
+
+  /** Compute where each item begins. */
+  place() {
+    const { items, heights } = this;
+    this.tops = new Float64Array(items.length + 1);
+    for (let index = 0; index < items.length; index += 1) {
+      this.tops[index + 1] = this.tops[index] + (heights.get(items[index]) ?? this.estimate(items[index]));
+    }
+    this.space.style.height = `${this.tops[items.length]}px`;
+  }
+
+  /** Return the item that covers this place. */
+  at(top) {
+    let [low, high] = [0, this.items.length - 1];
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.tops[middle] <= top) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  get firstVisible() {
+    return this.at(this.box.scrollTop + 1);
+  }
+
+  redraw(pinned = null) {
+    const { box } = this;
+    if (!this.items.length || !box.clientHeight) {
+      this.forget();
+      return;
+    }
+    const pin = pinned?.index ?? this.firstVisible;
+    const below = pinned?.below ?? box.scrollTop - this.tops[pin];
+    for (let round = 0; round < 4; round += 1) {
+      const top = Math.max(0, this.tops[pin] + below);
+      this.fill(this.at(top - MARGIN), this.at(top + box.clientHeight + MARGIN));
+      const settled = !this.measure();
+      const wanted = Math.max(0, this.tops[pin] + below);
+      if (Math.abs(box.scrollTop - wanted) > 0.5) box.scrollTop = wanted;
+      if (settled) break;
+    }
+    this.scrolled();
+  }
+
+  fill(first, last) {
+    for (const [index, made] of [...this.drawn]) {
+      if (index >= first && index <= last) continue;
+      this.observer.unobserve(made);
+      made.remove();
+      this.drawn.delete(index);
+    }
+    let before = null;
+    for (let index = last; index >= first; index -= 1) {
+      let made = this.drawn.get(index);
+      if (!made) {
+        made = this.make(index);
+        this.view.insertBefore(made, before);
+        this.observer.observe(made);
+        this.drawn.set(index, made);
+      }
+      before = made;
+    }
+    this.first = first;
+    this.view.style.transform = `translateY(${this.tops[first]}px)`;
+  }
+
+  make(index) {
+    const made = this.draw(this.items[index]);
+    made.dataset.index = index;
+    made.setAttribute("aria-posinset", index + 1);
+    made.setAttribute("aria-setsize", this.items.length);
+    made.tabIndex = -1;
+    if (this.items[index] === this.active) made.setAttribute("aria-current", "true");
+    return made;
+  }
+
+  /** Measure what is drawn; return whether anything has another height than was thought. */
+  measure() {
+    let changed = false;
+    for (const [index, made] of this.drawn) {
+      const item = this.items[index];
+      const height = made.getBoundingClientRect().height;
+      if (Math.abs((this.heights.get(item) ?? this.estimate(item)) - height) < 0.5) continue;
+      this.heights.set(item, height);
+      changed = true;
+    }
+    if (changed) {
+      this.place();
+      this.view.style.transform = `translateY(${this.tops[this.first]}px)`;
+    }
+    return changed;
+  }
+
+  /** Make an item the active one and scroll to it: to the top (`top`), no further than needed (`near`), or not (`stay`). */
+  activate(item, where = "near") {
+    this.drawn.get(this.indexOf.get(this.active))?.removeAttribute("aria-current");
+    this.active = item;
+    const index = this.indexOf.get(item);
+    if (index === undefined) return;
+    const { scrollTop, clientHeight } = this.box;
+    const [top, bottom] = [this.tops[index], this.tops[index + 1]];
+    if (where === "stay") this.redraw();
+    else if (where === "top") this.redraw({ index, below: 0 });
+    else if (top < scrollTop || bottom - top > clientHeight) this.redraw({ index, below: -12 });
+    else if (bottom > scrollTop + clientHeight) this.redraw({ index, below: bottom - top - clientHeight + 12 });
+    else this.redraw();
+    this.drawn.get(index)?.setAttribute("aria-current", "true");
+  }
+
+  get activeElement() {
+    return this.drawn.get(this.indexOf?.get(this.active)) ?? null;
+  }
+}

@@ -1,0 +1,114 @@
+// What each key does.
+
+const KEYS = [
+  ["1  2  3", "story, messages, plot"],
+  ["j  ↓", "next passage, next message"],
+  ["k  ↑", "previous passage, previous message"],
+  ["PgDn  PgUp", "a page on, a page back"],
+  ["Home  End", "first, last message; top and end of the story"],
+  ["n", "next turn"],
+  ["p", "previous turn"],
+  ["Enter", "open what is folded; in messages: into the details"],
+  ["o", "open everything, close everything"],
+  ["r", "the request as it was sent"],
+  ["m", "to the passage's message; from a message to its passage"],
+  ["c", "to the message's cause"],
+  ["Esc", "back to the list; then clear the filters"],
+  ["/", "search"],
+  ["f", "failures only"],
+  ["x", "exact JSON"],
+  ["y", "copy the address of what is shown"],
+  ["?", "this help"],
+];
+
+class Keys {
+  constructor(viewer) {
+    this.viewer = viewer;
+    byId("tabs").addEventListener("keydown", (event) => this.keyInTabs(event));
+    document.addEventListener("keydown", (event) => this.keyDown(event));
+  }
+
+  keyInTabs(event) {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const next = TABS[(TABS.indexOf(this.viewer.tab) + by + TABS.length) % TABS.length];
+    this.viewer.switchTab(next);
+    byId(`tab-${next}`).focus();
+  }
+
+  keyDown(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open || byId("request").open) return;
+    if (event.key === "Escape") this.escape(event);
+    else if (event.target.matches("input, select")) this.keyInField(event);
+    else this.act(event, this.keyActions(event)[event.key]);
+  }
+
+  escape(event) {
+    event.preventDefault();
+    this.viewer.backToList();
+  }
+
+  keyInField(event) {
+    if (event.key === "Enter") this.act(event, () => this.viewer.focusTab());
+  }
+
+  act(event, action) {
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+
+  keyActions(event) {
+    const anywhere = {
+      1: () => this.viewer.switchTab("story"),
+      2: () => this.viewer.switchTab("messages"),
+      3: () => this.viewer.switchTab("plot"),
+      j: () => this.viewer.step(1),
+      k: () => this.viewer.step(-1),
+      n: () => this.viewer.stepTurn(1),
+      p: () => this.viewer.stepTurn(-1),
+      c: () => this.viewer.toCause(),
+      f: () => this.viewer.filters.toggleFailures(),
+      m: () => this.viewer.toOther(),
+      o: () => this.viewer.tab === "story" && this.viewer.unfold(),
+      r: () => this.viewer.showRequest(this.viewer.requestOfSelection()),
+      x: () => this.viewer.toggleExact(),
+      y: () => this.viewer.copyLink(),
+      "/": () => this.viewer.filters.search.select(),
+      "?": () => byId("help").showModal(),
+    };
+    const inTurns = { ArrowDown: () => this.viewer.stepInTurns(1), ArrowUp: () => this.viewer.stepInTurns(-1), Enter: () => this.viewer.backToList() };
+    if (byId("turns").contains(event.target)) return { ...anywhere, ...inTurns };
+    const elsewhere = event.target.closest("button, a, summary, svg, #detail");
+    return elsewhere ? anywhere : { ...anywhere, ...(this.viewer.tab === "story" ? this.storyKeys() : this.messageKeys()) };
+  }
+
+  storyKeys() {
+    const { box } = this.viewer.story.list;
+    const scroll = (pages) => box.scrollBy({ top: pages * (box.clientHeight - 60), behavior: "instant" });
+    return {
+      ArrowDown: () => this.viewer.step(1),
+      ArrowUp: () => this.viewer.step(-1),
+      PageDown: () => scroll(1),
+      PageUp: () => scroll(-1),
+      " ": () => scroll(1),
+      Home: () => this.viewer.step(-Infinity),
+      End: () => this.viewer.step(Infinity),
+      Enter: () => this.viewer.story.toggle(),
+    };
+  }
+
+  messageKeys() {
+    const page = Math.max(1, Math.floor(byId("messages").clientHeight / ROW_HEIGHT) - 1);
+    return {
+      ArrowDown: () => this.viewer.step(1),
+      ArrowUp: () => this.viewer.step(-1),
+      PageDown: () => this.viewer.step(page),
+      PageUp: () => this.viewer.step(-page),
+      Home: () => this.viewer.step(-Infinity),
+      End: () => this.viewer.step(Infinity),
+      Enter: () => this.viewer.intoDetail(),
+    };
+  }
+}

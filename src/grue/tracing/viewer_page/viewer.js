@@ -1,0 +1,498 @@
+// The page as a whole: what is selected, and what a key or a click does.
+
+const TURN_ROW = 44;
+const ADDRESS_DELAY_MS = 200;
+const TABS = ["story", "messages", "plot"];
+
+class Viewer {
+  constructor(trace) {
+    this.trace = trace;
+    this.tab = "story";
+    this.selected = null; // a message, a turn, or null for the episode
+    this.exact = false;
+    this.requested = 0; // the request that is shown as it was sent
+    this.root = document.documentElement;
+    this.filters = new Filters(trace, () => this.filtersChanged());
+    this.story = new Story(trace, this.filters, { moved: () => this.follow() });
+    this.plot = new Plot(trace, {
+      picked: ({ turn, seq }) => this.toStory(seq ? trace.passageOf.get(String(seq)) : turn),
+      changed: () => this.addressSoon(),
+    });
+    this.list = new VirtualList(byId("messages"), {
+      rowHeight: ROW_HEIGHT,
+      draw: (item) => (item.seq ? drawMessage(trace, item, this.laneWidth, this.filters.words) : drawTurnHead(item)),
+      picked: (item) => this.pick(item),
+      scrolled: () => this.follow(),
+    });
+    this.turnList = new VirtualList(byId("turns"), {
+      rowHeight: TURN_ROW,
+      draw: (turn) => drawTurnEntry(trace, turn),
+      picked: (turn) => this.pickTurn(turn),
+    });
+    this.fillIn();
+    this.listen();
+    this.layOut();
+    this.orderTurns();
+    this.goToAddress();
+    new ResizeObserver(() => this.layOut()).observe(byId("centre"));
+  }
+
+  fillIn() {
+    byId("title").textContent = this.trace.episode.title;
+    byId("legend").append(...drawLegend());
+    byId("keys").append(...KEYS.flatMap(([key, what]) => [element("dt", {}, key), element("dd", {}, what)]));
+    this.sayFacts();
+  }
+
+  sayFacts() {
+    const { trace } = this;
+    const length = trace.turns.reduce((total, turn) => total + turn.length, 0);
+    byId("facts").textContent = `${many(trace.turns.filter((turn) => turn.number).length, "turn")} · ${many(trace.messages.length, "message")} · ${duration(length)} in turns`;
+  }
+
+  // --- what is where ---
+
+  layOut() {
+    const width = byId("centre").clientWidth;
+    const changed = width !== this.width;
+    this.width = width;
+    this.laneWidth = laneWidth(this.trace, width);
+    this.root.style.setProperty("--lanes", `${this.laneWidth * this.trace.actors.length}px`);
+    byId("lane-names").replaceChildren(...laneNames(this.trace, this.laneWidth));
+    this.overview = drawOverview(this.trace, byId("overview").clientWidth);
+    byId("overview").replaceChildren(this.overview.svg);
+    this.shownTurn = null;
+    if (this.tab === "messages") {
+      this.list.forget();
+      this.list.redraw();
+    }
+    if (this.tab === "plot" && changed) this.plot.show();
+    this.follow();
+  }
+
+  /** Show a tab: the story, the messages, or the plot. */
+  showTab(tab) {
+    this.tab = TABS.includes(tab) ? tab : "story";
+    this.root.dataset.tab = this.tab;
+    for (const each of TABS) {
+      const [button, panel] = [byId(`tab-${each}`), byId(each === "messages" ? "messages-pane" : each)];
+      button.setAttribute("aria-selected", String(each === this.tab));
+      button.tabIndex = each === this.tab ? 0 : -1;
+      panel.hidden = each !== this.tab;
+    }
+    delete this.root.dataset.pane;
+    this.shownTurn = null;
+    this.applyFilters();
+    if (this.tab === "plot") this.plot.show();
+  }
+
+  switchTab(tab) {
+    const turn = this.shownTurn;
+    this.showTab(tab);
+    if (tab === "story" && turn?.number && this.story.turn !== turn) this.story.choose(turn, "top");
+    if (tab === "messages") this.select(this.selected ?? (turn?.number ? turn : null));
+    this.focusTab();
+    this.addressSoon();
+  }
+
+  focusTab() {
+    const places = { story: byId("passages"), messages: byId("messages"), plot: byId("plot").querySelector("svg") };
+    places[this.tab]?.focus({ preventScroll: true });
+  }
+
+  filtersChanged() {
+    this.applyFilters();
+    this.addressSoon();
+  }
+
+  applyFilters() {
+    byId("clear").hidden = !this.filters.inUse;
+    const [count, all, noun] = this.tab === "messages" ? this.showMessages() : this.showStory();
+    byId("count").textContent = this.filters.inUse && this.tab !== "plot" ? `${count.toLocaleString("en")} of ${many(all, noun)}` : "";
+    byId("nothing").hidden = count > 0 || this.tab === "plot" || !this.filters.inUse;
+  }
+
+  showStory() {
+    if (this.tab === "story") this.passages = this.story.apply();
+    return [this.passages ?? 0, this.trace.passageOf.size, "passage"];
+  }
+
+  showMessages() {
+    const test = this.filters.test();
+    const items = [];
+    let count = 0;
+    for (const turn of this.trace.turns) {
+      const messages = this.filters.inUse ? turn.messages.filter(test) : turn.messages;
+      if (messages.length) items.push(turn);
+      for (const message of messages) items.push(message);
+      count += messages.length;
+    }
+    this.indexOf = new Map(items.map((item, index) => [item, index]));
+    const { scrollTop } = this.list.box;
+    this.list.show(items);
+    if (this.selected && this.indexOf.has(this.selected)) this.list.activate(this.indexOf.get(this.selected), "mid");
+    else this.list.box.scrollTop = this.updating ? scrollTop : 0;
+    return [count, this.trace.messages.length, "message"];
+  }
+
+  orderTurns() {
+    const orders = {
+      turn: () => 0,
+      longest: (one, other) => other.length - one.length,
+      worst: (one, other) => badness(other) - badness(one),
+    };
+    this.turnList.show([...this.trace.turns].sort(orders[byId("order").value]));
+    this.shownTurn = null;
+    this.follow();
+  }
+
+  /** Show the turn of what is selected, or of what is at the top, in the time line and the list of turns. */
+  follow() {
+    if (!this.story || !this.turnList || !this.overview) return;
+    this.markFound();
+    const turn = this.tab === "messages" ? this.turnOfMessages() : this.tab === "story" ? this.story.turn : this.shownTurn;
+    if (turn && turn !== this.shownTurn) this.showTurn(turn);
+  }
+
+  turnOfMessages() {
+    const active = this.list.active;
+    const inView = active >= this.list.firstVisible && active <= this.list.lastVisible;
+    const item = this.list.items[inView ? active : this.list.firstVisible];
+    const turn = item && (item.seq ? this.trace.turnOf.get(item.turn) : item);
+    // What came before the first turn has hardly a time line of its own.
+    return turn && !turn.number && !this.selected ? this.trace.turns[1] ?? turn : turn;
+  }
+
+  showTurn(turn) {
+    this.shownTurn = turn;
+    if (this.tab === "messages") {
+      byId("time-title").replaceChildren(turn.name, turn.outcome ? badge(turn.outcome, outcomeGrade(turn)) : "", element("span", { class: "summary" }, duration(turn.length)));
+      byId("timeline").replaceChildren(drawTimeline(this.trace, turn, byId("timeline").clientWidth));
+    }
+    this.overview.cursor.setAttribute("x", this.trace.turns.indexOf(turn) * this.overview.step);
+    this.turnList.activate(this.turnList.items.indexOf(turn));
+  }
+
+  /** Mark what was searched for, wherever it can be seen. */
+  markFound() {
+    if (!CSS.highlights) return;
+    const found = new Highlight();
+    const words = this.filters.words.slice(0, 1);
+    const places = [this.list.space, this.story.list.view, byId("detail-body")];
+    if (words.length) for (const range of rangesOf(words, places)) found.add(range);
+    CSS.highlights.set("found", found);
+  }
+
+  // --- what is selected in the messages ---
+
+  select(item, where = item && !item.seq ? "top" : "mid") {
+    this.selected = item;
+    if (item && !this.indexOf?.has(item)) this.filters.clear();
+    this.list.activate(item ? this.indexOf.get(item) : -1, where);
+    this.showDetail();
+    this.follow();
+  }
+
+  showDetail() {
+    const item = this.selected;
+    const { title, contents } = !item
+      ? episodeDetail(this.trace)
+      : item.seq ? messageDetail(this.trace, item, this.exact) : turnDetail(this.trace, item);
+    byId("detail-title").textContent = title;
+    byId("detail-body").replaceChildren(...contents.filter(Boolean));
+    byId("detail-body").scrollTop = 0;
+    this.markFound();
+  }
+
+  /** Select by key or click: the address follows, without a step in the browser's history. */
+  move(item, where) {
+    if (!item) return;
+    this.select(item, where);
+    this.addressSoon();
+  }
+
+  pick(item) {
+    this.move(item, "near");
+    this.root.dataset.pane = "detail";
+  }
+
+  /** Go to a turn that was chosen in the list of turns or in the overview. */
+  pickTurn(turn) {
+    if (!turn) return;
+    if (this.tab === "messages") this.move(turn);
+    else this.toStory(turn);
+    this.backToList();
+  }
+
+  // --- the story ---
+
+  toStory(item) {
+    if (!item) return;
+    if (this.tab !== "story") {
+      this.showTab("story");
+      this.focusTab();
+    }
+    if (!this.story.list.indexOf.has(item)) this.filters.clear();
+    this.story.choose(item, "top");
+    this.addressSoon();
+  }
+
+  /** From a passage to its message, or from a message to its passage. */
+  toOther() {
+    if (this.tab === "messages") {
+      if (this.selected?.seq) this.toStory(this.trace.passageAt(this.selected));
+    } else if (this.story.list.active?.seq) location.hash = `#${this.story.list.active.seq}`;
+  }
+
+  unfold() {
+    const unfolded = byId("unfold").getAttribute("aria-pressed") !== "true";
+    byId("unfold").setAttribute("aria-pressed", String(unfolded));
+    this.story.setUnfolded(unfolded);
+  }
+
+  /** Show a request as it was sent. */
+  showRequest(seq) {
+    const request = this.trace.messageOf.get(seq);
+    if (request?.kind !== "RequestCompletion") return;
+    const { title, contents, json } = requestView(this.trace, request);
+    byId("request-title").textContent = title;
+    byId("request-body").replaceChildren(...contents);
+    this.requested = seq;
+    this.json = json;
+    if (!byId("request").open) byId("request").showModal();
+    byId("request-body").scrollTop = 0;
+    byId("request-body").querySelector(".badge.good")?.scrollIntoView({ block: "start" });
+    this.addressSoon();
+  }
+
+  requestOfSelection() {
+    if (this.tab === "story") return this.story.request;
+    for (let message = this.selected; message?.seq; message = this.trace.messageOf.get(message.cause)) {
+      if (message.kind === "RequestCompletion") return message.seq;
+    }
+    return 0;
+  }
+
+  // --- the address ---
+
+  get address() {
+    const turn = this.tab === "messages" ? (this.selected && !this.selected.seq ? this.selected.number : null) : this.tab === "story" && this.story.list.active ? this.story.turn?.number : null;
+    return writeAddress({
+      tab: this.tab,
+      message: this.tab === "messages" ? this.selected?.seq : 0,
+      turn,
+      passage: this.tab === "story" ? this.story.list.active?.id : "",
+      request: this.requested,
+      plot: this.tab === "plot" ? this.plot.name : "",
+      filters: this.filters.state,
+    });
+  }
+
+  // Browsers refuse to change the address many times a second, as a key that is held down would.
+  addressSoon() {
+    clearTimeout(this.addressing);
+    this.addressing = setTimeout(() => history.replaceState(null, "", this.address), ADDRESS_DELAY_MS);
+  }
+
+  /** Show what the address names: a link was followed, or the page was opened with one. */
+  goToAddress() {
+    clearTimeout(this.addressing);
+    const parts = readAddress(location.hash);
+    const filtered = this.filters.restore(parts);
+    if (parts.tab !== this.tab || filtered || !this.root.dataset.tab) this.showTab(parts.tab);
+    const turn = parts.turn === undefined ? null : this.trace.turnOf.get(parts.turn) ?? null;
+    if (this.tab === "messages") this.select(this.trace.messageOf.get(parts.message) ?? turn);
+    else if (this.tab === "plot") this.plot.show(parts.plot);
+    else this.story.choose(this.trace.passageOf.get(parts.passage) ?? turn, "top");
+    if (parts.request) this.showRequest(Number(parts.request));
+    else if (byId("request").open) byId("request").close();
+  }
+
+  copyLink() {
+    history.replaceState(null, "", this.address);
+    copyText(location.href, byId("copy-link"));
+  }
+
+  // --- a trace that is under way ---
+
+  /** Add what is new; what the reader looks at stays. */
+  extend(piece) {
+    const touched = this.trace.extend(piece);
+    this.filters.fill(this.trace);
+    this.sayFacts();
+    this.updating = true;
+    if (this.tab === "story") this.story.update([CARD, ...touched.turns, ...touched.passages]);
+    this.applyFilters();
+    this.layOut();
+    this.orderTurns();
+    this.updating = false;
+    this.root.dataset.ready = String(this.trace.messages.length);
+  }
+
+  step(by) {
+    if (this.tab === "story") {
+      this.story.step(by);
+      this.addressSoon();
+      return;
+    }
+    const { items, active } = this.list;
+    const from = active >= 0 ? active : by > 0 ? -1 : items.length;
+    this.move(items[Math.max(0, Math.min(items.length - 1, from + by))], "near");
+  }
+
+  stepTurn(by) {
+    if (this.tab === "story") {
+      this.story.stepTurn(by);
+      this.addressSoon();
+      return;
+    }
+    const heads = this.list.items.filter((item) => !item.seq);
+    const at = heads.indexOf(this.shownTurn);
+    const within = by < 0 && this.selected?.seq;
+    this.move(heads[within ? at : at + by]);
+  }
+
+  toCause() {
+    const cause = this.selected?.seq && this.trace.messageOf.get(this.selected.cause);
+    if (cause) location.hash = `#${cause.seq}`;
+  }
+
+  // --- panes ---
+
+  intoDetail() {
+    this.root.dataset.pane = "detail";
+    byId("detail").focus();
+  }
+
+  backToList() {
+    const list = this.tab === "messages" ? byId("messages") : byId("passages");
+    if (this.root.dataset.pane || !list.contains(document.activeElement)) {
+      delete this.root.dataset.pane;
+      byId("turns-button").setAttribute("aria-expanded", "false");
+      list.focus({ preventScroll: true });
+    } else if (this.filters.inUse) {
+      this.filters.clear();
+    }
+  }
+
+  toggleTurns() {
+    const open = this.root.dataset.pane !== "turns";
+    if (open) this.root.dataset.pane = "turns";
+    else delete this.root.dataset.pane;
+    byId("turns-button").setAttribute("aria-expanded", String(open));
+    if (open) byId("turns").focus();
+  }
+
+  toggleTheme() {
+    const dark = this.root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    this.root.dataset.theme = dark === "dark" ? "light" : "dark";
+  }
+
+  toggleExact() {
+    this.exact = !this.exact;
+    this.showDetail();
+  }
+
+  // --- events ---
+
+  listen() {
+    const clicks = {
+      "turns-button": () => this.toggleTurns(),
+      "copy-link": () => this.copyLink(),
+      theme: () => this.toggleTheme(),
+      "help-button": () => byId("help").showModal(),
+      "help-close": () => byId("help").close(),
+      "request-close": () => byId("request").close(),
+      "request-copy": () => copyText(this.json, byId("request-copy")),
+      unfold: () => this.unfold(),
+      clear: () => this.filters.clear(),
+      "clear-too": () => this.filters.clear(),
+      close: () => this.backToList(),
+    };
+    for (const [id, act] of Object.entries(clicks)) byId(id).addEventListener("click", act);
+    for (const tab of TABS) byId(`tab-${tab}`).addEventListener("click", () => this.switchTab(tab));
+    byId("detail-body").addEventListener("click", (event) => event.target.id === "exact" && this.toggleExact());
+    document.addEventListener("click", (event) => this.clickOnRequest(event));
+    byId("request").addEventListener("close", () => {
+      this.requested = 0;
+      this.addressSoon();
+    });
+    byId("order").addEventListener("change", () => this.orderTurns());
+    this.listenToOverview();
+    addEventListener("hashchange", () => this.goToAddress());
+    new Keys(this);
+  }
+
+  clickOnRequest(event) {
+    const asked = event.target.closest?.("[data-request]");
+    const within = event.target.closest?.("#request a[href]");
+    if (asked) {
+      event.preventDefault();
+      this.showRequest(Number(asked.dataset.request));
+    } else if (within) byId("request").close();
+  }
+
+  /** In the overview of all turns, a click goes to a turn, and dragging chooses a range of turns. */
+  listenToOverview() {
+    const turnAt = (event) => this.trace.turns[Math.max(0, Math.min(this.trace.turns.length - 1, Math.floor(event.offsetX / this.overview.step)))];
+    let from = null;
+    byId("overview").addEventListener("pointerdown", (event) => {
+      from = turnAt(event);
+    });
+    byId("overview").addEventListener("pointerup", (event) => {
+      const to = turnAt(event);
+      if (from && to && from !== to) {
+        const range = [from.number, to.number].sort((one, other) => one - other);
+        this.filters.turn.value = range.join("-");
+        this.filtersChanged();
+      } else this.pickTurn(to);
+      from = null;
+    });
+  }
+
+  stepInTurns(by) {
+    const { items, active } = this.turnList;
+    const turn = items[Math.max(0, Math.min(items.length - 1, active + by))];
+    if (this.tab === "messages") this.move(turn);
+    else this.toStory(turn);
+  }
+}
+
+/** Put a text into the clipboard, and say so on the button. */
+async function copyText(text, button) {
+  const before = button.dataset.text ?? button.textContent;
+  button.dataset.text = before;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed here";
+  }
+  setTimeout(() => {
+    button.textContent = before;
+  }, 1500);
+}
+
+function badness(turn) {
+  const failed = turn.outcome && outcomeGrade(turn) === "fail" ? 1e6 : 0;
+  const grade = { fail: 1e4, warn: 1e2 }[turn.grade] ?? 0;
+  return failed + grade + turn.marks.reduce((total, { count }) => total + count, 0);
+}
+
+/** Draw a turn's entry in the list of turns: how it ended, what went wrong, and where its time went. */
+function drawTurnEntry(trace, turn) {
+  const phases = element("span", { class: "phases" }, ...phasePieces(turn));
+  phases.style.width = `${Math.max((turn.length / trace.longest) * 100, 1)}%`;
+  const marks = turn.marks.map((mark) => badge(markName(mark), mark.grade));
+  return element(
+    "div",
+    { class: `row turn-entry ${turn.grade}`, title: turnFacts(turn) },
+    element("span", { class: "turn-line" },
+      element("b", {}, turn.number ? String(turn.number) : "–"),
+      marks.length
+        ? element("span", { class: "marks" }, ...marks)
+        : element("span", { class: "summary" }, turn.action || turn.outcome || turn.name),
+      element("span", { class: "took" }, duration(turn.length))),
+    element("span", { class: "track" }, phases),
+  );
+}

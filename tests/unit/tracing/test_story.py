@@ -1,0 +1,95 @@
+"""The story of a trace: which messages belong together."""
+
+from pathlib import Path
+
+import pytest
+from story_traces import full_story
+from viewer_traces import small_episode
+
+from grue.facts import Fact
+from grue.tracing.overview import Overview
+from grue.tracing.reading import open_episode
+from grue.tracing.story import Passage, StoryTeller
+
+pytestmark = pytest.mark.made_up_trace
+
+
+def told(trace: Path) -> list[Passage]:
+    teller, found = StoryTeller(), {}
+    for envelope in open_episode(trace):
+        found |= {each.id: each for each in teller.see(envelope, envelope.turn)}
+    return list(found.values())
+
+
+def kind_of(trace: Path, seq: int) -> str:
+    if not seq:
+        return ""
+    return next(type(each.body).__name__ for each in open_episode(trace) if each.seq == seq)
+
+
+def test_a_turn_is_told_in_the_order_in_which_it_happened(tmp_path: Path) -> None:
+    story = told(full_story(tmp_path / "trace.jsonl"))
+    assert [each.kind for each in story if each.turn == 1] == [
+        "fact", "prompt", "reply", "note", "call", "reply", "end", "fact",
+    ]  # fmt: skip
+
+
+def test_a_call_knows_its_reply_its_result_and_its_approval(tmp_path: Path) -> None:
+    trace = full_story(tmp_path / "trace.jsonl")
+    call = next(each for each in told(trace) if each.kind == "call")
+    assert kind_of(trace, call.seq) == "CompletionReceived"
+    assert call.place == 0
+    assert [kind_of(trace, seq) for seq in call.also] == [
+        "ToolCalled", "ToolReturned", "AskApproval", "CallsDecided",
+    ]  # fmt: skip
+
+
+def test_what_a_server_asks_the_model_is_told_one_level_deeper(tmp_path: Path) -> None:
+    story = told(full_story(tmp_path / "trace.jsonl"))
+    assert [each.depth for each in story if each.kind == "reply" and each.turn == 2] == [0, 1, 0]
+
+
+def test_a_parked_turn_goes_on_with_the_same_calls(tmp_path: Path) -> None:
+    trace = full_story(tmp_path / "trace.jsonl")
+    second = [each for each in told(trace) if each.turn == 2]
+    assert [kind_of(trace, each.seq) for each in second if each.kind == "end"] == [
+        "TurnParked", "TurnCompleted",
+    ]  # fmt: skip
+    [call] = [each for each in second if each.kind == "call"]
+    assert kind_of(trace, call.also[1]) == "ToolReturned"
+
+
+def test_the_answer_is_told_once(tmp_path: Path) -> None:
+    ends = [each for each in told(full_story(tmp_path / "trace.jsonl")) if each.kind == "end"]
+    assert [each.text for each in ends] == ["same", "", "same", "same"]
+
+
+def test_calls_that_no_reply_asked_for_are_told_all_the_same(tmp_path: Path) -> None:
+    trace = small_episode(tmp_path / "trace.jsonl")
+    calls = [each for each in told(trace) if each.kind == "call"]
+    alone = [each for each in calls if each.place < 0]
+    settled = [kind_of(trace, each.also[1]) for each in alone]
+    assert settled.count("ToolTimedOut") == settled.count("ServerDied") == settled.count("ToolSkipped") == 1
+
+
+def test_the_overview_counts_what_was_spent_and_says_how_it_ended(tmp_path: Path) -> None:
+    overview = Overview()
+    for envelope in open_episode(full_story(tmp_path / "trace.jsonl")):
+        overview.see(envelope)
+    assert (overview.ending, overview.detail) == ("done", "All is said.")
+    assert overview.models == {"m-1": 6}
+    assert (overview.turns, overview.requests, overview.tool_calls) == (3, 6, 2)
+    assert (overview.usage.input_tokens, overview.usage.output_tokens) == (7200, 204)
+    assert overview.servers == ("mind",)
+
+
+def test_a_fact_of_a_host_that_is_not_installed_is_a_passage(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"trace":"grue","format":2,"episode":"e","started_at":0}\n'
+        '{"seq":1,"t":0,"at":0,"turn":0,"from":"host","to":"trace",'
+        '"body":{"type":"desk.Sorted","turn":4,"box":"B","left":3}}\n'
+    )
+    [passage] = told(trace)
+    assert (passage.kind, passage.text) == ("fact", "")
+    assert isinstance(next(iter(open_episode(trace))).body, Fact)
