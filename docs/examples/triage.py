@@ -75,6 +75,11 @@ def triage(llm: grue.LlmSettings, trace: str) -> None:
             print(f"{mail[:24]:<24} | {decision.topic:<8} | {calls:<15} | {decision.reply}")
 
 
+def endpoint() -> grue.LlmSettings:
+    """Return the endpoint and the model that the command line names."""
+    return grue.LlmSettings(base_url=sys.argv[1], model=sys.argv[2])
+
+
 if __name__ == "__main__":
-    with scripted_model() if len(sys.argv) < 3 else nullcontext(grue.LlmSettings(*sys.argv[1:3])) as model:
+    with scripted_model() if len(sys.argv) < 3 else nullcontext(endpoint()) as model:
         triage(model, "triage.jsonl")

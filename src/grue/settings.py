@@ -13,6 +13,7 @@ from grue.config.wiring import (
     from_configuration,
     llm_settings,
     on_tool_drift,
+    read_servers,
     tool_lock,
     turn_limits,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "nearest",
     "on_tool_drift",
     "parse_yaml",
+    "read_servers",
     "read_yaml",
     "to_tool_server",
     "tool_lock",

@@ -16,7 +16,6 @@ app = typer.Typer(
     cls=Commands,
     help="Drive an LLM agent that uses MCP tools from ordinary, synchronous Python.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -135,6 +134,24 @@ def _refuse_beside_resume(context: typer.Context) -> None:
     ]
     if given:
         raise MCPConfigError(f"--resume uses the options of the first run: remove {', '.join(given)}.")
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Copy the MCP servers of another host's file; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Write a small program, its test and mcp_config.json; existing files are kept."""
+    with plain_errors():
+        from grue.cli.init import start_project
+
+        take_interrupts()
+        start_project(folder, sources or ())
 
 
 _McpConfig = Annotated[

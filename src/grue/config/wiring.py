@@ -41,8 +41,7 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
     lock: ToolLock | None = None
     if config.mcp_enabled:
         lock = tool_lock(config)
-        file = MCPConfig.from_file(config.mcp_config_path)
-        servers = {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
+        servers = read_servers(config.mcp_config_path)
     policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
     budget = episode_budget(config)
     return Configured(
@@ -54,6 +53,19 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
         budget=budget,
         tool_policy=config.tool_policy,
     )
+
+
+def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, McpServer]:
+    """Return the servers of a file such as `mcp_config.json`, by name, for `Runner(servers=...)`.
+
+    Args:
+        path: The file. Servers marked as disabled are left out.
+
+    Raises:
+        MCPConfigError: The file is missing or invalid, or a variable of a `${...}` is not set.
+    """
+    file = MCPConfig.from_file(path)
+    return {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
 
 
 def tool_lock(config: GameConfiguration) -> ToolLock | None:

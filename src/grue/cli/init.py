@@ -1,0 +1,118 @@
+"""`grue init`: write a small program, its test and `mcp_config.json`, and offer the servers of other hosts.
+
+A file that exists is never written to. What is copied from another host holds no secret
+(`grue.config.copied_entry`).
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import typer
+
+from grue.cli.init_files import AGENT, TEST
+from grue.cli.saying import say, shown_path
+from grue.config.copied_entry import CopiedEntry
+from grue.config.mcp_servers import DEFAULT_FILE_NAME
+from grue.config.other_hosts import FoundServers, find_hosts, read_host
+from grue.errors import MCPConfigError
+from grue.protocol.safe_text import printable
+
+
+def start_project(folder: Path, sources: Sequence[Path]) -> None:
+    """Write the files of a new project into a folder, and print what was written and what to do next.
+
+    Args:
+        folder: The project's folder; it is made if it does not exist.
+        sources: Configurations of other hosts, whose servers are copied. Empty: those that are found on this
+            machine are offered, at a terminal by a question.
+
+    Raises:
+        MCPConfigError: A source or the folder cannot be used.
+    """
+    chosen = [read_host(path) for path in sources] if sources else _offered(folder)
+    servers = {"mind": CopiedEntry("mind", _own_server(), ()), **_gathered(chosen)}
+    configuration = {"mcpServers": {name: copy.entry for name, copy in servers.items()}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "agent.py", AGENT)
+        _write(folder / "test_agent.py", TEST)
+        added = _write(folder / DEFAULT_FILE_NAME, json.dumps(configuration, indent=2) + "\n")
+    except OSError as error:
+        raise MCPConfigError(f"Cannot write into {folder}: {error.strerror}.") from error
+    if added:
+        _say_what_to_set(servers)
+    elif len(servers) > 1:
+        del configuration["mcpServers"]["mind"]
+        say("To use the copied servers, add them to it yourself:\n" + json.dumps(configuration, indent=2))
+    _say_what_is_next(folder)
+
+
+def _write(path: Path, text: str) -> bool:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        say(f"kept     {shown_path(path)}, which was there already")
+        return False
+    say(f"written  {shown_path(path)}")
+    return True
+
+
+def _own_server() -> dict[str, Any]:
+    """Return the entry of the bundled server. It names `python` if that is this interpreter."""
+    found = shutil.which("python")
+    python = "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
+    return {"command": python, "args": ["-m", "grue.servers.think"]}
+
+
+def _offered(folder: Path) -> list[FoundServers]:
+    found = [each for each in find_hosts(Path.home(), folder.absolute()) if each.servers]
+    asks = sys.stdin.isatty() and sys.stdout.isatty()
+    chosen = []
+    for each in found:
+        names = printable(", ".join(each.servers))
+        if asks:
+            if typer.confirm(
+                f"{each.host} has the servers {names}. Copy them, without secrets?", default=False
+            ):
+                chosen.append(each)
+        else:
+            copy = f"grue init {quote(str(folder))} --from {quote(str(each.path))}"
+            say(f"found    servers of {each.host}: {names}. To copy them: {copy}")
+    return chosen
+
+
+def _gathered(chosen: Sequence[FoundServers]) -> dict[str, CopiedEntry]:
+    servers: dict[str, CopiedEntry] = {}
+    for found in chosen:
+        for name, reason in found.unusable.items():
+            say(f"left out {printable(name)} of {printable(found.host)}: {reason}", err=True)
+        for name, copy in found.servers.items():
+            if name in servers or name == "mind":
+                say(f"left out {printable(name)} of {printable(found.host)}: the name is taken.", err=True)
+            else:
+                servers[name] = copy
+    return servers
+
+
+def _say_what_to_set(servers: dict[str, CopiedEntry]) -> None:
+    for name, copy in servers.items():
+        if copy.variables:
+            say(f"set      {', '.join(copy.variables)} in the environment, for the server {printable(name)}")
+
+
+def _say_what_is_next(folder: Path) -> None:
+    say("\nNext:")
+    if find_spec("mcp") is None:
+        say("  pip install 'grue[mcp]'        # MCP servers need it")
+    if folder.resolve() != Path.cwd():
+        say(f"  cd {quote(str(folder))}")
+    say("  python -m pytest               # passes without a network and without a key")
+    say("  grue tools                     # what the configured servers offer")
+    say('  python agent.py "A question"   # with the endpoint and the model that agent.py names')

@@ -1,0 +1,137 @@
+"""`grue init`: what it writes works at once, nothing is overwritten, and no secret is copied."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import command, environment, grue
+
+SECRET = "ghp_" + "a1b2c3d4e5" * 3
+OTHER = {
+    "mcpServers": {
+        "github": {"command": "npx", "args": ["-y", "server-github"], "env": {"GITHUB_TOKEN": SECRET}},
+        "mind": {"command": "other"},
+    }
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    cursor = tmp_path / "home" / ".cursor" / "mcp.json"
+    cursor.parent.mkdir(parents=True)
+    cursor.write_text(json.dumps(OTHER))
+    return tmp_path / "home"
+
+
+def written(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
+    made = grue("init", "bot", cwd=tmp_path, HOME=str(home))
+    assert made.returncode == 0, made.stderr
+    assert "found    servers of Cursor: github, mind. To copy them: grue init bot --from " in made.stdout
+    files = written(tmp_path / "bot")
+    assert files.keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
+    assert json.loads(files["mcp_config.json"])["mcpServers"].keys() == {"mind"}
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "-n", "0"],
+        cwd=tmp_path / "bot",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "2 passed" in tested.stdout, tested.stdout + tested.stderr
+    listed = grue("tools", cwd=tmp_path / "bot")
+    assert "mind.think" in listed.stdout, listed.stderr
+    linted = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--select", "E,F,I,B", "--line-length", "110", "."],
+        cwd=tmp_path / "bot",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert linted.returncode == 0, linted.stdout
+
+
+def test_servers_of_another_host_come_without_their_secrets(tmp_path: Path, home: Path) -> None:
+    made = grue("init", "--from", str(home / ".cursor" / "mcp.json"), cwd=tmp_path, HOME=str(home))
+    assert made.returncode == 0, made.stderr
+    servers = json.loads((tmp_path / "mcp_config.json").read_text())["mcpServers"]
+    assert servers["github"]["env"] == {"GITHUB_TOKEN": "${GITHUB_TOKEN}"}
+    assert servers["mind"]["args"] == ["-m", "grue.servers.think"]
+    assert "set      GITHUB_TOKEN in the environment, for the server github" in made.stdout
+    assert "the name is taken" in made.stderr
+    assert SECRET not in made.stdout + made.stderr + "".join(written(tmp_path).values())
+
+
+def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
+    for name in ("agent.py", "test_agent.py", "mcp_config.json"):
+        (tmp_path / name).write_text("mine")
+    made = grue("init", "--from", str(home / ".cursor" / "mcp.json"), cwd=tmp_path, HOME=str(home))
+    assert made.returncode == 0, made.stderr
+    assert set(written(tmp_path).values()) == {"mine"}
+    assert made.stdout.count("which was there already") == 3
+    assert '"GITHUB_TOKEN": "${GITHUB_TOKEN}"' in made.stdout, "the servers are shown, to be added by hand"
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, home: Path) -> None:
+    for source, problem in (("absent.json", "Cannot read absent.json"), ("home", "Cannot read home")):
+        made = grue("init", "--from", source, cwd=tmp_path, HOME=str(home))
+        assert (made.returncode, problem in made.stderr) == (2, True), made.stderr
+    assert not (tmp_path / "agent.py").exists()
+
+
+@pytest.mark.parametrize(("answer", "copied"), [("y", True), ("n", False)])
+def test_at_a_terminal_it_asks(tmp_path: Path, home: Path, answer: str, copied: bool) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command("init"),
+        cwd=tmp_path,
+        env=environment(HOME=str(home)),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as asking:
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        printed = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                printed += chunk
+        except OSError:
+            pass  # the program has closed the terminal
+        assert asking.wait(60) == 0, printed
+    os.close(ours)
+    assert b"Cursor has the servers github, mind. Copy them, without secrets?" in printed
+    servers = json.loads((tmp_path / "mcp_config.json").read_text())["mcpServers"]
+    assert ("github" in servers) is copied
+
+
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    def completed(words: str) -> list[str]:
+        variables = {
+            "_GRUE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        done = subprocess.run(
+            [Path(sys.executable).with_name("grue")],
+            cwd=tmp_path,
+            env=environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.stdout.split()
+
+    assert "tools" in completed("grue to")
+    assert "--interpreter" in completed("grue play --in")

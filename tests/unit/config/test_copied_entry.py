@@ -1,0 +1,86 @@
+"""A server's entry from another host: what may be secret becomes a variable, and the rest stays as it was."""
+
+from typing import Any
+
+import pytest
+
+from grue.config.copied_entry import copied
+from grue.errors import MCPConfigError
+
+KEY = "sk-live-4f3c2b1a9d8e7f6a5b4c"
+
+
+def entry_of(**entry: Any) -> dict[str, Any]:
+    return copied("srv", entry).entry
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        (["-y", "@modelcontextprotocol/server-github@2025.4.8"], None),
+        (["run", "mcp-server-sqlite", "--db-path", "/home/me/notes.db"], None),
+        (["--port=8080", "--verbose", "."], None),
+        (["--token", "short"], ["--token", "${SRV_TOKEN}"]),
+        ([f"--api-key={KEY}"], ["--api-key=${SRV_API_KEY}"]),
+        (["-e", f"GITHUB_TOKEN={KEY}"], ["-e", "GITHUB_TOKEN=${GITHUB_TOKEN}"]),
+        (["-e", "GITHUB_TOKEN"], None),
+        (["--header", f"Authorization: Bearer {KEY}"], ["--header", "Authorization: ${SRV_AUTHORIZATION}"]),
+        (["postgresql://me:pw@db/notes"], ["${SRV_ARG_1}"]),
+        (["https://example.org/mcp?key=abc"], ["${SRV_ARG_1}"]),
+        (["https://example.org/mcp"], None),
+        ([KEY], ["${SRV_ARG_1}"]),
+        (["3f2504e0-4f89-11d3-9a0c-0305e82c3301"], ["${SRV_ARG_1}"]),
+        (["--token", "${TOKEN}"], None),
+        (["${input:github-token}"], ["${GITHUB_TOKEN}"]),
+        (["${workspaceFolder}/data"], None),
+    ],
+)
+def test_arguments(args: list[str], kept: list[str] | None) -> None:
+    assert entry_of(command="npx", args=args)["args"] == (args if kept is None else kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("DEBUG", "true", "true"),
+        ("DATA", "/var/data/notes", "/var/data/notes"),
+        ("PORT", "8080", "8080"),
+        ("ACCOUNT", "ada@example.org", "${ACCOUNT}"),
+        ("API_KEY", "12345", "${API_KEY}"),
+        ("API_KEY", "${env:MY_KEY}", "${MY_KEY}"),
+        ("API_KEY", "${MY_KEY:-" + KEY + "}", "${MY_KEY}"),
+        ("QUIET", "${QUIET:-true}", "${QUIET:-true}"),
+        ("MIXED", KEY + "${X}", "${SRV_VALUE}"),
+    ],
+)
+def test_variables(name: str, value: str, kept: str) -> None:
+    assert entry_of(command="x", env={name: value})["env"] == {name: kept}
+
+
+def test_headers_and_addresses() -> None:
+    copy = copied(
+        "my-zap", {"serverUrl": "https://z.example/s/YWJjZGVmZ2hpamtsbW5vcDEy/mcp", "headers": {"X-Key": "a"}}
+    )
+    assert copy.entry == {"url": "${MY_ZAP_URL}", "headers": {"X-Key": "${MY_ZAP_X_KEY}"}}
+    assert set(copy.variables) == {"MY_ZAP_URL", "MY_ZAP_X_KEY"}
+    plain = {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer abc"}}
+    assert entry_of(**plain)["headers"] == {"Authorization": "Bearer ${SRV_AUTHORIZATION}"}
+
+
+def test_a_variable_needs_a_name_that_begins_with_a_letter() -> None:
+    assert copied("7zip", {"command": "x", "args": ["--key", "k"]}).variables == ("MCP_7ZIP_KEY",)
+
+
+def test_keys_of_other_hosts_are_translated_or_left_out() -> None:
+    zed = {"command": {"path": "uvx", "args": ["mcp-server-time"], "env": {"A": "1"}}, "source": "custom"}
+    assert entry_of(**zed) == {"command": "uvx", "args": ["mcp-server-time"], "env": {"A": "1"}}
+    assert entry_of(command="x", type="local", alwaysAllow=["a"], disabled=True) == {
+        "command": "x",
+        "disabled": True,
+    }
+
+
+@pytest.mark.parametrize("entry", [{"command": 3}, {"command": "x", "args": "a b"}, {"url": ["x"]}])
+def test_a_value_of_another_type_is_refused(entry: dict[str, Any]) -> None:
+    with pytest.raises(MCPConfigError, match="has the wrong type"):
+        copied("srv", entry)

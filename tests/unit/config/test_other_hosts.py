@@ -1,0 +1,81 @@
+"""Where other hosts keep their MCP servers, and how their files are read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grue.config.other_hosts import find_hosts, read_host
+from grue.errors import MCPConfigError
+
+SERVER = {"command": "npx", "args": ["-y", "some-server"]}
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    return tmp_path / "home"
+
+
+def test_hosts_are_found_where_they_keep_their_files(home: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    plain = json.dumps({"mcpServers": {"one": SERVER}})
+    write(home / ".config/Claude/claude_desktop_config.json", plain)
+    write(home / ".cursor/mcp.json", plain)
+    write(home / ".gemini/settings.json", json.dumps({"theme": "dark"}))
+    write(home / ".codeium/windsurf/mcp_config.json", "{")
+    write(home / ".codex/config.toml", '[mcp_servers.two]\ncommand = "uvx"\nargs = ["a"]\n')
+    write(project / ".vscode/mcp.json", json.dumps({"servers": {"three": SERVER}, "inputs": []}))
+    found = find_hosts(home, project)
+    assert [(each.host, [*each.servers]) for each in found] == [
+        ("VS Code, this project", ["three"]),
+        ("Claude Desktop", ["one"]),
+        ("Cursor", ["one"]),
+        ("Codex", ["two"]),
+    ]
+
+
+def test_a_mac_keeps_them_elsewhere(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    path = home / "Library/Application Support/Claude/claude_desktop_config.json"
+    write(path, json.dumps({"mcpServers": {"one": SERVER}}))
+    assert [each.path for each in find_hosts(home, tmp_path)] == [path]
+
+
+def test_comments_and_trailing_commas_are_read_and_strings_are_left_alone(tmp_path: Path) -> None:
+    text = """{ // the editor's
+      /* servers, */ "context_servers": {"a": {"command": "x", "args": ["http://h/,]", "/* b */",], }, },
+    }"""
+    found = read_host(write(tmp_path / "settings.json", text))
+    assert found.servers["a"].entry == {"command": "x", "args": ["http://h/,]", "/* b */"]}
+
+
+def test_a_server_that_grue_cannot_use_is_named_with_the_reason(tmp_path: Path) -> None:
+    servers = {"good": SERVER, "dotted.name": SERVER, "both": {**SERVER, "url": "http://h"}, "odd": 3}
+    found = read_host(write(tmp_path / "mcp.json", json.dumps({"mcp": {"servers": servers}})))
+    assert [*found.servers] == ["good", "dotted-name"]
+    assert found.unusable.keys() == {"both", "odd"}
+    assert "keep only one" in found.unusable["both"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "neither valid JSON nor TOML"),
+        ("[" * 100_000, "neither valid"),
+        ('{"a": 1}', "configures no MCP servers"),
+    ],
+)
+def test_a_file_without_servers_is_refused_and_not_quoted(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(MCPConfigError, match=problem) as refused:
+        read_host(write(tmp_path / "mcp.json", text))
+    assert "[[" not in str(refused.value)
+    with pytest.raises(MCPConfigError, match=r"Cannot read .*absent"):
+        read_host(tmp_path / "absent.json")
