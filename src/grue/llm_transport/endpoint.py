@@ -287,6 +287,21 @@ class LlmEndpoint:
             self._list_read = True
         return self._support()
 
+    def change_model(self, model: str) -> None:
+        """Ask another model from now on, at the same URL. No turn may be running.
+
+        What was learned about the former model is forgotten. A conversation that is under way has to be
+        loaded again, because its messages are encoded for the former one.
+
+        Raises:
+            MCPConfigError: The key or a header cannot be sent in the other model's wire format.
+        """
+        settings = msgspec.structs.replace(self.settings, model=model)
+        profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
+        self.headers = _headers(settings, profile)
+        self.settings, self.first_profile, self.profile = settings, profile, profile
+        self._says_tools, self._list_read = None, False
+
     def recall(self, first: WireProfile, learned: WireProfile) -> None:
         """Use what an earlier process has learned, unless this one has learned something already.
 

@@ -11,6 +11,8 @@ from msgspec import Struct
 
 from grue.connections import tool_results
 from grue.messages import (
+    ApprovalQuestion,
+    AskApproval,
     CompletionReceived,
     ServerDied,
     TextDelta,
@@ -69,7 +71,17 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
 
 
-LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded
+class ApprovalAsked(Struct, frozen=True, kw_only=True):
+    """The tool policy asks about calls, and `approve` is asked. A coroutine function can wait there.
+
+    Attributes:
+        questions: All questions of a reply; untrusted.
+    """
+
+    questions: tuple[ApprovalQuestion, ...]
+
+
+LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded | ApprovalAsked
 
 
 class EventFeed:
@@ -96,6 +108,8 @@ class EventFeed:
             case ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments) if envelope.turn:
                 name = self._names[call_id] = f"{server}.{tool}"
                 self._put(ToolStarted(call_id=call_id, name=name, arguments=arguments))
+            case AskApproval(questions=questions):
+                self._put(ApprovalAsked(questions=questions))
             case ToolReturned(result=result) as body:
                 self._ended(body.call_id, result, body.duration_s)
             case ToolTimedOut(timeout_s=timeout_s) as body:

@@ -202,7 +202,7 @@ class AgentLoop:
         """The calls of `invoke_mcp_tool` in the last input, with what it returned or raised."""
         return tuple(self._injected.calls) if self._injected is not None else ()
 
-    def run(self, text: str, *, images: Sequence[Image] = ()) -> str:
+    def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
         """Say something to the model, make the tool calls that it asks for, and return its answer; blocking.
 
         A call that fails, an unknown tool and arguments that are not JSON are answered with an error text,
@@ -211,6 +211,7 @@ class AgentLoop:
         Args:
             text: The input.
             images: Images that belong to it: paths of files, or their bytes.
+            turn: Its number in the trace; `None`: one more than the last.
 
         Raises:
             MCPServerStartupError: An MCP server did not start at the first input.
@@ -221,7 +222,7 @@ class AgentLoop:
         """
         if self._injected is not None:
             self._injected.calls.clear()
-        request: TurnRequest[str] = self.conversation.request(text, images=images)
+        request: TurnRequest[str] = replace(self.conversation.request(text, images=images), turn=turn)
         if self._on_event is None:
             outcome = self.runner.run_turn(request)
         else:
