@@ -1,15 +1,16 @@
 """The offline model as an httpx transport, which replaces the network."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Final
 
 import httpx
 import msgspec
 
 from grue.messages import JsonObject
-from grue.offline.chat_request import BadRequestError, decode_body, read_request
+from grue.offline.chat_request import BadRequestError, ChatRequest, decode_body, read_request
 from grue.offline.playbook import Playbook
-from grue.offline.script import MODEL, completion, reply
+from grue.offline.script import MODEL, Reply, completion, reply
 from grue.provider_rules.dialects import Dialect, dialect_of
 
 _MODELS: Final[JsonObject] = {
@@ -39,10 +40,17 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     Args:
         playbook: The playbook for the game (`playbook_for`); `None`: explore.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
+        script: Answers the requests in place of the player of games, such as `reply_in_chat`.
     """
 
-    def __init__(self, playbook: Playbook | None = None, *, strict_names: bool = False) -> None:
-        self._playbook = playbook
+    def __init__(
+        self,
+        playbook: Playbook | None = None,
+        *,
+        strict_names: bool = False,
+        script: Callable[[ChatRequest], Reply] | None = None,
+    ) -> None:
+        self._script = script or (lambda request: reply(request, playbook))
         self._strict_names = strict_names
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -65,7 +73,7 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         try:
             asked = decode_body(body)
             request = read_request(asked, dialect, strict_names=self._strict_names)
-            answer = completion(body, reply(request, self._playbook))
+            answer = completion(body, self._script(request))
         except BadRequestError as error:
             return _json(400, dialect.error(400, _error(str(error), error.param, error.code)))
         return _json(200, dialect.from_chat(answer, asked))

@@ -1,7 +1,6 @@
 """Finding the place in a script from the turn's number and the last commands."""
 
 import pytest
-from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from grue.offline.situation import Played, Situation
 SCRIPT = walkthrough(7)
 
 
-@each_case("place", range(len(SCRIPT) + 1))
+@pytest.mark.parametrize("place", range(len(SCRIPT) + 1))
 def test_undisturbed_the_turn_says_it(place):
     assert position(SCRIPT, place + 1, SCRIPT[max(0, place - 6) : place]) == place
 

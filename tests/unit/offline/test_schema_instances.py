@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,8 +124,8 @@ def test_small_values(schema, expected):
     assert minimal(schema) == expected
 
 
-@each_case(
-    "wish, inner, used",
+@pytest.mark.parametrize(
+    ("wish", "inner", "used"),
     [
         (5, {"type": "integer", "minimum": 5}, True),
         (5, {"type": "integer", "maximum": 4}, False),
@@ -151,7 +150,7 @@ def test_wishes_are_granted_where_they_fit_even_in_optional_properties(wish, inn
     assert made == ({"it": wish} if used else {})
 
 
-@each_case(
+@pytest.mark.parametrize(
     "schema",
     [
         False,
