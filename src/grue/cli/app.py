@@ -42,6 +42,10 @@ _Interpreter = Annotated[
     str | None, typer.Option(help="What runs a story file: dfrotz or fernz.", show_default="as installed")
 ]
 _TurnTimeout = Annotated[float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")]
+_McpConfig = Annotated[
+    Path | None,
+    typer.Option("--mcp-config", help="A file of MCP servers.", show_default="the project's"),
+]
 _SpawnAhead = Annotated[
     bool, typer.Option("--spawn-ahead", help="Start each turn's server during the move before it.")
 ]
@@ -154,10 +158,54 @@ def init(
         start_project(folder, sources or ())
 
 
-_McpConfig = Annotated[
-    Path | None,
-    typer.Option("--mcp-config", help="A file of MCP servers.", show_default="the project's"),
-]
+@app.command()
+def chat(
+    context: typer.Context,
+    offline: Annotated[bool, typer.Option("--offline", help="Use a scripted model, not an LLM.")] = False,
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
+    mcp_config: _McpConfig = None,
+    no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Chat without tools.")] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The model's instructions.", show_default="to be brief")
+    ] = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask before each tool call.")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for trace, logs and conversation.", show_default="runs/CHAT")
+    ] = None,
+    turn_timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the chat in this run folder.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="In a pipe: print only answers and errors.")
+    ] = False,
+) -> None:
+    """Chat with an agent that has MCP tools. In a pipe: a line in, an answer out."""
+    with plain_errors():
+        from grue.cli.chat.options import INSTRUCTIONS, ChatOptions
+        from grue.cli.chat.program import chat as run_chat
+
+        take_interrupts()
+        if resume is not None:
+            _refuse_beside_resume(context)
+        options = ChatOptions(
+            offline=offline,
+            model=model,
+            base_url=base_url,
+            mcp_config=mcp_config,
+            mcp=not no_mcp,
+            instructions=INSTRUCTIONS if system is None else system,
+            ask=ask,
+            run_dir=run_dir,
+            turn_timeout_s=turn_timeout,
+            resume=resume,
+            quiet=quiet,
+        )
+        if not run_chat(options):
+            raise typer.Exit(FAILED)
 
 
 @app.command()

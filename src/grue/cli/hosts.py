@@ -8,7 +8,7 @@ from grue.cli.saying import say
 GROUP = "grue.hosts"
 """The entry point group. Its entries name the modules that call `grue.facts.register_facts`."""
 
-_BUNDLED = ("grue.hosts.zork.facts", "grue.hosts.skill_agent.facts")
+_BUNDLED = ("grue.hosts.zork.facts", "grue.hosts.skill_agent.facts", "grue.cli.chat.facts")
 
 
 def load_hosts() -> None:

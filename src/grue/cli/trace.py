@@ -53,6 +53,16 @@ def show(options: ShowOptions) -> None:
     _print(lines, at_once=options.follow)
 
 
+def shown_lines(file: Path, turn: str) -> Iterable[str]:
+    """Yield one turn of a trace as a table without colours, cut to the terminal's width.
+
+    Raises:
+        TraceError: The trace cannot be read.
+    """
+    wanted = Filter.of(turns=(turn,))
+    return table.render(open_episode(file), wanted, width=_width(None), colour=False)
+
+
 def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
     """Print an episode in numbers, as tables or as one JSON object.
 

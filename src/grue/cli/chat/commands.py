@@ -1,0 +1,126 @@
+"""The commands of a chat: lines that begin with a slash."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from grue.cli.chat import lines
+from grue.cli.chat.screen import Screen
+from grue.cli.chat.talk import Talk
+from grue.cli.live_story import CYAN, Line
+from grue.cli.saying import shown_path
+from grue.errors import MCPError
+from grue.messages import UserText
+from grue.protocol.safe_text import printable
+from grue.tracing.presentation import DIM, GREEN
+
+COMMANDS = {
+    "/tools": "[WORD]: list the tools; a whole name shows its schema",
+    "/trace": "[TURN]: show the messages of a turn, by default the last",
+    "/save": "FILE: write the conversation to a new file, .md to read it, .jsonl to load it",
+    "/model": "[NAME]: show the model, or ask another one of the endpoint from now on",
+    "/cost": "show what the model has cost so far",
+    "/undo": "take back the last turn; what its tool calls have done remains",
+    "/help": "show this",
+    "/quit": "leave",
+}
+_KEYS = (
+    "Enter sends. Alt-Enter or a backslash before Enter begins a new line. Tab completes commands and"
+    " tools. Up and Ctrl-R find what was typed. Ctrl-C stops a turn, Ctrl-D leaves. A space before a slash"
+    " sends a text that begins with one."
+)
+
+
+class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
+    """There is no such command, or it needs something else behind it."""
+
+
+class ChatCommands:
+    """Runs commands.
+
+    Args:
+        talk: The conversation.
+        screen: Where the output goes.
+    """
+
+    def __init__(self, talk: Talk, screen: Screen) -> None:
+        self._talk = talk
+        self._screen = screen
+        self._run: dict[str, Callable[[str], None]] = {
+            "/tools": self._tools,
+            "/trace": self._trace,
+            "/save": self._save,
+            "/model": self._model,
+            "/cost": self._cost,
+            "/undo": self._undo,
+            "/help": self._help,
+        }
+
+    def run(self, line: str) -> bool:
+        """Run a command. Return whether the chat goes on.
+
+        Raises:
+            UnknownCommand: There is none.
+            MCPError: It failed.
+        """
+        name, _, rest = line.strip().partition(" ")
+        if name == "/quit":
+            return False
+        if name not in self._run:
+            raise UnknownCommand(f"There is no command {printable(name, 40)}. /help lists them.")
+        self._run[name](rest.strip())
+        return True
+
+    def _tools(self, wanted: str) -> None:
+        self._screen.show(lines.tool_lines(self._talk.tools(), wanted))
+
+    def _trace(self, wanted: str) -> None:
+        turn = wanted or str(self._talk.turn)
+        if not turn.isascii() or not turn.isdecimal():
+            raise UnknownCommand("Write /trace, or /trace and the number of a turn.")
+        from grue.cli.trace import shown_lines
+
+        self._talk.settle()
+        where = shown_path(self._talk.path)
+        if int(turn):
+            self._screen.show(Line(text) for text in shown_lines(self._talk.path, turn))
+        self._screen.show([Line(f"All of it: grue trace show {where}", DIM)])
+
+    def _save(self, wanted: str) -> None:
+        if not wanted:
+            raise UnknownCommand("Write /save and the name of a new file: .md to read it, .jsonl to load it.")
+        path = Path(wanted)
+        with suppress(RuntimeError):  # there is no home
+            path = path.expanduser()
+        self._talk.save(path)
+        self._screen.show([Line(f"The conversation is in {shown_path(path)}.", GREEN)])
+
+    def _model(self, wanted: str) -> None:
+        talk = self._talk
+        if wanted:
+            talk.change_model(wanted)
+        self._screen.show([Line(printable(f"{talk.model} at {talk.endpoint}"))])
+
+    def _cost(self, wanted: str) -> None:
+        del wanted
+        self._screen.show(lines.cost_lines(self._talk.spent, self._talk.budget_spent))
+
+    def _undo(self, wanted: str) -> None:
+        del wanted
+        before = len(self._talk.conversation.history)
+        texts = [each for each in self._talk.conversation.history if isinstance(each, UserText)]
+        undone = self._talk.undo()
+        if undone is None:
+            raise UnknownCommand("There is nothing to take back.")
+        left = [each for each in self._talk.conversation.history if isinstance(each, UserText)]
+        gone = texts[len(left)].text if before and len(texts) > len(left) else "a turn without a text"
+        self._screen.show(lines.undone_lines(gone, undone.calls))
+
+    def _help(self, wanted: str) -> None:
+        del wanted
+        width = max(map(len, COMMANDS))
+        shown = [
+            Line(f"  {text}", "", " " * (width + 2), f"{name:{width}}", CYAN)
+            for name, text in COMMANDS.items()
+        ]
+        self._screen.show([*shown, Line(_KEYS, DIM)])

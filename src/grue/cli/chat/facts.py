@@ -1,0 +1,156 @@
+"""What `grue chat` records besides the messages of its turns, and how a resume reads it back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from msgspec import field
+
+from grue import facts
+from grue.errors import TraceError
+from grue.facts import ConditionChanged, Fact, LogLine, Severity, register_facts
+from grue.messages import ToolCalled
+from grue.past import Past, read_past
+from grue.tracing.reading import EpisodeEnvelope
+
+
+class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
+    """A chat begins.
+
+    Attributes:
+        instructions: The system text.
+    """
+
+    instructions: str
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return "a chat"
+
+
+class Said(Fact, frozen=True, kw_only=True, tag="chat.Said"):
+    """The user says something, and the turn begins.
+
+    Attributes:
+        file: Name of the file that holds the conversation, in the run folder.
+        size: Its size in bytes before the turn. A copy that ends there is the conversation without the turn.
+    """
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+    file: str
+    size: int
+
+    def summary(self) -> str:
+        """Return where the conversation stood."""
+        return f"turn {self.turn}, from byte {self.size} of {self.file}"
+
+    def severity(self) -> Severity:
+        """Return `quiet`."""
+        return "quiet"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return nothing: the logs have the turn."""
+        return ()
+
+
+class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
+    """The user has taken back a turn. What its tool calls have done remains.
+
+    Attributes:
+        file: Name of the file that the conversation goes on in.
+        calls: Names of the tools that the turn has called.
+    """
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+    file: str
+    calls: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """Return the turn, and the calls that remain."""
+        remains = f"; done all the same: {', '.join(self.calls)}" if self.calls else ""
+        return f"turn {self.turn} is no longer part of the conversation{remains}"
+
+    def severity(self) -> Severity:
+        """Return `warn` if there were calls."""
+        return "warn" if self.calls else ""
+
+
+class ModelChanged(Fact, frozen=True, kw_only=True, tag="chat.ModelChanged"):
+    """The user has chosen another model of the same endpoint."""
+
+    between_turns: ClassVar[bool] = True
+
+    before: str
+    now: str
+
+    def summary(self) -> str:
+        """Return both names."""
+        return f"{self.before} -> {self.now}"
+
+
+class ChatPast(Past[EpisodeStarted], kw_only=True):
+    """The recorded part of a chat.
+
+    Attributes:
+        said: The turns that are part of the conversation, oldest first.
+        calls: The tools that each turn has called.
+        file: Name of the file that holds the conversation; empty: nothing was said.
+        model: The model that was chosen last; empty: that of the start.
+        turn: Number of the last turn.
+    """
+
+    said: list[Said] = field(default_factory=list)
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    file: str = ""
+    model: str = ""
+    turn: int = 0
+
+    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+        """Take the next envelope."""
+        self.turn = max(self.turn, envelope.turn)
+        match envelope.body:
+            case Said() as said:
+                self.said.append(said)
+                self.file = said.file
+            case TakenBack(turn=turn, file=file):
+                self.said = [each for each in self.said if each.turn != turn]
+                self.file = file
+            case ModelChanged(now=now):
+                self.model = now
+            case _ if envelope.turn:
+                self.calls.setdefault(envelope.turn, []).extend(called_in(envelope))
+
+
+def called_in(envelope: EpisodeEnvelope) -> list[str]:
+    """Return the tool that an envelope says was called, if any."""
+    body = envelope.body
+    return [f"{body.server}.{body.tool}"] if isinstance(body, ToolCalled) else []
+
+
+def read_chat(path: Path) -> ChatPast:
+    """Read how far a chat got.
+
+    Raises:
+        TraceError: The trace cannot be read, or is not one of `grue chat`.
+    """
+    past = read_past(path, ChatPast, needed=(Said, TakenBack))
+    if not isinstance(past.started, EpisodeStarted):
+        raise TraceError(f"{path} cannot be resumed here: another program has recorded it.")
+    return past
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
+    """Return the conditions that differ."""
+    return tuple(
+        ConditionChanged(what=what, before=before[what], now=value)
+        for what, value in now.items()
+        if before.get(what, value) != value
+    )
+
+
+register_facts("chat", EpisodeStarted, Said, TakenBack, ModelChanged)

@@ -1,0 +1,172 @@
+"""The words for what happens in a chat: calls, results, questions, tools, costs.
+
+All of it is untrusted (names, arguments, results, descriptions) and is made printable here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from grue.approvals import ApprovalQuestion
+from grue.cli.live_story import BOLD, CYAN, Line
+from grue.hosts.agent_loop import ToolEnded, ToolStarted
+from grue.messages import ToolCallResult, ToolDefinition
+from grue.protocol.budget import Spent
+from grue.protocol.safe_text import ELLIPSIS, printable
+from grue.tracing.presentation import DIM, GREEN, RED, YELLOW
+from grue.tracing.stats_table import duration
+
+_NAME_CHARS = 80
+_CALL_CHARS = 300
+_RESULT_CHARS = 240
+_QUESTION_CHARS = 2000
+_DESCRIPTION_CHARS = 2000
+_SCHEMA_CHARS = 4000
+_READ_CHARS = 100_000
+"""Most characters of a result that are looked at. A result may be megabytes, of which one line is shown."""
+
+
+def started(event: ToolStarted) -> Line:
+    """Return the line for a call that is being made."""
+    arguments = printable(f" {_json(event.arguments)}", _CALL_CHARS) if event.arguments else ""
+    return Line(arguments, DIM, "    ", f"  {_name(event.name)}", CYAN)
+
+
+def ended(event: ToolEnded) -> Line:
+    """Return the line for a call that was answered, with its result in short."""
+    if event.duration_s is None:
+        why = printable(event.result.error_message or "", _RESULT_CHARS)
+        return Line(f"  ! {_name(event.name)} was not called: {why}", YELLOW, "    ")
+    lasted = duration(event.duration_s)
+    if event.result.is_error:
+        why = printable(event.result.error_message or "", _RESULT_CHARS)
+        return Line(f"    {lasted}, failed: {why}", RED, "      ")
+    return Line(f"    {lasted}: {result_words(event.result)}", DIM, "      ")
+
+
+def result_words(result: ToolCallResult) -> str:
+    """Return a result in one printable line; images and long texts by their size only."""
+    parts = [*_parts(result.content), *(_block(block) for block in result.blocks)]
+    text = printable(" ".join(part for part in parts if part), _RESULT_CHARS) or "nothing"
+    total = sum(map(len, parts))
+    if text.endswith(ELLIPSIS) and total > _RESULT_CHARS:
+        size = f"{total:,} characters" if total < _READ_CHARS else f"over {_READ_CHARS:,} characters"
+        return f"{text} ({size})"
+    return text
+
+
+def question_lines(question: ApprovalQuestion) -> Iterator[Line]:
+    """Return what a person has to see before a call is approved: the name, all arguments, the reason."""
+    yield Line(f"The model wants to call {_name(question.name)}", YELLOW)
+    shown = printable(_json(question.arguments), _QUESTION_CHARS)
+    yield Line(f"  {shown}", "", "  ")
+    if question.reason:
+        yield Line(f"  {printable(question.reason, _CALL_CHARS)}", DIM, "  ")
+
+
+def tool_lines(tools: Sequence[ToolDefinition], wanted: str) -> Iterator[Line]:
+    """Return the tools; the whole definition if `wanted` is the name of one."""
+    found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
+    exact = [tool for tool in found if tool.name == wanted]
+    if not found:
+        about = f" with {printable(wanted, _NAME_CHARS)} in their names" if wanted else ""
+        yield Line(f"There are no tools{about}.", DIM)
+        return
+    for tool in exact or found:
+        text = tool.description.strip()
+        if not exact:
+            text = text.split("\n", 1)[0]
+        limit = _DESCRIPTION_CHARS if exact else 120
+        yield Line(f"  {printable(text, limit)}".rstrip(), DIM, "    ", _name(tool.name), CYAN)
+    for tool in exact:
+        yield Line(f"  {printable(_json(tool.input_schema), _SCHEMA_CHARS)}", "", "  ")
+
+
+def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
+    """Return what the model has cost so far; `budget` is what the budget says, empty for nothing."""
+    usage = spent.usage
+    requests = f"{spent.requests} request{'' if spent.requests == 1 else 's'}"
+    cached = f" ({usage.cached_tokens:,} from the cache)" if usage.cached_tokens else ""
+    price = "the endpoint reports no cost" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
+    yield Line(f"{requests}, {usage.input_tokens:,} tokens in{cached}, {usage.output_tokens:,} out, {price}")
+    if budget:
+        yield Line(budget, YELLOW)
+
+
+def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
+    """Return what is said about a turn that was taken back."""
+    yield Line(f"Taken back: {printable(first_words, 80)}", GREEN)
+    if calls:
+        names = ", ".join(_name(name) for name in dict.fromkeys(calls))
+        count = "Its tool call was" if len(calls) == 1 else f"Its {len(calls)} tool calls were"
+        yield Line(
+            f"{count} made all the same ({names}). What was done by that remains: undo it yourself.", YELLOW
+        )
+
+
+def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Line]:
+    """Return the lines at the start."""
+    who = f"{printable(model, _NAME_CHARS)} (a script, no LLM)" if scripted else printable(model, _NAME_CHARS)
+    with_tools = ", ".join(_name(name) for name in tools) if tools else "no tools"
+    yield Line(f"{who} · {with_tools}", BOLD)
+    yield Line(
+        "Enter sends, Alt-Enter begins a line, Ctrl-C stops a turn, Ctrl-D leaves. /help has more.", DIM
+    )
+
+
+def complaint(text: str) -> Line:
+    """Return the line for an error."""
+    return Line(f"! {printable(text)}", RED, "  ")
+
+
+def notice(text: str) -> Line:
+    """Return the line for something to know."""
+    return Line(printable(text), YELLOW, "  ")
+
+
+def _parts(content: object) -> list[str]:
+    """Return the texts of a result's content, the media in it by their kind and size."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content[:_READ_CHARS]]
+    if isinstance(content, list) and content and all(isinstance(each, Mapping) for each in content):
+        blocks = [each for each in content if "type" in each]
+        if len(blocks) == len(content):
+            return [_block(block) for block in blocks]
+    return [_json(content)]
+
+
+def _block(block: Mapping[str, Any]) -> str:
+    kind = str(block.get("type"))
+    if kind == "text":
+        return str(block.get("text", ""))[:_READ_CHARS]
+    data = block.get("data")
+    if isinstance(data, str):
+        mime = block.get("mimeType") or block.get("mime_type") or kind
+        return f"[{mime}, {_size(len(data) * 3 // 4)}]"
+    resource = block.get("resource")
+    inner = resource if isinstance(resource, Mapping) else block
+    if isinstance(inner.get("text"), str):
+        return f"[{inner.get('uri', kind)}] {inner['text'][:_READ_CHARS]}"
+    return f"[{inner.get('uri', kind)}]"
+
+
+def _size(count: int) -> str:
+    for unit, least in (("MB", 1_000_000), ("kB", 1000)):
+        if count >= least:
+            return f"{count / least:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(msgspec.to_builtins(value), ensure_ascii=False)[:_READ_CHARS]
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)[:_READ_CHARS]
+
+
+def _name(name: str) -> str:
+    return printable(name, _NAME_CHARS)

@@ -1,0 +1,234 @@
+"""`grue chat`: read, ask, print, until the user leaves."""
+
+import json
+import os
+import sys
+from contextlib import ExitStack, chdir
+from pathlib import Path
+
+from grue.approvals import ApprovalDecision, ApprovalQuestion
+from grue.cli.chat import lines
+from grue.cli.chat.commands import ChatCommands, UnknownCommand
+from grue.cli.chat.facts import read_chat
+from grue.cli.chat.options import ChatOptions, as_started
+from grue.cli.chat.reading import LineReader, Reader
+from grue.cli.chat.screen import PipeScreen, Screen, TerminalScreen
+from grue.cli.chat.talk import Talk
+from grue.cli.chat.wiring import wire_chat
+from grue.cli.live_story import Line
+from grue.cli.live_terminal import Terminal
+from grue.cli.saying import shown_path
+from grue.errors import LLMError, MCPError, MissingDependencyError
+from grue.hosts.agent_loop import ApprovalAsked, LoopEvent
+from grue.past import ends_episode
+from grue.protocol.safe_text import printable
+from grue.protocol.secret_names import secrets_in
+from grue.runtime.redaction import Redaction
+from grue.tracing.presentation import DIM
+
+NOBODY = "it needs an approval, and there is no terminal to ask at"
+
+
+def chat(options: ChatOptions) -> bool:
+    """Chat until the user leaves. Return whether every input had an answer.
+
+    Raises:
+        MCPConfigError: An option or a file cannot be used; nothing was started.
+        MCPServerStartupError: A tool server does not start.
+        MCPError: The chat could not continue.
+        KeyboardInterrupt: Ctrl-C, where input is no terminal.
+    """
+    if options.resume is None:
+        return _chat(options)
+    options = as_started(options, read_chat(options.resume))
+    with chdir(options.started_in or Path()):
+        return _chat(options)
+
+
+def _chat(options: ChatOptions) -> bool:
+    redaction = Redaction(secrets_in(os.environ))
+    at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if at_terminal:
+        _require_prompt_toolkit()
+    wiring = wire_chat(options)
+    with ExitStack() as stack:
+        screen: Screen = PipeScreen(quiet=options.quiet)
+        if at_terminal:
+            screen = stack.enter_context(TerminalScreen(Terminal(sys.stdout), redaction))
+        for note in wiring.notes:
+            screen.tell(lines.notice(note))
+        program = ChatProgram(screen)
+        talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
+        reason = "interrupted"
+        try:
+            if wiring.servers:
+                screen.begin(f"starting {printable(', '.join(wiring.servers), 60)}")
+            tools = [tool.name for tool in talk.tools()]
+            if at_terminal:
+                from grue.cli.chat.prompting import PromptReader
+
+                program.reader = PromptReader(lambda: tools, program.status, redaction)
+                screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
+            program.tell_changes(resumed=options.resume is not None)
+            program.run()
+            reason = "failed" if program.failed else "ended"
+        except MCPError:
+            reason = "failed"
+            raise
+        finally:
+            talk.finish(reason)
+        if not options.quiet:
+            screen.tell(Line(f"To go on: grue chat --resume {shown_path(talk.path)}", DIM))
+    return not program.failed or at_terminal
+
+
+def _require_prompt_toolkit() -> None:
+    try:
+        import grue.cli.chat.prompting  # noqa: F401 - here, so that it is known before anything is started
+    except ImportError as error:
+        raise MissingDependencyError(
+            "A chat at a terminal needs prompt_toolkit: pip install 'grue[chat]'. In a pipe it works without."
+        ) from error
+
+
+class ChatProgram:
+    """The loop of a chat.
+
+    Args:
+        screen: Where it prints.
+
+    Attributes:
+        talk: The conversation. Set it before `run`.
+        reader: Where input comes from; by default the lines of standard input.
+        failed: An input had no answer, or was no command.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self.talk: Talk
+        asks = sys.stdin.isatty() and sys.stdout.isatty()
+        self.reader: Reader = LineReader(sys.stdin.buffer, asks=asks)
+        self.failed = False
+        self._screen = screen
+        self._always: set[str] = set()
+
+    def run(self) -> None:
+        """Read and answer until the input ends.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C, where nobody can be asked.
+        """
+        commands = ChatCommands(self.talk, self._screen)
+        while True:
+            try:
+                text = self.reader.read()
+                if text is None:
+                    return
+                if text.startswith("/"):
+                    if not commands.run(text):
+                        return
+                elif text.strip():
+                    self._say(text.strip())
+            except KeyboardInterrupt:
+                if not self.reader.asks:
+                    raise
+                self._screen.end(None)
+                self._screen.tell(Line("(Ctrl-D or /quit leaves.)", DIM))
+            except UnknownCommand as error:
+                self._fail(str(error))
+            except MCPError as error:
+                self._fail(str(error))
+                if self._is_final(error):
+                    return
+
+    def on_event(self, event: LoopEvent) -> None:
+        """Take an event of a turn: print it, or ask the user."""
+        if isinstance(event, ApprovalAsked):
+            self.talk.approver.decide([self._ask(question) for question in event.questions])
+            self._screen.begin()
+        else:
+            self._screen.on_event(event)
+
+    def status(self) -> str:
+        """Return the row below the prompt."""
+        cost = self.talk.spent.usage.cost_usd
+        parts = [self.talk.model, _turns(self.talk.turns)]
+        if cost is not None:
+            parts.append(f"${cost:.4f}")
+        return " · ".join(parts)
+
+    def tell_changes(self, *, resumed: bool) -> None:
+        """Say how far a chat got that is resumed, and what has changed since."""
+        if resumed:
+            where = shown_path(self.talk.path)
+            self._screen.tell(Line(f"Resuming {where} after {_turns(self.talk.turns)}.", DIM))
+        for change in self.talk.changed:
+            self._screen.tell(lines.notice(f"{change.text}."))
+
+    def _say(self, text: str) -> None:
+        self._screen.begin()
+        try:
+            answer = self.talk.say(text)
+        except KeyboardInterrupt:
+            if not self.reader.asks:
+                raise
+            self._screen.end(None)
+            stopped = "Stopped. What was said is kept; a tool call that was under way may have taken effect."
+            self._screen.tell(lines.notice(stopped))
+        else:
+            self._screen.end(answer)
+
+    def _fail(self, text: str) -> None:
+        self.failed = True
+        self._screen.end(None)
+        self._screen.tell(lines.complaint(text))
+
+    def _is_final(self, error: MCPError) -> bool:
+        """Return whether a pipe has to stop, because every further input would fail too."""
+        return (
+            not self.reader.asks
+            and isinstance(error, LLMError)
+            and ends_episode(error, answered=bool(self.talk.spent.requests))
+        )
+
+    def _ask(self, question: ApprovalQuestion) -> ApprovalDecision:
+        if not self.reader.asks:
+            return question.deny(NOBODY)
+        if question.name in self._always:
+            return question.approve()
+        self._screen.show(lines.question_lines(question))
+        while True:
+            given = self.reader.answer("Call it? [y]es, [n]o, [a]lways, [e]dit, or why not: ")
+            match given.lower():
+                case "y" | "yes":
+                    return question.approve()
+                case "a" | "always":
+                    self._always.add(question.name)
+                    return question.approve()
+                case "e" | "edit":
+                    changed = self._edited(question)
+                    if changed is not None:
+                        return changed
+                case "" | "n" | "no":
+                    return question.deny("the user does not want this call")
+                case _:
+                    return question.deny(f"the user says: {given}")
+
+    def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
+        """Return the decision with other arguments; `None`: they are no JSON object."""
+        before = json.dumps(question.arguments, ensure_ascii=False)
+        if "[redacted:" in before:
+            self._screen.tell(lines.complaint("The arguments hold a secret, and cannot be edited here."))
+            return None
+        try:
+            arguments = json.loads(self.reader.answer("Arguments: ", before))
+        except ValueError as error:
+            self._screen.tell(lines.complaint(f"That is not JSON: {error}."))
+            return None
+        if not isinstance(arguments, dict):
+            self._screen.tell(lines.complaint("The arguments are a JSON object."))
+            return None
+        return question.approve() if arguments == question.arguments else question.change(arguments)
+
+
+def _turns(count: int) -> str:
+    return f"{count} turn{'' if count == 1 else 's'}"

@@ -1,0 +1,177 @@
+"""The prompt at a terminal: editing of several lines, history, completion; on prompt_toolkit.
+
+The history of what was typed is kept from chat to chat in `$XDG_STATE_HOME/grue/chat_history`, by default
+`~/.local/state`, readable only by its owner. Secrets of the environment are replaced in it.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import ColorDepth
+from prompt_toolkit.styles import Style
+
+from grue.cli.chat.commands import COMMANDS
+from grue.protocol.safe_text import printable
+from grue.runtime.redaction import Redaction
+
+_WORD = re.compile(r"[\w.:/-]+$")
+_SHORTEST = 2
+_MAX_HISTORY_BYTES = 2**20
+_STYLE = Style.from_dict(
+    {
+        "prompt": "ansigreen bold",
+        "continuation": "ansibrightblack",
+        "bottom-toolbar": "noreverse fg:ansibrightblack",
+    }
+)
+
+
+class PromptReader:
+    """Reads from a terminal.
+
+    Args:
+        tools: Returns the names of the tools, for completion.
+        status: Returns the text of the row below the prompt.
+        redaction: The secrets that are not to be kept in the history.
+    """
+
+    asks = True
+
+    def __init__(
+        self, tools: Callable[[], Sequence[str]], status: Callable[[], str], redaction: Redaction
+    ) -> None:
+        depth = ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None
+        self._session: PromptSession[str] = PromptSession(
+            [("class:prompt", "> ")],
+            multiline=True,
+            history=_history(redaction),
+            completer=ChatCompleter(tools),
+            complete_while_typing=False,
+            key_bindings=_keys(),
+            prompt_continuation=_continuation,
+            bottom_toolbar=lambda: printable(status()),
+            style=_STYLE,
+            color_depth=depth,
+            enable_suspend=True,
+        )
+        self._short: PromptSession[str] = PromptSession(
+            history=InMemoryHistory(), style=_STYLE, color_depth=depth
+        )
+
+    def read(self) -> str | None:
+        """Return the next input; `None`: Ctrl-D."""
+        try:
+            return self._session.prompt()
+        except EOFError:
+            return None
+
+    def answer(self, question: str, default: str = "") -> str:
+        """Ask for a line; empty if it is Ctrl-D."""
+        try:
+            return self._short.prompt([("class:prompt", question)], default=default).strip()
+        except EOFError:
+            return ""
+
+
+class ChatCompleter(Completer):
+    """Completes commands, names of tools, and paths.
+
+    Args:
+        tools: Returns the names of the tools.
+    """
+
+    def __init__(self, tools: Callable[[], Sequence[str]]) -> None:
+        self._tools = tools
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """Yield what can stand at the cursor."""
+        text = document.text_before_cursor
+        command, space, rest = text.partition(" ")
+        if text.startswith("/") and "\n" not in text:
+            if not space:
+                yield from _matching(COMMANDS, command)
+            elif command == "/save":
+                yield from self._paths.get_completions(Document(rest), complete_event)
+            elif command == "/tools":
+                yield from _matching(self._tools(), rest)
+            return
+        word = _WORD.search(text)
+        if word is not None and len(word[0]) >= _SHORTEST:
+            yield from _matching(self._tools(), word[0])
+
+
+def _matching(names: Iterable[str], begun: str) -> Iterable[Completion]:
+    for name in names:
+        # A tool's name may be typed without the servers before it.
+        if name.startswith(begun) or (begun and f".{begun}" in name):
+            yield Completion(printable(name), start_position=-len(begun))
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
+            buffer.complete_state = None
+        elif buffer.document.current_line_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    # Not Ctrl-J: an Enter that is typed while a turn runs arrives as one.
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _continuation(width: int, line_number: int, is_soft_wrap: int) -> StyleAndTextTuples:
+    del line_number, is_soft_wrap
+    return [("class:continuation", "· ".rjust(width))]
+
+
+class _PrivateHistory(FileHistory):
+    """A history in a file, without secrets. If the file cannot be written, the history is in memory."""
+
+    def __init__(self, path: Path, redaction: Redaction) -> None:
+        super().__init__(path)
+        self._redaction = redaction
+
+    def store_string(self, string: str) -> None:
+        """Append what was typed."""
+        with contextlib.suppress(OSError):
+            super().store_string(self._redaction.redact_text(string))
+
+
+def _history(redaction: Redaction) -> History:
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "grue"
+    path = folder / "chat_history"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        if path.stat().st_size > _MAX_HISTORY_BYTES:
+            _shorten(path)
+    except (OSError, RuntimeError):
+        return InMemoryHistory()
+    return _PrivateHistory(path, redaction)
+
+
+def _shorten(path: Path) -> None:
+    """Keep the later half of a history that has grown long."""
+    kept = path.read_bytes()[-_MAX_HISTORY_BYTES // 2 :]
+    # An entry begins with an empty line and a comment.
+    path.write_bytes(kept[max(0, kept.find(b"\n\n#")) :])

@@ -1,0 +1,250 @@
+"""Where a chat prints: a terminal, which shows each word as it comes, or a pipe, which gets the answers.
+
+At a terminal a row shows what the turn waits for. It is erased before anything else is printed, so that the
+cursor is always where the next text belongs; it is never hidden, so nothing has to be restored.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Protocol, Self
+
+from grue.cli.chat import lines
+from grue.cli.live_story import Line
+from grue.cli.live_terminal import Output
+from grue.cli.saying import say
+from grue.hosts.agent_loop import LoopEvent, ToolEnded, ToolStarted, Words
+from grue.protocol.safe_text import printable, written_out
+from grue.runtime.redaction import Redaction
+from grue.runtime.text_pieces import TextPieces
+from grue.tracing.columns import cut
+from grue.tracing.presentation import DIM
+
+_TICK_S = 0.1
+_WIDEST = 100
+_NARROWEST = 20
+
+
+class Screen(Protocol):
+    """Prints what happens."""
+
+    def begin(self, what: str = "thinking") -> None:
+        """Show what is waited for: the beginning of a turn, if nothing else is said."""
+
+    def on_event(self, event: LoopEvent) -> None:
+        """Print an event of the turn."""
+
+    def end(self, answer: str | None) -> None:
+        """Print the answer, as far as it was not shown; `None`: the turn has none."""
+
+    def show(self, shown: Iterable[Line]) -> None:
+        """Print the output of a command."""
+
+    def tell(self, line: Line) -> None:
+        """Print a message to the user, which is not the output of a command."""
+
+    def close(self) -> None:
+        """Print nothing more."""
+
+
+class TerminalScreen:
+    """Prints to a terminal. Use it as a context manager.
+
+    Args:
+        output: The terminal.
+        redaction: The secrets that are not to be shown.
+    """
+
+    def __init__(self, output: Output, redaction: Redaction) -> None:
+        self._output = output
+        self._redaction = redaction
+        self._row = _WaitingRow(output)
+        self._words = TextPieces(redaction)
+        self._said = ""
+        self._in_line = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def begin(self, what: str = "thinking") -> None:
+        """Show what is waited for."""
+        self._forget_words()
+        self._row.show(what)
+
+    def on_event(self, event: LoopEvent) -> None:
+        """Print an event of the turn."""
+        match event:
+            case Words(restart=True):
+                if self._said:
+                    self._end_words()
+                    self._print(Line("  (the request is sent again)", DIM))
+            case Words(text=text, reasoning=False):
+                self._said += text
+                self._write(self._redaction.redact_text(self._words.feed(text)))
+            case ToolStarted():
+                self._end_words()
+                self._print(lines.started(event))
+                self._row.show(printable(event.name, 60))
+            case ToolEnded():
+                self._end_words()
+                self._print(lines.ended(event))
+                self._row.show("thinking")
+            case _:
+                pass
+
+    def end(self, answer: str | None) -> None:
+        """Print the answer, unless its words were shown as they came."""
+        if answer is not None and self._said.strip() != answer.strip():
+            self._end_words()
+            self._write(self._redaction.redact_text(answer))
+        self._end_words()
+        self._row.hide()
+
+    def show(self, shown: Iterable[Line]) -> None:
+        """Print the output of a command, or a question."""
+        self._end_words()
+        self._row.hide()
+        for line in shown:
+            self._print(line)
+
+    def tell(self, line: Line) -> None:
+        """Print a message to the user."""
+        self.show([line])
+
+    def close(self) -> None:
+        """Erase the row."""
+        self._row.close()
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._row.hide()
+            self._output.write(written_out(text))
+            self._in_line = not text.endswith("\n")
+
+    def _print(self, line: Line) -> None:
+        self._row.hide()
+        self._end_line()
+        width = max(_NARROWEST, min(self._output.size().columns, _WIDEST))
+        self._output.write("".join(f"{row}\n" for row in line.rows(width, colour=self._output.colour)))
+
+    def _end_words(self) -> None:
+        self._write(self._redaction.redact_text(self._words.end()))
+        self._end_line()
+        self._forget_words()
+
+    def _end_line(self) -> None:
+        if self._in_line:
+            self._output.write("\n")
+            self._in_line = False
+
+    def _forget_words(self) -> None:
+        self._words, self._said = TextPieces(self._redaction), ""
+
+
+class PipeScreen:
+    """Prints answers and the output of commands to standard output, everything else to standard error.
+
+    Args:
+        quiet: Print nothing but answers and errors.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    def begin(self, what: str = "thinking") -> None:
+        """Print nothing."""
+        del what
+
+    def on_event(self, event: LoopEvent) -> None:
+        """Print a call or its result."""
+        if self._quiet:
+            return
+        match event:
+            case ToolStarted():
+                self.tell(lines.started(event))
+            case ToolEnded():
+                self.tell(lines.ended(event))
+            case _:
+                pass
+
+    def end(self, answer: str | None) -> None:
+        """Print the answer."""
+        if answer is not None:
+            say(answer)
+            sys.stdout.flush()
+
+    def show(self, shown: Iterable[Line]) -> None:
+        """Print the output of a command."""
+        for line in shown:
+            say(f"{line.lead}{line.text}")
+        sys.stdout.flush()
+
+    def tell(self, line: Line) -> None:
+        """Print a message to standard error."""
+        say(f"{line.lead}{line.text}", err=True)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _WaitingRow:
+    """A row at the cursor that says what the turn waits for, and for how long. Its thread redraws it."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._lock = threading.Lock()
+        self._what = ""
+        self._since = 0.0
+        self._frame = 0
+        self._drawn = False
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, what: str) -> None:
+        """Show the row from the next tick on."""
+        if not self._output.redraws or self._closing.is_set():
+            return
+        with self._lock:
+            self._what, self._since = what, time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="chat-waiting", daemon=True)
+            self._thread.start()
+
+    def hide(self) -> None:
+        """Erase the row."""
+        with self._lock:
+            self._what = ""
+            if self._drawn:
+                self._drawn = False
+                self._output.write("\r\x1b[K")
+
+    def close(self) -> None:
+        """Erase the row and end its thread. A second call does nothing."""
+        self.hide()
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(_TICK_S):
+                with self._lock:
+                    if self._what:
+                        self._draw()
+        except OSError:
+            pass  # the terminal has gone
+
+    def _draw(self) -> None:
+        frames = self._output.spinner
+        self._frame = (self._frame + 1) % len(frames)
+        lasts = f" {int(time.monotonic() - self._since)} s"
+        row = cut(f"  {frames[self._frame]} {self._what}{lasts}", self._output.size().columns - 1)
+        self._output.write(f"\r\x1b[K{row}")
+        self._drawn = True

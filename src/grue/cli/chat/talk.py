@@ -1,0 +1,325 @@
+"""`Talk`: a conversation with an agent, in a run folder. It knows nothing of a terminal.
+
+The run folder holds what that of `grue play` holds, and the conversation itself: `conversation.jsonl`. Each
+turn begins with a fact that says how long that file was. To take a turn back, the beginning of the file is
+copied to a new one, and the conversation goes on there. So `/undo` also works for the turns of an earlier run
+of the program, and the trace keeps what was taken back.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from msgspec import Struct
+
+import grue
+from grue.cli.chat.approving import Approver
+from grue.cli.chat.facts import ChatPast, EpisodeStarted, ModelChanged, Said, TakenBack, changes, read_chat
+from grue.cli.chat.options import ChatOptions, recorded
+from grue.cli.chat.wiring import ChatWiring
+from grue.conversation import Conversation
+from grue.errors import ConversationError
+from grue.facts import ConditionChanged, EpisodeEnded, EpisodeResumed
+from grue.hosts.agent_loop import AgentLoop, LoopEvent
+from grue.messages import ContextPolicy, ToolDefinition
+from grue.observers.run_folder import RunFolder
+from grue.protocol.budget import Spent
+from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.runtime.trace import Envelope, Recorder
+
+FIRST_FILE = "conversation.jsonl"
+
+
+class ChatResult(Struct, frozen=True, kw_only=True):
+    """The result of a chat: `result.json` in its run folder.
+
+    Attributes:
+        reason: `ended`, or `failed` if a turn had no answer, or `interrupted`.
+        turns: Number of turns, those included that were taken back.
+    """
+
+    episode_id: str
+    reason: str
+    model: str
+    turns: int
+    requests: int
+    tokens: int
+    cost_usd: float | None
+    duration_s: float
+
+
+class Undone(Struct, frozen=True, kw_only=True):
+    """A turn that was taken back, and the tools that it had called."""
+
+    turn: int
+    calls: tuple[str, ...]
+
+
+class Talk:
+    """A conversation. Use it as a context manager.
+
+    Args:
+        options: The options of the command.
+        wiring: The model, servers and policy.
+        on_event: Called with each event of a turn, in the thread that calls `say`.
+
+    Attributes:
+        path: The run folder.
+        approver: Answers the questions of the turns.
+        changed: What differs from the earlier run of a chat that is resumed.
+
+    Raises:
+        TraceError: The run folder cannot be written; or the chat cannot be resumed.
+        ConversationError: Its conversation file cannot be read or written.
+    """
+
+    def __init__(
+        self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[LoopEvent], object]
+    ) -> None:
+        self.approver = Approver()
+        self._options = options
+        self._wiring = wiring
+        self._began = time.monotonic()
+        self._recorder = Recorder()
+        self.path = options.resume or options.run_dir or Path("runs") / _new_id()
+        past = read_chat(self.path) if options.resume else None
+        self._id = past.started.episode_id if past else self.path.name
+        self.changed: tuple[ConditionChanged, ...] = ()
+        with ExitStack() as open_things:
+            self._folder = open_things.enter_context(
+                RunFolder(self.path, self._recorder, episode_id=self._id, resume=past is not None)
+            )
+            # Read it again: another process may have written to it before `RunFolder` locked it.
+            self._past = read_chat(self.path) if past else None
+            self._recorder.add(self._note)
+            self._loop = open_things.enter_context(self._open_loop(on_event))
+            self._calls: dict[int, list[str]] = {}
+            self._said: list[Said] = []
+            self._turn = 0
+            self._begin(self._past)
+            self._open = open_things.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._wiring.endpoint.settings.model
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's URL, without secrets."""
+        return shown_endpoint(self._wiring.endpoint.settings.base_url)
+
+    @property
+    def turns(self) -> int:
+        """Number of turns in the conversation."""
+        return len(self._said)
+
+    @property
+    def turn(self) -> int:
+        """Number of the last turn in the trace; 0: none."""
+        return self._turn
+
+    @property
+    def spent(self) -> Spent:
+        """What the model has cost, earlier runs included."""
+        return self._loop.runner.spent
+
+    @property
+    def budget_spent(self) -> str:
+        """The limit of the budget that is reached, as a sentence; empty: none is."""
+        return self._loop.runner.budget_spent
+
+    @property
+    def conversation(self) -> Conversation:
+        """What was said so far."""
+        return self._loop.conversation
+
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """Return the tools. Starts the servers, if that has not been done.
+
+        Raises:
+            MCPServerStartupError: A server does not start.
+        """
+        return self._loop.runner.tools() if self._loop.runner.servers else ()
+
+    def say(self, text: str) -> str:
+        """Say something, and return the answer; blocking.
+
+        Raises:
+            MCPError: There is no answer. What was said is kept.
+            KeyboardInterrupt: Ctrl-C was pressed. Likewise.
+        """
+        self.approver.begin()
+        file = self._file()
+        self._turn += 1
+        said = Said(turn=self._turn, file=file.name, size=file.stat().st_size)
+        self._record(said)
+        self._said.append(said)
+        return self._loop.run(text, turn=self._turn)
+
+    def undo(self) -> Undone | None:
+        """Take back the last turn. Return it, or `None` if there is none.
+
+        Raises:
+            ConversationError: The conversation's file cannot be copied.
+        """
+        if not self._said:
+            return None
+        last = self._said[-1]
+        old, new = self.path / last.file, self._next_file()
+        self.conversation.close()
+        try:
+            with old.open("rb") as source, new.open("xb") as copy:
+                new.chmod(0o600)
+                copy.write(source.read(last.size))
+        except OSError as error:
+            raise ConversationError(f"Cannot copy {old}: {error.strerror}.", path=str(old)) from error
+        self._load(new)
+        self._said.pop()
+        calls = tuple(self._calls.get(last.turn, ()))
+        self._record(TakenBack(turn=last.turn, file=new.name, calls=calls))
+        return Undone(turn=last.turn, calls=calls)
+
+    def change_model(self, model: str) -> None:
+        """Ask another model of the same endpoint from now on. The servers' sessions stay open.
+
+        Raises:
+            ConversationError: The conversation's file cannot be read.
+        """
+        before, file = self.model, self._file()
+        self._wiring.endpoint.change_model(model)
+        self.conversation.close()
+        self._load(file)
+        self._record(ModelChanged(before=before, now=model))
+
+    def save(self, path: Path) -> None:
+        """Write the conversation to a new file: `.jsonl` to load it in a program, any other to read it.
+
+        Raises:
+            ConversationError: The file exists, or cannot be written.
+        """
+        if path.suffix == ".jsonl":
+            copy = self.conversation.branch()
+            copy.save(path)
+            copy.close()
+            return
+        from grue.cli.chat.transcript import transcript
+
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                path.chmod(0o600)
+                file.write(transcript(self.conversation.history))
+        except OSError as error:
+            raise ConversationError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
+
+    def finish(self, reason: str) -> ChatResult:
+        """Record the end and write the result."""
+        spent = self.spent
+        detail = {"ended": "The user left.", "failed": "A turn had no answer."}.get(reason, "Interrupted.")
+        self._record(EpisodeEnded(reason=reason, detail=detail, turns=self._turn), turn=0)
+        result = ChatResult(
+            episode_id=self._id,
+            reason=reason,
+            model=self.model,
+            turns=self._turn,
+            requests=spent.requests,
+            tokens=spent.tokens,
+            cost_usd=spent.usage.cost_usd,
+            duration_s=round(time.monotonic() - self._began, 3),
+        )
+        self._folder.write_result(result)
+        return result
+
+    def settle(self) -> None:
+        """Wait until everything is in the trace file."""
+        self._folder.flush()
+
+    def _open_loop(self, on_event: Callable[[LoopEvent], object]) -> AgentLoop:
+        wiring = self._wiring
+        return AgentLoop(
+            wiring.endpoint,
+            system=self._options.instructions,
+            servers=wiring.servers,
+            on_event=on_event,
+            limits=wiring.limits,
+            policy=wiring.policy,
+            tool_policy=wiring.tool_policy,
+            tool_lock=wiring.tool_lock,
+            budget=wiring.budget,
+            context=ContextPolicy(),
+            approve=self.approver.ask,
+            recorder=self._recorder,
+        )
+
+    def _begin(self, past: ChatPast | None) -> None:
+        conditions = {
+            "model": self.model,
+            "endpoint": self.endpoint,
+            "servers": ", ".join(self._wiring.servers) or "none",
+        }
+        if past is None:
+            self.conversation.save(self.path / FIRST_FILE)
+            started = EpisodeStarted(
+                episode_id=self._id,
+                model=self.model,
+                servers=tuple(self._wiring.servers),
+                scripted=self._options.offline,
+                version=grue.__version__,
+                settings=recorded(self._options),
+                conditions=conditions,
+                instructions=self._options.instructions,
+            )
+            self._record(started, turn=0)
+            return
+        self._load(self.path / (past.file or FIRST_FILE))
+        self._turn, self._said, self._calls = past.turn, past.said, past.calls
+        self._loop.runner.spent = past.spent
+        # The model that was chosen last is not a change.
+        known = {**past.conditions, **({"model": past.model} if past.model else {})}
+        self.changed = changes(known, conditions)
+        resumed = EpisodeResumed(
+            episode_id=self._id,
+            turns=len(past.said),
+            version=grue.__version__,
+            conditions=conditions,
+            changes=self.changed,
+        )
+        self._record(resumed, turn=0)
+
+    def _load(self, file: Path) -> None:
+        self._loop.conversation = Conversation.load(file, self._loop.runner)
+
+    def _file(self) -> Path:
+        path = self.conversation.path
+        assert path is not None, "the conversation of a chat is always saved"
+        return path
+
+    def _next_file(self) -> Path:
+        numbers = (number for number in range(2, 1_000_000))
+        names = (self.path / f"conversation-{number}.jsonl" for number in numbers)
+        return next(path for path in names if not path.exists())
+
+    def _record(self, fact: grue.facts.Fact, turn: int | None = None) -> None:
+        self._recorder.record(fact, sender="host", turn=self._turn if turn is None else turn)
+
+    def _note(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Remember which tools a turn has called; an observer."""
+        del line
+        from grue.cli.chat.facts import called_in
+
+        if envelope.turn:
+            self._calls.setdefault(envelope.turn, []).extend(called_in(envelope))
+
+
+def _new_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"

@@ -1,0 +1,99 @@
+"""The model, the tool servers and the policy of a chat, from its options and the project's settings."""
+
+import os
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.cli.chat.options import ChatOptions
+from grue.cli.project import BUNDLED, known_servers, project_configuration
+from grue.config.settings import GameConfiguration
+from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
+from grue.errors import MCPConfigError
+from grue.hosts.agent_loop.names import prefixed_policy
+from grue.llm_transport.endpoint import LlmEndpoint
+from grue.llm_transport.keys import api_key, key_names, needs_key
+from grue.messages import Budget, FailurePolicy, ToolPolicy, TurnLimits
+from grue.offline import MODEL, ScriptedModelTransport, reply_in_chat
+from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profiles import profile_for
+from grue.protocol.tool_lock import ToolLock
+from grue.tool_rules import ToolRule
+from grue.tool_sessions.server_specs import McpServer
+
+_UNSTREAMED = replace(profile_for("http://offline.invalid/v1", MODEL, None), streams=False)
+OFFLINE_URL = "http://offline.invalid/v1"
+"""Never requested: the scripted model answers instead."""
+
+
+class ChatWiring(Struct, frozen=True, kw_only=True):
+    """What a chat is made of.
+
+    Attributes:
+        endpoint: The model's endpoint.
+        servers: The MCP servers, by name.
+        notes: Sentences about settings that have no effect.
+    """
+
+    endpoint: LlmEndpoint
+    servers: dict[str, McpServer]
+    limits: TurnLimits
+    policy: FailurePolicy
+    tool_policy: ToolPolicy
+    tool_lock: ToolLock | None
+    budget: Budget
+    notes: tuple[str, ...] = ()
+
+
+def wire_chat(options: ChatOptions) -> ChatWiring:
+    """Return the parts of a chat. Nothing is started.
+
+    Raises:
+        MCPConfigError: An option, a setting or a file cannot be used, or there is no key for the endpoint.
+        MissingDependencyError: There are MCP servers, and `mcp` is not installed.
+    """
+    config = project_configuration()
+    if options.base_url is not None:
+        config.client_base_url = options.base_url
+    config.agent_model = options.model or (MODEL if options.offline else config.agent_model)
+    servers: dict[str, McpServer] = {}
+    notes: tuple[str, ...] = ()
+    lock: ToolLock | None = None
+    if options.mcp:
+        known = known_servers(config, options.mcp_config, unasked=True)
+        servers = known.servers
+        notes = (*known.warnings, *(f"{name}: {reason}" for name, reason in known.unusable.items()))
+        if options.mcp_config is not None:
+            config.mcp_config_file = str(options.mcp_config.absolute())
+        lock = None if known.source == BUNDLED else tool_lock(config)
+    return ChatWiring(
+        endpoint=_endpoint(options, config),
+        servers=servers,
+        limits=turn_limits(config, options.turn_timeout_s),
+        policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
+        tool_policy=_tool_policy(config.tool_policy, ask=options.ask),
+        tool_lock=lock,
+        budget=episode_budget(config),
+        notes=notes,
+    )
+
+
+def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
+    """Return the policy of a chat, in which nobody parks: whoever can be asked sits at the terminal."""
+    if ask:
+        asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)
+        policy = replace(policy, rules=(*asking, ToolRule(verdict="ask")))
+    return prefixed_policy(replace(policy, parking=False))
+
+
+def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:
+    if options.offline:
+        settings = replace(llm_settings(config), base_url=OFFLINE_URL, api_key="", profile=_UNSTREAMED)
+        return LlmEndpoint(settings, transport=ScriptedModelTransport(script=reply_in_chat))
+    url = config.client_base_url
+    if api_key(url, os.environ) is None and needs_key(url):
+        raise MCPConfigError(
+            f"There is no key for {shown_endpoint(url)}: set {' or '.join(key_names(url))}"
+            " in the environment, name another endpoint with --base-url, or chat with --offline."
+        )
+    return LlmEndpoint(llm_settings(config))

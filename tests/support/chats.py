@@ -1,0 +1,107 @@
+"""Chats in this process: a talk with a scripted model and fake tools, a scripted reader, a kept screen."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from grue.cli.chat.options import ChatOptions
+from grue.cli.chat.program import ChatProgram
+from grue.cli.chat.screen import PipeScreen
+from grue.cli.chat.talk import Talk
+from grue.cli.chat.wiring import ChatWiring
+from grue.cli.live_story import Line
+from grue.hosts.agent_loop import LoopEvent
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.messages import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
+from grue.offline import MODEL, ScriptedModelTransport, reply_in_chat
+from grue.testing.fake_tools import FakeToolServer
+
+ASKING = ToolPolicy(rules=(ToolRule(verdict="ask", reason="you wanted to be asked"),))
+
+
+class KeptScreen(PipeScreen):
+    """Keeps what is printed, in order: answers, lines, messages to the user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def end(self, answer: str | None) -> None:
+        if answer is not None:
+            self.lines.append(answer)
+
+    def show(self, shown: Iterable[Line]) -> None:
+        self.lines += [f"{line.lead}{line.text}" for line in shown]
+
+    def tell(self, line: Line) -> None:
+        self.show([line])
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+class ScriptedReader:
+    """Reads what is said and what is answered from two lists; `KeyboardInterrupt` in one is raised."""
+
+    def __init__(self, said: Sequence[Any], answers: Sequence[Any] = (), *, asks: bool = True) -> None:
+        self.asks = asks
+        self.questions: list[tuple[str, str]] = []
+        self._said, self._answers = [*said], [*answers]
+
+    def read(self) -> str | None:
+        return _next(self._said) if self._said else None
+
+    def answer(self, question: str, default: str = "") -> str:
+        self.questions.append((question, default))
+        given = _next(self._answers) if self._answers else ""
+        return default if given == "(default)" else given
+
+
+def _next(items: list[Any]) -> Any:
+    item = items.pop(0)
+    if isinstance(item, type) and issubclass(item, BaseException):
+        raise item
+    return item
+
+
+def cave() -> FakeToolServer:
+    server = FakeToolServer("cave")
+    server.answers("look", {"room": "a dark cave"}, description="Look around.\nIt is dark.")
+    server.answers("dig", "deeper")
+    return server
+
+
+def wiring(server: Any = None, *, policy: ToolPolicy | None = None) -> ChatWiring:
+    settings = LlmSettings(base_url="http://offline.invalid/v1", model=MODEL, api_key="")
+    servers: Any = {"cave": server or cave()}
+    return ChatWiring(
+        endpoint=LlmEndpoint(settings, transport=ScriptedModelTransport(script=reply_in_chat)),
+        servers=servers,
+        limits=TurnLimits(),
+        policy=FailurePolicy(),
+        tool_policy=policy or ToolPolicy(),
+        tool_lock=None,
+        budget=Budget(),
+    )
+
+
+def talk(folder: Path, *, resume: bool = False, on_event: Any = None, **wired: Any) -> Talk:
+    """A chat in `folder`, new or resumed."""
+    options = ChatOptions(resume=folder) if resume else ChatOptions(run_dir=folder)
+    return Talk(options, wiring(**wired), on_event or _ignore)
+
+
+def _ignore(event: LoopEvent) -> None:
+    del event
+
+
+def run_program(folder: Path, reader: ScriptedReader, **wired: Any) -> tuple[ChatProgram, KeptScreen]:
+    """Run a chat's program with this reader."""
+    screen = KeptScreen()
+    program = ChatProgram(screen)
+    program.reader = reader
+    with talk(folder, on_event=program.on_event, **wired) as program.talk:
+        program.run()
+        program.talk.finish("failed" if program.failed else "ended")
+    return program, screen
