@@ -19,7 +19,7 @@ from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireName
-from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER
+from grue.protocol.chat_wire.profiles import OPENAI, OPENAI_CHAT, OPENROUTER, profile_for
 from grue.protocol.completion_attempts import larger_limit
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
@@ -290,3 +290,13 @@ def test_chance_reaches_the_waits_and_is_drawn_anew_for_each() -> None:
     endpoint = LlmEndpoint(settings)
     assert len({endpoint.jitter() for _ in range(5)}) > 1
     assert all(0 <= endpoint.jitter() <= 1 for _ in range(5))
+
+
+def test_another_model_begins_with_what_its_name_says_and_not_with_what_was_learned() -> None:
+    endpoint = LlmEndpoint(LlmSettings(base_url="https://api.openai.com/v1", model="gpt-4o", api_key="k"))
+    learned = msgspec.structs.replace(endpoint.profile, streams=False)
+    endpoint.recall(endpoint.first_profile, learned)
+    endpoint.change_model("gpt-5")
+    assert endpoint.settings.model == "gpt-5"
+    assert endpoint.profile == endpoint.first_profile == profile_for("https://api.openai.com/v1", "gpt-5")
+    assert endpoint.headers["Authorization"] == "Bearer k"

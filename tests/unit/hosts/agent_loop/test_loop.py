@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grue import BudgetSpent, LlmSettings, MCPError, TurnLimits
-from grue.hosts.agent_loop import AgentLoop, LoopEvent, ToolEnded, ToolStarted, Words
+from grue import BudgetSpent, LlmSettings, MCPError, ToolPolicy, ToolRule, TurnLimits
+from grue.hosts.agent_loop import AgentLoop, ApprovalAsked, LoopEvent, ToolEnded, ToolStarted, Words
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer, silence, text_reply, tool_calls_reply
 
@@ -174,3 +174,17 @@ def test_a_configuration_makes_a_loop(tmp_path: Path) -> None:
             loop.run("Look.")
             assert loop.last_outcome is not None
             assert [call.settlement for call in loop.last_outcome.tool_calls] == ["denied"]
+
+
+def test_questions_are_reported_and_an_input_has_the_number_it_is_given() -> None:
+    events: list[LoopEvent] = []
+    policy = ToolPolicy(rules=(ToolRule(verdict="ask", reason="why not"),))
+    script = [asks("north"), text_reply("A forest.")]
+    with looping(script, on_event=events.append, tool_policy=policy, approve=lambda _: True) as (loop, _llm):
+        assert loop.run("What is north?", turn=7) == "A forest."
+        assert loop.last_outcome is not None
+        assert loop.last_outcome.turn == 7
+    (asked,) = [each for each in events if isinstance(each, ApprovalAsked)]
+    assert [(each.name, each.reason) for each in asked.questions] == [("tools.look", "why not")]
+    first = next(index for index, each in enumerate(events) if isinstance(each, ToolStarted))
+    assert events.index(asked) < first
