@@ -1305,6 +1305,35 @@ class HistoryRewritten(Message, frozen=True, kw_only=True):
     reason: str
 
 
+class CostUncounted(Message, frozen=True, kw_only=True):
+    """host: the cost of replies is not known, so a limit on the cost has no effect. Once a runner.
+
+    Attributes:
+        model: The model that is asked.
+        endpoint: The kind of endpoint, as its profile is named.
+        limit_usd: The limit.
+    """
+
+    model: str
+    endpoint: str
+    limit_usd: float
+
+
+class SettingsLeftOut(Message, frozen=True, kw_only=True):
+    """llm: requests leave out settings that the endpoint does not take, or no longer takes. Once each.
+
+    Attributes:
+        request: The first request without them.
+        settings: Their names, as in the settings.
+        endpoint: The kind of endpoint, as its profile is named.
+    """
+
+    request: int
+    settings: tuple[str, ...]
+    endpoint: str
+    model: str
+
+
 class ThoughtsDropped(Message, frozen=True, kw_only=True):
     """llm: the endpoint cannot read the thoughts in some replies of the conversation, so they are not sent.
 
@@ -1397,7 +1426,9 @@ TurnNote: TypeAlias = (
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | RewriteHistory | CheckToolSupport
-LlmNote: TypeAlias = CompletionRetried | ReplyCut | TextDelta | HistoryRewritten | ThoughtsDropped
+LlmNote: TypeAlias = (
+    CompletionRetried | ReplyCut | TextDelta | HistoryRewritten | ThoughtsDropped | SettingsLeftOut
+)
 SessionNote: TypeAlias = (
     ConnectFailed
     | ToolCalled

@@ -35,6 +35,7 @@ from grue.protocol.completion_attempts import (
 )
 from grue.protocol.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.model_support import ToolSupportPolicy, checked_support, supports_tool_calling
+from grue.protocol.prices import Price
 from grue.protocol.retry import kind_of_status, retry_after
 from grue.runtime.actor import Actor, reply
 from grue.runtime.channel import Mailbox
@@ -60,6 +61,7 @@ __all__ = [
     "LlmFactory",
     "Mailbox",
     "ModelSettings",
+    "Price",
     "Reply",
     "ReplyRead",
     "RequestFailed",

@@ -32,6 +32,7 @@ from grue.messages import (
     ReplyCut,
     RequestCompletion,
     RewriteHistory,
+    SettingsLeftOut,
     TextDelta,
     ThoughtsDropped,
     ToolSupportChecked,
@@ -39,7 +40,7 @@ from grue.messages import (
 )
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
-from grue.protocol.chat_wire.profile import ModelSettings
+from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Delta
 from grue.protocol.completion_attempts import (
@@ -60,6 +61,7 @@ from grue.protocol.completion_attempts import (
     attempt_step,
 )
 from grue.protocol.history import History
+from grue.protocol.prices import with_cost
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
@@ -311,6 +313,7 @@ class _Asking:
     async def _exchange(self, settings: ModelSettings) -> ReplyRead | RequestFailed:
         self._shown = False
         profile = self._conversation.profile
+        self._report_left_out(profile)
         stream = self._command.stream and self._endpoint.profile.streams
         write = functools.partial(self._conversation.body, settings, stream=stream)
         long = self._conversation.size >= LONG
@@ -319,7 +322,9 @@ class _Asking:
         answer = await self._endpoint.post(body, streamed)
         reply = await self._read(answer)
         if isinstance(reply, Reply):
-            counted = replace(reply, prompt_tokens=reply.usage.input_tokens)
+            reported = answer.cost_usd if isinstance(answer, Answered) else None
+            usage = with_cost(reply.usage, reported, self._endpoint.price)
+            counted = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage)
             return ReplyRead(counted, profile, self._shown)
         return RequestFailed(
             fault=reply,
@@ -330,6 +335,19 @@ class _Asking:
             shown=self._shown,
             jitter=self._endpoint.jitter(),
         )
+
+    def _report_left_out(self, profile: WireProfile) -> None:
+        endpoint = self._endpoint
+        names = left_out(profile, endpoint.settings) - endpoint.left_out
+        if names:
+            endpoint.left_out |= names
+            note = SettingsLeftOut(
+                request=self._command.request,
+                settings=tuple(sorted(names)),
+                endpoint=profile.name,
+                model=endpoint.settings.model,
+            )
+            self._say(note)
 
     async def _read(self, answer: Answered | Fault) -> Reply | Fault:
         if isinstance(answer, Fault):

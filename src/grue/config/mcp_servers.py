@@ -36,7 +36,7 @@ from grue.config.wording import entry_problem
 from grue.errors import MCPConfigError
 from grue.tool_sessions.environment import InheritEnv
 from grue.tool_sessions.server_options import ServerOptions
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, HttpTransport, McpServer, StdioServer
 
 DEFAULT_FILE_NAME = "mcp_config.json"
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
@@ -109,7 +109,8 @@ class MCPServerConfig(BaseModel):
         cwd: Working directory, relative to the workspace folder; `None`: the host's.
         url: Address of a server that is already running.
         headers: HTTP headers for that address.
-        type: The transport; without it, `command` means stdio and `url` means HTTP.
+        type: The transport; without it, `command` means stdio and `url` means Streamable HTTP, or SSE if the
+            address refuses that.
         transport: Another name for `type`, which some hosts use.
         disabled: The server is left out.
         timeout: Longest time for one tool call, in seconds; a value of 1000 or more is in milliseconds.
@@ -356,7 +357,7 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
         return HttpServer(
             name=name,
             url=config.url,
-            transport="sse" if "sse" in (config.type, config.transport) else "http",
+            transport=_http_transport(config),
             headers=dict(config.headers or {}),
             options=options,
         )
@@ -373,6 +374,13 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
         options=options,
         inherit_env=config.inherit_env or "all",
     )
+
+
+def _http_transport(config: MCPServerConfig) -> HttpTransport:
+    declared = config.type or config.transport
+    if declared is None:
+        return "auto"
+    return "sse" if declared == "sse" else "http"
 
 
 def _options(config: MCPServerConfig) -> ServerOptions:

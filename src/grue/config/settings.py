@@ -34,6 +34,7 @@ from grue.config.wording import setting_problem
 from grue.errors import MCPConfigError
 from grue.messages import ToolPolicy
 from grue.protocol.chat_wire.profile import Effort, WireName
+from grue.protocol.prices import Price
 
 _LLM_KEYS = ("client_base_url", "agent_model", "wire_format", "extra_headers", "extra_body")
 _MCP = "mcp_"
@@ -81,11 +82,22 @@ def _path_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _price(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    known = Price.__struct_fields__
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in value.values())
+    if not ({"input", "output"} <= value.keys() <= set(known) and numbers and min(value.values()) >= 0):
+        raise ValueError("should have input and output, and perhaps cached: USD for a million tokens")
+    return Price(**value)
+
+
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), WrapValidator(_as_written)]
 _Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
+_Price = Annotated[InstanceOf[Price], BeforeValidator(_price)]
 _Share = Annotated[float, Field(ge=0, le=1), WrapValidator(_as_written)]
 
 
@@ -137,8 +149,9 @@ class RetrySettings(_Table):
 class BudgetSettings(_Table):
     """Limits on requests, tokens and cost, for a turn and for an episode. `None`, the default: no limit.
 
-    Tokens are those sent and those received together. The cost is the sum that the endpoint reports; requests
-    without a reported cost count as 0.
+    Tokens are those sent and those received together. The cost is what the endpoint reports, or else what
+    `prices` says; other requests count as 0. `prices` has the price of a million tokens in USD, by model name
+    or pattern: `input`, `output`, and `cached` for those sent that were in the endpoint's cache.
     """
 
     turn_requests: _Count | None = None
@@ -147,6 +160,7 @@ class BudgetSettings(_Table):
     episode_requests: _Count | None = None
     episode_tokens: _Count | None = None
     episode_cost_usd: _Amount | None = None
+    prices: dict[_Text, _Price] = dataclasses.field(default_factory=dict)
 
 
 _NESTED: Mapping[str, type[_Table]] = {

@@ -118,6 +118,7 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         wire=config.wire_format,
         extra_headers=headers,
         extra_body=config.extra_body,
+        prices=config.budget.prices,
         force_tool_support=config.mcp_force_tool_support,
         retry=retry_policy(config),
     )

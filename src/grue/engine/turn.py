@@ -29,6 +29,7 @@ from grue.messages import (
     Attachment,
     Budget,
     ContextPolicy,
+    CostUncounted,
     FailurePolicy,
     HistoryReference,
     RunTurn,
@@ -79,6 +80,7 @@ class Spending:
 
     def __init__(self) -> None:
         self.spent = Spent()
+        self.said_uncounted = False
         self._lock = threading.Lock()
 
     def add(self, requests: int, usage: Usage) -> None:
@@ -174,6 +176,7 @@ class Turn(Generic[T]):
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory = self._settings, self._memory
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
+        self._report_uncounted(number, budget, known=None)
         started = time.monotonic()
         check = AnswerCheck(self.answer)
         images = await images_for(self._request, settings.limits)
@@ -190,6 +193,7 @@ class Turn(Generic[T]):
                 # Also after a failure or a cancellation: a server that was connected, or disabled, stays so.
                 memory.learn(actors.connections)
         settings.spending.add(end.requests, end.usage)
+        self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
         match end:
             case TurnCompleted():
                 response = self.answer.fallback if end.kind == "fallback" else check.accepted
@@ -200,6 +204,26 @@ class Turn(Generic[T]):
                 raise error_for(settings.wiring.recorder.redacted_body(end))
             case _:
                 assert_never(end)
+
+    def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
+        """Report, once a runner, that a limit on the cost has no effect because costs are not known.
+
+        Args:
+            number: The turn.
+            budget: What it may spend.
+            known: Whether its replies said what they cost; `None` before the turn.
+        """
+        wiring, spending = self._settings.wiring, self._settings.spending
+        if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
+            return
+        counts = wiring.endpoint.counts_cost()
+        if counts is False or (counts is None and known is False):
+            spending.said_uncounted = True
+            endpoint = wiring.endpoint
+            note = CostUncounted(
+                model=endpoint.settings.model, endpoint=endpoint.profile.name, limit_usd=budget.cost_usd
+            )
+            wiring.recorder.record(note, sender="host", turn=number)
 
     def command(
         self,

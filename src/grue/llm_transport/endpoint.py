@@ -13,7 +13,7 @@ import functools
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from random import random
 from types import TracebackType
 from typing import Self
@@ -38,6 +38,7 @@ from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.content_encoding import ACCEPTED
 from grue.protocol.model_support import checked_support
+from grue.protocol.prices import Price, price_of
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.safe_text import printable
 from grue.protocol.secret_names import looks_secret, secrets_in
@@ -71,6 +72,7 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
         retry: Time limits and number of retries.
         wire: The wire format; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
+        prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
         force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
 
     Source: R12.4
@@ -82,6 +84,7 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     retry: RetryPolicy = RetryPolicy()
     wire: WireName | None = None
     profile: WireProfile | None = None
+    prices: Mapping[str, Price] = msgspec.field(default_factory=dict)
     force_tool_support: bool = False
 
     def __post_init__(self) -> None:
@@ -161,6 +164,7 @@ class LlmEndpoint:
         jitter: As given.
         profile: What the endpoint supports. It changes when an error of the endpoint shows a difference.
         first_profile: What the endpoint was taken to support at first.
+        left_out: Which settings have been reported as left out of requests.
 
     Raises:
         MCPConfigError: The base URL, a header or a field of `extra_body` cannot be used.
@@ -180,6 +184,7 @@ class LlmEndpoint:
             self._key_words = key_sentence(settings.base_url, os.environ)
             settings = msgspec.structs.replace(settings, api_key=key)
         self.settings = settings
+        self.left_out: frozenset[str] = frozenset()
         self._redaction = _redaction(settings)
         self.first_profile = settings.profile or profile_for(settings.base_url, settings.model, settings.wire)
         self.profile = self.first_profile
@@ -262,6 +267,17 @@ class LlmEndpoint:
         if len(answer.body) <= LONG_BYTES:
             return read_models(answer.body)
         return await anyio.to_thread.run_sync(read_models, answer.body, abandon_on_cancel=True)
+
+    @property
+    def price(self) -> Price | None:
+        """The user's price of the model; `None` if there is none."""
+        return price_of(self.settings.prices, self.settings.model)
+
+    def counts_cost(self) -> bool | None:
+        """Return whether the cost of replies is known. `None`: the first reply says it."""
+        if self.price is not None:
+            return True
+        return {"always": True, "never": False, "unknown": None}[self.profile.reports_cost]
 
     def support_check(self) -> SupportCheck:
         """Return when to ask the endpoint whether the model takes tools.

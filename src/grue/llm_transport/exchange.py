@@ -20,6 +20,7 @@ import httpx
 from msgspec import Struct
 
 from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.reply import cost
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
 from grue.protocol.content_encoding import STEP_BYTES, BodyTooLongError, ContentDecoder, EncodingError
@@ -45,6 +46,9 @@ _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
 
 
+_COST_HEADER = "x-litellm-response-cost"
+
+
 class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
@@ -52,12 +56,14 @@ class Answered(Struct, frozen=True):
         status: HTTP status.
         body: The decompressed body. For a streamed reply, the body that an unstreamed one would have had.
         retry_after_s: The delay that the endpoint asks for before the next request.
+        cost_usd: What the completion has cost, if a header says it, as those of LiteLLM's proxy do.
         location: Target of a redirect. Redirects are not followed, since that would send the key elsewhere.
     """
 
     status: int
     body: bytes
     retry_after_s: float | None = None
+    cost_usd: float | None = None
     location: str | None = None
 
 
@@ -177,6 +183,13 @@ async def _decompressed(response: httpx.Response) -> AsyncIterator[bytes]:
             yield chunk
 
 
+def _cost(header: str | None) -> float | None:
+    try:
+        return None if header is None else cost(float(header))
+    except ValueError:
+        return None
+
+
 def _answered(response: httpx.Response, body: bytes | None) -> Answered | Fault:
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
@@ -185,6 +198,7 @@ def _answered(response: httpx.Response, body: bytes | None) -> Answered | Fault:
         status=response.status_code,
         body=body,
         retry_after_s=retry_after(headers.get("retry-after"), time.time()),
+        cost_usd=_cost(headers.get(_COST_HEADER)),
         location=headers.get("location"),
     )
 

@@ -14,8 +14,8 @@ from grue.tool_sessions.failures import WireFault
 _ENDS_SESSION = frozenset((401, 403, 404, 405, 407, 410))
 _UNREACHABLE = "Check that the server is running and that `url` has its host and port."
 _WRONG_ADDRESS = (
-    "Check the path of `url`. If the server speaks the older SSE transport, set `type` to `sse`;"
-    " if it speaks Streamable HTTP, to `http`."
+    "Check the path of `url`, and its `type`: `http` is Streamable HTTP, `sse` the older transport. Without a"
+    " `type` both are tried."
 )
 _CREDENTIALS = (
     "Check the credentials under `headers` in the server's configuration, for example"
@@ -66,6 +66,19 @@ def status_fault(status: int, text: str = "") -> WireFault:
         case _:
             cause, remedy = "the server refused the request", None
     return WireFault(f"{cause} ({named})", ends_session=status in _ENDS_SESSION, remedy=remedy)
+
+
+def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
+    """Return the fault of an address that takes neither transport.
+
+    Args:
+        declined: Why it refused Streamable HTTP; `None` if that was not tried.
+        fault: Why it refused SSE.
+    """
+    if declined is None or declined.cause == fault.cause:
+        return fault
+    cause = f"{declined.cause}; over the older SSE transport: {fault.cause}"
+    return WireFault(cause, ends_session=True, remedy=fault.remedy)
 
 
 def redirect_fault(status: int, location: str) -> WireFault:

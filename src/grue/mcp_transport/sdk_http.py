@@ -4,6 +4,9 @@ The transports run in their own task, with an unbounded queue for each direction
 ending a session waits for the server. They get an HTTP client (`_Client`) that hides every fault from them.
 With most faults they would otherwise end with an exception group, log a traceback, or never answer. The
 client turns a fault into the answer to the request that failed.
+
+If the transport is `auto` and the address refuses the first request of Streamable HTTP, the stream starts
+again with the older SSE transport. It is the specification's way to reach old servers.
 """
 
 import contextvars
@@ -13,7 +16,7 @@ import math
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import httpcore2  # noqa: F401 - httpx2 does it with its first client: a turn is not to wait for that
@@ -35,6 +38,7 @@ from grue.mcp_transport.http_faults import (
     TOO_MANY_MESSAGES,
     content_fault,
     redirect_fault,
+    sse_also_refused,
     status_fault,
     too_long_fault,
     transport_fault,
@@ -67,6 +71,9 @@ _MAX_UNSENT = 10_000
 
 _ROOM_POLL_S = 0.002
 
+_MAY_SPEAK_SSE = frozenset((400, 404, 405))
+"""Statuses with which a server of the older transport refuses the first request of Streamable HTTP."""
+
 _OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"
 """The SDK logs this if a server names an endpoint at another host, and then waits for ever."""
 
@@ -82,6 +89,8 @@ class HttpStream(MessageStream):
         remedy: What the user can do about that, if the fault says so.
         large: Large answers that bypass the SDK.
         notify: Receives the server's notices.
+        transport: The transport that is used now.
+        declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 
     def __init__(self, server: HttpServer, limits: ProcessLimits, notify: Notify) -> None:
@@ -96,7 +105,11 @@ class HttpStream(MessageStream):
         self._outbound, self._unsent = anyio.create_memory_object_stream[SessionMessage](math.inf)
         self._scope = anyio.CancelScope(shield=True)
         self._connected = False
-        self._leaving = anyio.Event()
+        self.transport: Literal["http", "sse"] = "sse" if server.transport == "sse" else "http"
+        self.declined: WireFault | None = None
+        self._first: SessionMessage | None = None
+        self._leaving = False
+        self._finished = anyio.Event()
         self._left = anyio.Event()
 
     async def carry(self) -> None:
@@ -119,7 +132,8 @@ class HttpStream(MessageStream):
 
     async def leave(self, grace_s: float) -> None:
         """End the session at the server within `grace_s`, even while this task is being cancelled."""
-        self._leaving.set()
+        self._leaving = True
+        self._finished.set()
         if self._connected:
             with anyio.move_on_after(grace_s, shield=True):
                 await self._left.wait()
@@ -138,6 +152,14 @@ class HttpStream(MessageStream):
         """Answer a request with the fault that made it fail."""
         error = types.ErrorData(code=types.INTERNAL_ERROR, message=fault.cause, data=fault)
         self._deliver(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
+
+    def falls_back(self, fault: WireFault, status: int) -> bool:
+        """Return whether the stream starts again with SSE, after its first request was refused."""
+        if self._server.transport != "auto" or self.transport == "sse" or status not in _MAY_SPEAK_SSE:
+            return False
+        self.declined = fault
+        self._finished.set()
+        return True
 
     def break_off(self, fault: WireFault) -> None:
         """Break the stream. The first fault is kept as the cause."""
@@ -164,16 +186,22 @@ class HttpStream(MessageStream):
         self._outbound.send_nowait(item)
 
     async def _carry(self) -> None:
+        await self._carry_until_finished()
+        if self.declined is not None and not self._leaving:
+            self.transport, self._finished = "sse", anyio.Event()
+            await self._carry_until_finished()
+
+    async def _carry_until_finished(self) -> None:
         async with self._transport() as (read, write), anyio.create_task_group() as pumps:
             self._connected = True
             pumps.start_soon(self._receive_all, read)
             pumps.start_soon(self._send_all, write)
-            await self._leaving.wait()
+            await self._finished.wait()
             pumps.cancel_scope.cancel()
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Any, Any]]:
-        if self._server.transport == "sse":
+        if self.transport == "sse":
             # This transport creates the client itself, with our factory.
             async with sse_client(self._server.url, httpx_client_factory=self._client) as streams:
                 yield streams
@@ -201,10 +229,13 @@ class HttpStream(MessageStream):
             refusal = _refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
-        self._leaving.set()  # what the transport raises while it ends is the cause
+        self._finished.set()  # what the transport raises while it ends is the cause
 
     async def _send_all(self, write: Any) -> None:
+        if self.declined is not None and self._first is not None:
+            await write.send(self._first)
         async for item in self._unsent:
+            self._first = self._first or item
             await write.send(item)
 
     async def _wait_for_room(self) -> None:
@@ -260,8 +291,8 @@ class _Client(httpx2.AsyncClient):
     def _refused(self, request: httpx2.Request, head: "_Head", fault: WireFault) -> httpx2.Response:
         if head.is_request and head.id is not None:
             self._stream.fail(head.id, fault)
-        elif request.method == "GET" and self._server.transport == "sse":
-            self._stream.break_off(fault)
+        elif request.method == "GET" and self._stream.transport == "sse":
+            self._stream.break_off(sse_also_refused(self._stream.declined, fault))
             return httpx2.Response(503, request=request)
         # A GET opens an optional stream for the server's own messages. A 405 tells the SDK there is none.
         return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
@@ -289,7 +320,7 @@ class _Client(httpx2.AsyncClient):
                 return redirect_fault(response.status_code, plain_text(str(url)))
             if response.is_success and request.method == "GET":
                 return content_fault(response.status_code, _content_type(response))
-            if not awaited or (response.is_success and self._server.transport == "sse"):
+            if not awaited or (response.is_success and self._stream.transport == "sse"):
                 return _empty_success(request)
             return await self._read(request, response, head)
         finally:
@@ -306,7 +337,9 @@ class _Client(httpx2.AsyncClient):
         if not response.is_success:
             fault = _refusal(request, response, message, body)
             if fault is not None:
-                return fault
+                starting = head.method == "initialize"
+                falls_back = starting and self._stream.falls_back(fault, response.status_code)
+                return _empty_success(request) if falls_back else fault
         elif _content_type(response) != _JSON:
             return content_fault(response.status_code, _content_type(response))
         if message is None or head.id is None:

@@ -33,6 +33,7 @@ from grue.messages import (
     CompletionReceived,
     CompletionRetried,
     ConnectFailed,
+    CostUncounted,
     DeadlineMissed,
     FellBack,
     FinalForced,
@@ -51,6 +52,7 @@ from grue.messages import (
     ServerName,
     ServerNoted,
     SessionOpened,
+    SettingsLeftOut,
     ThoughtsDropped,
     ToolCalled,
     ToolDenied,
@@ -105,6 +107,8 @@ _Asking: TypeAlias = (
     | CompletionRetried
     | ReplyCut
     | ThoughtsDropped
+    | SettingsLeftOut
+    | CostUncounted
     | ReplyUnusable
     | FinalForced
     | RepairRequested
@@ -341,6 +345,15 @@ class EventFeed:
             case ThoughtsDropped(replies=replies, wire=wire, model=model):
                 message = f"LLM {model} is not sent the thoughts of {replies} replies: it cannot read them"
                 return [moment.warning("llm_thoughts_dropped", message, replies=replies, wire=wire)]
+            case CostUncounted(model=model, endpoint=endpoint, limit_usd=limit_usd):
+                message = (
+                    f"The cost limit of {limit_usd:g} USD has no effect: {endpoint} does not report what"
+                    f" {model} costs. Set its price under budget.prices"
+                )
+                return [moment.warning("llm_cost_uncounted", message, limit_usd=limit_usd)]
+            case SettingsLeftOut(settings=names, endpoint=endpoint, model=model):
+                message = f"LLM {model} ({endpoint}) does not take {' and '.join(names)}: not sent"
+                return [moment.warning("llm_settings_left_out", message, settings=list(names))]
             case ReplyUnusable(finish_reason=reason, iteration=iteration):
                 message = f"LLM returned no content and no tool_calls, finish_reason={reason}"
                 return [

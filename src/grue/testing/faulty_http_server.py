@@ -136,6 +136,9 @@ class Exchange(BaseHTTPRequestHandler):
         self.phase = PHASES.get(message.get("method"), "other")
         if self._fails():
             return
+        if self.server.flags.legacy and "session_id" not in self.path:
+            self._send(405, b"")  # it is the address of the events, which takes only GET
+            return
         if self.phase == "call" and self.server.flags.flood:
             self._flood_answer()
             return

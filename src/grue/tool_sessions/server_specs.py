@@ -23,6 +23,10 @@ _OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")
 """A part of a path that looks like a key and not a word. Some hosts give each user a secret URL."""
 
 
+HttpTransport: TypeAlias = Literal["auto", "http", "sse"]
+"""How a server by URL is spoken to."""
+
+
 class StdioServer(Struct, frozen=True, kw_only=True):
     """A local program that speaks MCP over its standard streams.
 
@@ -79,7 +83,8 @@ class HttpServer(Struct, frozen=True, kw_only=True):
 
     Attributes:
         url: `http://` or `https://`; used as it is.
-        transport: `http` is Streamable HTTP; `sse` is the older transport.
+        transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
+            first, and then, if the address refuses it, SSE.
         headers: Sent with every request to that URL, and nowhere else.
         connect_timeout_s: Time limit for opening a connection, and for sending one notification.
         options: Time limits and tool choices.
@@ -90,7 +95,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
 
     name: str
     url: str
-    transport: Literal["http", "sse"] = "http"
+    transport: HttpTransport = "auto"
     headers: Mapping[str, str] = field(default_factory=dict)
     connect_timeout_s: float = 5.0
     options: ServerOptions = ServerOptions()

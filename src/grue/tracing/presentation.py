@@ -146,6 +146,17 @@ def _thoughts(body: m.ThoughtsDropped) -> str:
     return f"{body.model} ({body.wire}) is not sent the thoughts of {replies}: it cannot read them"
 
 
+def _uncounted(body: m.CostUncounted) -> str:
+    return (
+        f"the limit of {body.limit_usd:g} USD has no effect: {body.endpoint} does not report what"
+        f" {body.model} costs, and no price is configured for it"
+    )
+
+
+def _left_out(body: m.SettingsLeftOut) -> str:
+    return f"{' and '.join(body.settings)}: not sent, because {body.model} ({body.endpoint}) does not take it"
+
+
 def _completed(body: m.TurnCompleted) -> str:
     because = f" ({body.reason})" if body.reason else ""
     counts = f"{_many(body.requests, 'request')}, {_many(len(body.tool_calls), 'tool call')}"
@@ -362,6 +373,8 @@ _TABLE: dict[type, _Row] = {
     m.RewriteHistory: _Row(_rewrite, judge=_if(lambda body: body.reason == "overflow", "warn", "overflow")),
     m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
     m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always),
+    m.CostUncounted: _warn("cost", _uncounted, live=_always),
+    m.SettingsLeftOut: _warn("left out", _left_out, live=_always),
 }
 
 

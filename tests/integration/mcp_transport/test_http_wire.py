@@ -44,7 +44,7 @@ async def sdk() -> None:
 class Session:
     """A client of one server, and what it was told beside."""
 
-    def __init__(self, url: str, transport: Literal["http", "sse"] = "http", **more: Any) -> None:
+    def __init__(self, url: str, transport: Literal["auto", "http", "sse"] = "http", **more: Any) -> None:
         self.notices: list[ServerNotice] = []
         self.server = HttpServer(name="far", url=url, transport=transport, **more)
         self.listing: Listing
@@ -99,7 +99,7 @@ async def refusal_of(session: Session, **limits: Any) -> str:
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--stateless",), ("--transport", "sse")], ids=" ".join)
 async def test_a_real_server_is_listed_and_used(flags: tuple[str, ...]) -> None:
     with real_http_server(*flags) as url:
-        session = Session(url, "sse" if "sse" in flags else "http")
+        session = Session(url, "auto")
         async with session.opened() as client:
             assert [tool.tool for tool in session.listing.tools] == ["echo", "fail", "slow", "big", "chatty"]
             assert session.listing.protocol_version == "2025-11-25"
@@ -112,6 +112,33 @@ async def test_a_real_server_is_listed_and_used(flags: tuple[str, ...]) -> None:
         assert session.noted("progress") == ([] if "--json" in flags else ["1/2"])
         assert session.noted("noise") == []
         assert session.closed_after_s < 0.5
+
+
+async def test_a_url_without_a_type_is_tried_with_streamable_http_and_then_with_sse() -> None:
+    with faulty_http_server("--legacy") as url:
+        assert await one_call(Session(url, "auto")) == ECHO
+    with faulty_http_server() as url:
+        assert await one_call(Session(url, "auto")) == ECHO
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        (
+            "--status initialize=404",
+            "(HTTP 404 Not Found); over the older SSE transport: no MCP server answers",
+        ),
+        (
+            "--legacy --status get=401",
+            "over the older SSE transport: the server does not accept the credentials",
+        ),
+        ("--status initialize=401", "the server does not accept the credentials (HTTP 401 Unauthorized)"),
+    ],
+)
+async def test_an_address_that_takes_neither_transport_says_why(flags: str, cause: str) -> None:
+    with faulty_http_server(*flags.split()) as url:
+        failure = await failure_of(one_call(Session(url, "auto")))
+    assert cause in failure.cause
 
 
 @pytest.mark.parametrize("flags", [(), ("--transport", "sse")], ids=" ".join)

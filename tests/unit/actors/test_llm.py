@@ -7,6 +7,7 @@ import anyio
 import httpx
 import pytest
 from llm_desk import KEY, LISTING, desk, notes, settings_for
+from msgspec.structs import replace
 
 import grue.llm_transport.exchange as llm_exchange
 from grue.actors.llm import LlmEndpoint
@@ -16,9 +17,11 @@ from grue.messages import (
     CompletionRetried,
     OfferTools,
     RequireAnswer,
+    SettingsLeftOut,
     ToolMessage,
     UserText,
 )
+from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.retry import RetryPolicy
 from grue.provider_rules.chat_rules import ProviderRules
 from grue.testing.llm_server import (
@@ -151,6 +154,24 @@ async def test_an_endpoint_that_wants_tools_with_history_teaches_it() -> None:
 
 
 # --- Failures ---
+
+
+async def test_settings_that_are_left_out_are_noted_once_each() -> None:
+    lines: list[bytes] = []
+    refused = error_reply(400, "Unsupported parameter: 'temperature' is not supported with this model.")
+    with ScriptedLlmServer([text_reply("a"), refused, text_reply("b"), text_reply("c")]) as server:
+        profile = replace(GENERIC, sampling=frozenset({"temperature"}))
+        settings = settings_for(server.base_url, temperature=0.2, top_k=4, profile=profile)
+        async with desk(LlmEndpoint(settings), lines) as agent:
+            for _ in range(3):
+                await agent.reply((UserText("Go on."),))
+    assert [note.settings for note in notes(lines, SettingsLeftOut)] == [("top_k",), ("temperature",)]
+    assert [("temperature" in asked.body, "top_k" in asked.body) for asked in server.requests] == [
+        (True, False),
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
 
 
 async def test_a_retry_is_noted_and_waits_as_long_as_the_endpoint_asks() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from grue.config.settings import AgentSampling, GameConfiguration, RetrySettings
 from grue.errors import MCPConfigError
+from grue.protocol.prices import Price
 
 MCP_DEFAULTS = {
     "enabled": False,
@@ -299,3 +300,14 @@ def test_only_the_configuration_loads_pydantic() -> None:
             [sys.executable, "-c", loaded.format(module)], capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == expected
+
+
+def test_prices_of_models(tmp_path: Path) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text('[tool.grue.budget.prices]\n"a-*" = {input = 1, output = 5.5, cached = 0}\n')
+    prices = GameConfiguration.from_toml(path).budget.prices
+    assert prices == {"a-*": Price(input=1, output=5.5, cached=0)}
+    for wrong in ("{input = 1}", "{input = 1, output = -1}", "{input = 1, output = 2, out = 3}", "3"):
+        path.write_text(f"[tool.grue.budget.prices]\na = {wrong}\n")
+        with pytest.raises(MCPConfigError, match=r"\[tool\.grue\.budget\] prices"):
+            GameConfiguration.from_toml(path)

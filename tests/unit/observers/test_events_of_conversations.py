@@ -2,7 +2,7 @@
 
 from recorded_turns import Tape
 
-from grue.messages import ConversationId, ThoughtsDropped
+from grue.messages import ConversationId, CostUncounted, SettingsLeftOut, ThoughtsDropped
 from grue.observers.events import EventFeed
 
 
@@ -13,3 +13,22 @@ def test_thoughts_that_the_model_cannot_read_are_a_warning() -> None:
     assert (event.level, event.event_type) == ("warning", "llm_thoughts_dropped")
     assert event.message == "LLM m is not sent the thoughts of 3 replies: it cannot read them"
     assert event.fields == {"replies": 3, "wire": "messages"}
+
+
+def test_settings_that_are_not_sent_are_a_warning() -> None:
+    tape = Tape()
+    tape.say(SettingsLeftOut(request=1, settings=("temperature",), endpoint="anthropic", model="m"))
+    (event,) = EventFeed("e").feed(tape.envelopes[0])
+    assert (event.level, event.event_type) == ("warning", "llm_settings_left_out")
+    assert event.message == "LLM m (anthropic) does not take temperature: not sent"
+    assert event.fields == {"settings": ["temperature"]}
+
+
+def test_a_cost_limit_without_effect_is_a_warning() -> None:
+    tape = Tape()
+    tape.say(CostUncounted(model="m", endpoint="groq", limit_usd=2.5))
+    (event,) = EventFeed("e").feed(tape.envelopes[0])
+    assert (event.level, event.event_type) == ("warning", "llm_cost_uncounted")
+    assert event.message.startswith(
+        "The cost limit of 2.5 USD has no effect: groq does not report what m costs"
+    )

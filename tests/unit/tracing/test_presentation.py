@@ -97,12 +97,17 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
     told = [
         summarize(m.ThoughtsDropped(conversation="c1", replies=1, wire="responses", model="m")),
         summarize(m.ThoughtsDropped(conversation="c1", replies=2, wire="messages", model="m")),
+        summarize(m.SettingsLeftOut(request=1, settings=("top_k", "top_p"), endpoint="anthropic", model="m")),
+        summarize(m.CostUncounted(model="m", endpoint="groq", limit_usd=2.5)),
         summarize(m.HistoryRewritten(conversation="c1", rewrite=m.Rewritten(3, 5), reason="too long")),
         summarize(m.RunTurn(turn=2, system="", user="And this?", history=history, images=images)),
     ]
     assert told == [
         "m (responses) is not sent the thoughts of 1 reply: it cannot read them",
         "m (messages) is not sent the thoughts of 2 replies: it cannot read them",
+        "top_k and top_p: not sent, because m (anthropic) does not take it",
+        "the limit of 2.5 USD has no effect: groq does not report what m costs, and no price is configured"
+        " for it",
         "c1, 2 entries replaced: too long",
         'no tools; "And this?" with 1 image, in conversation c1 after 1 entry',
     ]

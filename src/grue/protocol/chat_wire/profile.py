@@ -74,6 +74,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         streams: Whether the endpoint can stream a reply.
         lists_parameters: Whether its model list names the parameters of each model, such as `tools`, and its
             kinds of input.
+        reports_cost: Whether its replies say what they cost.
         images: Whether it accepts images. An unknown endpoint is taken to, until it refuses one.
         audio: Whether it accepts WAV and MP3, which only chat completions can send.
         files: Whether it accepts PDF files.
@@ -99,6 +100,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     max_description_chars: int | None = None
     streams: bool = True
     lists_parameters: bool = False
+    reports_cost: Literal["always", "never", "unknown"] = "unknown"
     images: bool = True
     audio: bool = False
     files: bool = False
@@ -131,6 +133,13 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             "stop": list(settings.stop) or None,
         }
         return {name: value for name, value in fields.items() if value is not None and name in self.sampling}
+
+
+def left_out(profile: WireProfile, settings: ModelSettings) -> frozenset[str]:
+    """Return the names of the settings that are set, and that requests of this profile leave out."""
+    return frozenset(
+        name for name in SAMPLING - profile.sampling if getattr(settings, name) not in (None, ())
+    )
 
 
 def with_inputs(profile: WireProfile, inputs: Collection[str]) -> WireProfile:

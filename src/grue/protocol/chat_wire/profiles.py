@@ -42,11 +42,13 @@ OPENROUTER = WireProfile(
     names="encoded",
     reasoning="reasoning",
     lists_parameters=True,
+    reports_cost="always",
     files=True,
 )
 
 OPENAI_CHAT = WireProfile(
     name="openai chat completions",
+    reports_cost="never",
     key_variable="OPENAI_API_KEY",
     names="encoded",
     sampling=_OPENAI_SAMPLING,
@@ -56,15 +58,24 @@ OPENAI_CHAT = WireProfile(
 )
 
 # OpenAI's newest models accept tools only on /responses.
-OPENAI = msgspec.structs.replace(GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", files=True)
+OPENAI = msgspec.structs.replace(
+    GENERIC_RESPONSES, name="openai", key_variable="OPENAI_API_KEY", reports_cost="never", files=True
+)
 
+# Anthropic's current request types have no sampling settings any more, and its newer models refuse them.
 ANTHROPIC = msgspec.structs.replace(
-    GENERIC_MESSAGES, name="anthropic", key_variable="ANTHROPIC_API_KEY", files=True
+    GENERIC_MESSAGES,
+    name="anthropic",
+    reports_cost="never",
+    key_variable="ANTHROPIC_API_KEY",
+    sampling=frozenset({"max_tokens", "stop"}),
+    files=True,
 )
 
 # Anthropic's compatibility endpoint ignores or refuses fields that it does not know.
 ANTHROPIC_CHAT = WireProfile(
     name="anthropic chat completions",
+    reports_cost="never",
     key_variable="ANTHROPIC_API_KEY",
     names="encoded",
     sampling=_OPENAI_SAMPLING,
@@ -75,6 +86,7 @@ ANTHROPIC_CHAT = WireProfile(
 
 DEEPSEEK = WireProfile(
     name="deepseek",
+    reports_cost="never",
     key_variable="DEEPSEEK_API_KEY",
     names="encoded",
     sampling=_OPENAI_SAMPLING,
@@ -85,6 +97,7 @@ DEEPSEEK = WireProfile(
 
 GROQ = WireProfile(
     name="groq",
+    reports_cost="never",
     key_variable="GROQ_API_KEY",
     names="encoded",
     sampling=_OPENAI_SAMPLING,
@@ -94,6 +107,7 @@ GROQ = WireProfile(
 
 GEMINI = WireProfile(
     name="gemini",
+    reports_cost="never",
     key_variable="GEMINI_API_KEY",
     names="encoded",
     sampling=_OPENAI_SAMPLING,
@@ -103,6 +117,7 @@ GEMINI = WireProfile(
 
 MISTRAL = WireProfile(
     name="mistral",
+    reports_cost="never",
     key_variable="MISTRAL_API_KEY",
     names="encoded",
     sampling=_OPENAI_SAMPLING,
@@ -143,7 +158,7 @@ _REASONING = re.compile(r"(?:^|/)(?:o[1-9]|gpt-(?:[5-9]|[1-9]\d))(?![^/]*chat)")
 _NO_INSTRUCTIONS = re.compile(r"(?:^|/)o1-(?:mini|preview)")
 # Models that do not reason refuse the reasoning fields.
 _UNREASONING = re.compile(r"(?:^|/)(?:gpt-(?:3\.5|4)|chatgpt-4)")
-# Since Opus 4.7 Anthropic's models refuse sampling settings and a token budget for thinking.
+# Since Opus 4.7 Anthropic's models refuse a token budget for thinking.
 _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")
 
 
@@ -176,7 +191,7 @@ def profile_for(base_url: str, model: str = "", wire: WireName | None = None) ->
 def _for_model(profile: WireProfile, model: str) -> WireProfile:
     replace = msgspec.structs.replace
     if profile == ANTHROPIC and _STEADY.search(model):
-        return replace(profile, reasoning="adaptive", sampling=frozenset({"max_tokens", "stop"}))
+        return replace(profile, reasoning="adaptive")
     if profile in (OPENAI, OPENAI_CHAT) and _REASONING.search(model):
         role = "user" if _NO_INSTRUCTIONS.search(model) else "developer"
         return replace(profile, system_role=role, sampling=frozenset({"max_tokens"}))

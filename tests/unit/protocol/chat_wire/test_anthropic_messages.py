@@ -19,7 +19,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.anthropic_messages import AnthropicMessages
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.profiles import ANTHROPIC
+from grue.protocol.chat_wire.profiles import ANTHROPIC, GENERIC_MESSAGES
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
 from grue.protocol.tool_names import WireNames
@@ -88,9 +88,9 @@ def test_what_the_assistant_is_taken_to_have_said_stands_between() -> None:
 
 def test_a_request_with_everything() -> None:
     settings = ModelSettings(model="m", temperature=0.5, top_k=4, min_p=0.1, max_tokens=300, stop=("END",))
-    tools = WIRE.encode_tools([THINK], ANTHROPIC, names())
+    tools = WIRE.encode_tools([THINK], GENERIC_MESSAGES, names())
     body = body_of(
-        ANTHROPIC,
+        GENERIC_MESSAGES,
         settings,
         system=[b'{"a":1}'],
         messages=[b'{"b":2}'],
@@ -155,9 +155,9 @@ def test_the_choice_of_a_tool(choice: Choice, sent: dict[str, str]) -> None:
 )
 def test_how_much_to_think(thinking: dict[str, Any], fields: dict[str, object]) -> None:
     settings = ModelSettings(model="m", temperature=0.5, **thinking)
-    sent = body_of(ANTHROPIC, settings)
+    sent = body_of(GENERIC_MESSAGES, settings)
     assert sent == {"model": "m", "max_tokens": 8192, "messages": [], **fields}
-    unasked = replace(ANTHROPIC, reasoning="none")
+    unasked = replace(GENERIC_MESSAGES, reasoning="none")
     assert body_of(unasked, settings).keys() == {"model", "max_tokens", "messages", "temperature"}
 
 

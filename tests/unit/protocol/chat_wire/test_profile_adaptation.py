@@ -90,9 +90,9 @@ LESSONS: list[tuple[WireProfile, str, dict[str, Any]]] = [
         {"sampling": GENERIC_MESSAGES.sampling - {"stop"}},
     ),
     (
-        ANTHROPIC,
+        GENERIC_MESSAGES,
         "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
-        {"sampling": ANTHROPIC.sampling - {"top_p"}},
+        {"sampling": GENERIC_MESSAGES.sampling - {"top_p"}},
     ),
     (
         O3,

@@ -5,7 +5,7 @@ import pytest
 from case_tables import each_case
 
 from grue.protocol.chat_wire.formats import FORMATS
-from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile
+from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile, left_out
 from grue.protocol.chat_wire.profiles import (
     ANTHROPIC,
     ANTHROPIC_CHAT,
@@ -173,3 +173,10 @@ def test_how_names_go_out() -> None:
         for names in ("canonical", "encoded", "learn")
     }
     assert styles == {"canonical": "canonical", "encoded": "encoded", "learn": "canonical"}
+
+
+def test_settings_that_requests_leave_out_are_named() -> None:
+    settings = ModelSettings(model="m", temperature=0.0, top_k=4, max_tokens=5, stop=())
+    assert left_out(ANTHROPIC, settings) == {"temperature", "top_k"}
+    assert left_out(GENERIC, settings) == set()
+    assert left_out(ANTHROPIC, ModelSettings(model="m", stop=("x",))) == set()

@@ -1,0 +1,66 @@
+"""What turns cost, and a limit on the cost that has no effect is reported at the start."""
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from grue import Budget, LlmSettings, Runner, TurnRequest
+from grue.messages import CostUncounted, RunTurn
+from grue.models import Price
+from grue.protocol.chat_wire.profiles import GENERIC
+from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply
+
+ASKED = TurnRequest(system="s", user="u")
+NEVER = replace(GENERIC, name="silent", reports_cost="never")
+
+
+def costing(header: str) -> LlmReply:
+    reply = text_reply("done")
+    return replace(reply, headers={**reply.headers, "x-litellm-response-cost": header})
+
+
+def played(reply: LlmReply, **settings: object) -> tuple[float | None, list[type], list[CostUncounted]]:
+    """Run two turns; return the cost of the first, the first two kinds of messages, and the reports."""
+    bodies: list[object] = []
+    with ScriptedLlmServer([reply, reply]) as llm:
+        endpoint = LlmSettings(base_url=llm.base_url, model="scripted", **settings)  # type: ignore[arg-type]
+        with Runner(llm=endpoint, budget=Budget(cost_usd=1.0)) as runner:
+            runner.recorder.add(lambda envelope, _line: bodies.append(envelope.body))
+            outcome = runner.run_turn(ASKED)
+            runner.run_turn(ASKED)
+    reports = [body for body in bodies if isinstance(body, CostUncounted)]
+    return outcome.usage.cost_usd, [type(body) for body in bodies[:2]], reports
+
+
+@pytest.mark.parametrize(("header", "cost"), [("0.25", 0.25), ("0", 0.0), ("-1", None), ("free", None)])
+def test_the_header_of_litellm_counts(header: str, cost: float | None) -> None:
+    counted, _, reports = played(costing(header))
+    assert counted == cost
+    assert bool(reports) == (cost is None)
+
+
+def test_a_limit_that_cannot_count_is_reported_before_the_first_turn_and_once() -> None:
+    cost, first, reports = played(text_reply("done"), profile=NEVER)
+    assert cost is None
+    assert first[0] is CostUncounted
+    assert reports == [CostUncounted(model="scripted", endpoint="silent", limit_usd=1.0)]
+
+
+def test_an_unknown_endpoint_is_found_out_by_its_first_turn() -> None:
+    _, first, reports = played(text_reply("done"))
+    assert RunTurn in first
+    assert [report.endpoint for report in reports] == ["generic"]
+
+
+@pytest.mark.parametrize(
+    "prices", [{"scripted": Price(input=1e6, output=0.0)}, {"*": Price(input=1e6, output=0.0)}]
+)
+def test_a_table_of_prices_makes_it_count(prices: Mapping[str, Price]) -> None:
+    bodies: list[object] = []
+    with ScriptedLlmServer([text_reply("done")]) as llm:
+        endpoint = LlmSettings(base_url=llm.base_url, model="scripted", profile=NEVER, prices=prices)
+        with Runner(llm=endpoint, budget=Budget(cost_usd=100.0)) as runner:
+            runner.recorder.add(lambda envelope, _line: bodies.append(envelope.body))
+            assert runner.run_turn(ASKED).usage.cost_usd == pytest.approx(10.0)
+    assert not any(isinstance(body, CostUncounted) for body in bodies)
