@@ -146,6 +146,23 @@ def trace_html(
         html(_chosen(file), out, open_browser)
 
 
+@trace_app.command("serve")
+def trace_serve(
+    file: _File = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port.", show_default="any")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Serve that page for an episode under way, and keep it up to date until Ctrl-C.
+
+    The server listens on this machine only, and its address holds a random word.
+    """
+    with plain_errors():
+        from grue.cli.trace_serve import serve
+
+        take_interrupts()
+        serve(_chosen(file), port, open_browser)
+
+
 @trace_app.command("replay")
 def trace_replay(
     file: _File = None,

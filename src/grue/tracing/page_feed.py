@@ -106,6 +106,10 @@ class PageFeed:
         """Add the spans that have no end."""
         self.spans += self._spans.finish()
 
+    def taken(self) -> None:
+        """Forget what is new: the caller has taken it."""
+        self.spans, self.passages, self.changed = [], {}, set()
+
     @property
     def actors(self) -> tuple[str, ...]:
         """The actors that have sent or received a message, in the order of their lanes."""

@@ -3,9 +3,10 @@
 const POLL_MS = 700;
 const RETRY_MS = 3000;
 
-/** Follow the trace until it has ended. */
+/** Follow the trace for as long as the page is open. */
 async function follow(viewer) {
   let from = 0;
+  let caughtUp = false;
   const state = byId("live");
   state.hidden = false;
   const say = (text, kind = "") => {
@@ -19,12 +20,16 @@ async function follow(viewer) {
       const answer = await fetch(`feed?from=${from}`, { cache: "no-store" });
       if (!answer.ok) throw new Error(String(answer.status));
       const { next, over, error, pieces } = await answer.json();
-      for (const piece of pieces) viewer.extend(piece);
-      if (pieces.length) pause = 0;
       from = next;
-      if (error) return say(error, "fail");
-      if (over && !pieces.length) return say("ended");
-      say("live", "good");
+      if (pieces.length) {
+        viewer.extend(pieces);
+        pause = 50;
+      } else if (!caughtUp) {
+        caughtUp = true;
+        viewer.goToAddress(); // what it names may have come only now
+      }
+      if (error) say(error, "fail");
+      else say(over ? "ended" : "live", over ? "" : "good");
     } catch {
       say("The server does not answer. This page shows what it had.", "fail");
       pause = RETRY_MS;

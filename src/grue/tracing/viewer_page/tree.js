@@ -10,7 +10,9 @@ const BASE64 = /^[A-Za-z0-9+/]{200,}={0,2}$/;
 /** The page's images by id; parsed when the first one is shown. */
 const images = {
   table: null,
+  served: false, // by the page's own server, one by one
   find(id) {
+    if (this.served) return `image/${id}`;
     this.table ??= new Map(JSON.parse(byId("trace-images")?.textContent ?? "[]").map(([name, mime, data]) => [name, `data:${mime};base64,${data}`]));
     return this.table.get(id);
   },

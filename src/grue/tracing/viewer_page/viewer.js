@@ -130,8 +130,9 @@ class Viewer {
     this.indexOf = new Map(items.map((item, index) => [item, index]));
     const { scrollTop } = this.list.box;
     this.list.show(items);
-    if (this.selected && this.indexOf.has(this.selected)) this.list.activate(this.indexOf.get(this.selected), "mid");
-    else this.list.box.scrollTop = this.updating ? scrollTop : 0;
+    if (this.updating) this.list.box.scrollTop = scrollTop;
+    else if (this.selected && this.indexOf.has(this.selected)) this.list.activate(this.indexOf.get(this.selected), "mid");
+    else this.list.box.scrollTop = 0;
     return [count, this.trace.messages.length, "message"];
   }
 
@@ -316,13 +317,13 @@ class Viewer {
   // --- a trace that is under way ---
 
   /** Add what is new; what the reader looks at stays. */
-  extend(piece) {
-    const touched = this.trace.extend(piece);
+  extend(pieces) {
+    const touched = pieces.map((piece) => this.trace.extend(piece));
     this.filters.fill(this.trace);
     this.sayFacts();
     this.updating = true;
-    if (this.tab === "story") this.story.update([CARD, ...touched.turns, ...touched.passages]);
-    this.applyFilters();
+    if (this.tab === "story") this.story.update([CARD, ...touched.flatMap(({ turns, passages }) => [...turns, ...passages])]);
+    else this.applyFilters();
     this.layOut();
     this.orderTurns();
     this.updating = false;

@@ -1,0 +1,146 @@
+"""The server of a page that follows a trace, for `grue trace serve`: for this machine only, and read-only.
+
+It listens at the loopback address. Its addresses begin with a random word, because other users of the machine
+can reach the port, and a trace is for its owner only. A request must name the server as its host: a page of
+another site that has its own name point here (DNS rebinding) gets nothing. Nothing that it serves can change
+anything.
+"""
+
+import base64
+import contextlib
+import hmac
+import secrets
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
+
+from grue.errors import MCPConfigError
+from grue.tracing.live_feed import LiveFeed
+from grue.tracing.page_file import embedded, page_parts
+from grue.tracing.viewer import SCRIPTS, STYLE
+
+HOST = "127.0.0.1"
+_SLOWEST_S = 30
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves the page of one trace.
+
+    Args:
+        feed: The trace.
+        port: The port; 0: any that is free.
+
+    Raises:
+        MCPConfigError: The port is taken, or may not be used.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, feed: LiveFeed, port: int = 0) -> None:
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise MCPConfigError(
+                f"Cannot listen at {HOST}:{port}: {error.strerror}. Choose another --port, or none."
+            ) from error
+        self.feed = feed
+        self.word = secrets.token_urlsafe(16)
+        page = feed.page()
+        parts = page_parts("page", page.title, style=STYLE, scripts=SCRIPTS, served=True)
+        self.page = b"".join((parts[0], parts[1], parts[2], embedded(page), parts[3]))
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        return f"http://{HOST}:{self.server_port}/{self.word}/"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What a request may call this server."""
+        return frozenset({f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"})
+
+
+@contextlib.contextmanager
+def serving(feed: LiveFeed, port: int = 0) -> Iterator[LiveServer]:
+    """Serve a trace in a thread until the block ends."""
+    with LiveServer(feed, port) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="live-server", daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD of the page, of its feed and of its images."""
+
+    server: LiveServer
+    server_version = "grue"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = _SLOWEST_S
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        if self.headers.get("Host", "") not in self.server.names:
+            self._send(403, "text/plain", b"This server answers to its own address only.\n")
+            return
+        path, _, query = self.path.partition("?")
+        _, word, name = (*path.split("/", 2), "", "")[:3]
+        if path == "/favicon.ico":
+            self._send(204, "image/png", b"")  # browsers ask for it on their own
+        elif not hmac.compare_digest(word.encode(), self.server.word.encode()):
+            self._send(404, "text/plain", b"Not found.\n")
+        elif name == "":
+            self._send(200, "text/html; charset=utf-8", self.server.page)
+        elif name == "feed":
+            self._feed(query)
+        elif name.startswith("image/"):
+            self._image(name.removeprefix("image/"))
+        else:
+            self._send(404, "text/plain", b"Not found.\n")
+
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+    def _feed(self, query: str) -> None:
+        try:
+            first = int(parse_qs(query, max_num_fields=4).get("from", ["0"])[0])
+            answer = self.server.feed.answer(first)
+        except ValueError:
+            self._send(400, "text/plain", b"There is no such piece.\n")
+        else:
+            self._send(200, "application/json", answer)
+
+    def _image(self, name: str) -> None:
+        try:
+            mime, data = self.server.feed.image(name)
+        except KeyError:
+            self._send(404, "text/plain", b"Not found.\n")
+        else:
+            self._send(200, mime, base64.b64decode(data + b"=" * (-len(data) % 4)))
+
+    def _send(self, status: int, mime: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", mime),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("X-Frame-Options", "DENY"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Cross-Origin-Opener-Policy", "same-origin"),
+            ("Referrer-Policy", "no-referrer"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            # A reader that has gone away is no error of the server.
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+        """Print nothing: the address holds the word that keeps others out."""

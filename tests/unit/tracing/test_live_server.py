@@ -1,0 +1,152 @@
+"""The server of a page that follows a trace: what is new comes in pieces, and nobody else gets any."""
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from story_traces import Story, full_story
+from viewer_traces import EpisodeTape, begin, plain_turn
+
+from grue.errors import MCPConfigError, TraceError
+from grue.tracing.live_feed import LiveFeed
+from grue.tracing.live_server import LiveServer, serving
+
+pytestmark = pytest.mark.made_up_trace
+
+LONGEST_WAIT_S = 60
+
+
+@pytest.fixture
+def tape(tmp_path: Path) -> Iterator[EpisodeTape]:
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        begin(tape)
+        yield tape
+
+
+@pytest.fixture
+def server(tape: EpisodeTape, tmp_path: Path) -> Iterator[LiveServer]:
+    with LiveFeed(tmp_path / "trace.jsonl") as feed, serving(feed) as server:
+        yield server
+
+
+def get(server: LiveServer, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=LONGEST_WAIT_S)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def pieces(server: LiveServer, first: int = 0) -> Any:
+    return json.loads(get(server, f"/{server.word}/feed?from={first}")[2])
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_what_is_new_comes_in_pieces(server: LiveServer, tape: EpisodeTape) -> None:
+    first = wait_for(lambda: (found := pieces(server))["pieces"] and found)
+    assert [row[7] for row in first["pieces"][0]["messages"]] == ["EpisodeStarted"]
+    assert pieces(server, first["next"])["pieces"] == []
+    plain_turn(tape)
+    later = wait_for(lambda: (found := pieces(server, first["next"]))["pieces"] and found)
+    [told] = [row for piece in later["pieces"] for row in piece["messages"] if row[7] == "Decided"]
+    assert told[3] == 1
+    assert later["pieces"][-1]["turns"][-1]["outcome"] == "answered"
+    assert later["over"] is False
+
+
+def test_the_end_is_said_and_an_image_is_served(tmp_path: Path) -> None:
+    trace = full_story(tmp_path / "trace.jsonl")
+    with LiveFeed(trace) as feed, serving(feed) as server:
+        found = wait_for(lambda: (found := pieces(server))["over"] and found)
+        name = json.dumps(found).partition("grue-image:")[2][:32]
+        status, headers, body = get(server, f"/{server.word}/image/{name}")
+        assert (status, headers["Content-Type"], body[:4]) == (200, "image/png", b"\x89PNG")
+        assert get(server, f"/{server.word}/image/{'0' * 32}")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:80", ""]
+)
+def test_a_request_that_names_another_host_gets_nothing(server: LiveServer, host: str) -> None:
+    status, _, body = get(server, f"/{server.word}/", Host=host)
+    assert status == 403
+    assert b"<" not in body
+
+
+@pytest.mark.parametrize("path", ["/", "/feed", "/x/feed?from=0", "//", "/../", "*", "/%00/"])
+def test_nothing_is_served_without_the_random_word(server: LiveServer, path: str) -> None:
+    assert get(server, path)[0] == 404
+
+
+@pytest.mark.parametrize("query", ["from=-1", "from=99", "from=x", "from=" + "9" * 5000])
+def test_a_piece_that_is_not_there_is_refused(server: LiveServer, query: str) -> None:
+    assert get(server, f"/{server.word}/feed?{query}")[0] == 400
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(server: LiveServer, method: str) -> None:
+    assert get(server, f"/{server.word}/", method)[0] == 501
+
+
+def test_the_page_may_ask_its_own_server_only_and_cannot_be_framed(server: LiveServer) -> None:
+    status, headers, body = get(server, f"/{server.word}/")
+    assert status == 200
+    policy = body.split(b'content="', 1)[1].split(b'">')[0].decode()
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert get(server, f"/{server.word}/", "HEAD")[2] == b""
+
+
+def test_it_listens_at_the_loopback_address_only(server: LiveServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(server: LiveServer, tmp_path: Path) -> None:
+    with (
+        LiveFeed(tmp_path / "trace.jsonl") as feed,
+        pytest.raises(MCPConfigError, match=r"Cannot listen at .*Choose another --port"),
+    ):
+        LiveServer(feed, server.server_port)
+
+
+def test_damage_is_told_to_the_page(server: LiveServer, tmp_path: Path) -> None:
+    with (tmp_path / "trace.jsonl").open("a") as file:
+        file.write("{damaged\n")
+    assert "trace.jsonl, line 3" in wait_for(lambda: pieces(server)["error"])
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text("hello\n")
+    with pytest.raises(TraceError):
+        LiveFeed(tmp_path / "trace.jsonl")
+
+
+def test_a_long_trace_comes_in_several_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grue.tracing.live_feed._MOST_ROWS", 5)
+    monkeypatch.setattr("grue.tracing.live_feed._MOST_ANSWER_BYTES", 1)
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        Story(tape).write()
+    with LiveFeed(tmp_path / "trace.jsonl") as feed, serving(feed) as server:
+        seen, first = [], 0
+        while len(seen) < 43:
+            found = wait_for(lambda at=first: (found := pieces(server, at))["pieces"] and found)
+            assert len(found["pieces"]) == 1
+            seen += [row[0] for piece in found["pieces"] for row in piece["messages"]]
+            first = found["next"]
+        assert seen == list(range(1, 44))
