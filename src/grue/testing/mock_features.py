@@ -25,8 +25,13 @@ from mcp_types import (
     AudioContent,
     Completion,
     CreateMessageResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitRequestURLParams,
+    ElicitResult,
     EmbeddedResource,
     ImageContent,
+    InputRequiredResult,
     ListRootsResult,
     LoggingLevel,
     LoggingMessageNotification,
@@ -37,6 +42,7 @@ from mcp_types import (
     TextResourceContents,
     ToolAnnotations,
 )
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, Field
 
 from grue.testing.mock_server import MockServer
@@ -59,6 +65,7 @@ WAV = (
 )
 CITIES = ("Paris", "Parma", "Porto", "Prague")
 STEP_S = 0.05
+_QUESTION = "question"
 SCHEMA_2020_12 = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",
@@ -265,16 +272,22 @@ def _add_tools_that_ask(server: MockServer) -> None:
         return f"Elicitation completed: {_outcome(answer)}"
 
     @server.tool(structured_output=False)
-    async def test_elicitation_sep1330_enums(ctx: Context[Any, Any]) -> str:
+    async def test_elicitation_sep1330_enums(ctx: Context[Any, Any]) -> str | InputRequiredResult:
         """Ask the user to choose, in all five forms of a choice."""
-        result = await ctx.session.elicit_form("Please choose", CHOICES, related_request_id=ctx.request_id)
+        params = ElicitRequestFormParams(message="Please choose", requested_schema=CHOICES)
+        result = await _answer(ctx, params)
+        if isinstance(result, InputRequiredResult):
+            return result
         return f"Elicitation completed: action={result.action}, content={result.content}"
 
     @server.tool(structured_output=False)
-    async def open_page(ctx: Context[Any, Any]) -> str:
+    async def open_page(ctx: Context[Any, Any]) -> str | InputRequiredResult:
         """Ask the user to open a web page."""
-        result = await ctx.elicit_url("Please log in", "https://example.com/login", "login-1")
-        return f"action={result.action}"
+        params = ElicitRequestURLParams(
+            message="Please log in", url="https://example.com/login", elicitation_id="login-1"
+        )
+        result = await _answer(ctx, params)
+        return result if isinstance(result, InputRequiredResult) else f"action={result.action}"
 
     def roots() -> ListRoots:
         return ListRoots()
@@ -283,6 +296,31 @@ def _add_tools_that_ask(server: MockServer) -> None:
     def list_roots(found: Annotated[ListRootsResult, Resolve(roots)]) -> str:
         """Return the folders that the client lets servers work in."""
         return ", ".join(str(root.uri) for root in found.roots)
+
+
+async def _answer(
+    ctx: Context[Any, Any], params: ElicitRequestFormParams | ElicitRequestURLParams
+) -> ElicitResult | InputRequiredResult:
+    """Ask the user in the way of the protocol era, where the SDK has no way of its own.
+
+    Since 2026-07-28 a server sends no requests. The call returns what it wants to know, and the client makes
+    the call again with the answer.
+    """
+    if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        answer = (ctx.input_responses or {}).get(_QUESTION)
+        if isinstance(answer, ElicitResult):
+            return answer
+        return InputRequiredResult(input_requests={_QUESTION: ElicitRequest(params=params)})
+    result: ElicitResult
+    if isinstance(params, ElicitRequestURLParams):
+        identity = params.elicitation_id or ""
+        result = await ctx.session.elicit_url(
+            params.message, params.url, identity, related_request_id=ctx.request_id
+        )
+    else:
+        schema = params.requested_schema
+        result = await ctx.session.elicit_form(params.message, schema, related_request_id=ctx.request_id)
+    return result
 
 
 def _outcome(answer: Any) -> str:

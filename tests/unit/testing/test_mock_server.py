@@ -101,6 +101,10 @@ CALLS: dict[str, Callable[[Client], Any]] = {
         PromptReference(type="ref/prompt", name="p"), {"name": "city", "value": "P"}
     ),
 }
+OF_SESSIONS: dict[str, Callable[[Client], Any]] = {
+    "subscriptions": lambda client: client.subscribe_resource("test://watched-resource"),
+    "logging": lambda client: client.set_logging_level("error"),
+}
 
 
 @pytest.mark.parametrize("feature", CALLS)
@@ -114,6 +118,15 @@ async def test_a_feature_that_is_left_out_is_not_found_and_not_announced(mode: s
             await CALLS[other](client)
     assert caught.value.error.code == METHOD_NOT_FOUND
     assert feature not in announced
+
+
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+@pytest.mark.parametrize("feature", OF_SESSIONS)
+async def test_so_is_a_feature_of_a_session(feature: Any) -> None:
+    async with connected(reference_server(without=[feature]), "legacy") as client:
+        with pytest.raises(ProtocolError) as caught:
+            await OF_SESSIONS[feature](client)
+    assert caught.value.error.code == METHOD_NOT_FOUND
 
 
 @pytest.mark.parametrize(("era", "spoken"), [("initialize", "2025-11-25"), ("stateless", "2026-07-28")])
@@ -154,6 +167,10 @@ async def test_a_tool_can_ask_for_a_sample_an_answer_and_roots(mode: str) -> Non
         sampled = await client.call_tool("test_sampling", {"prompt": "6 x 7?"})
         answered = await client.call_tool("test_elicitation", {"message": "Who are you?"})
         roots = await client.call_tool("list_roots", {})
+        opened = await client.call_tool("open_page", {})
+        chosen = await client.call_tool("test_elicitation_sep1330_enums", {})
+    assert opened.content[0].text == "action=accept"
+    assert "action=accept" in chosen.content[0].text
     assert "42" in sampled.content[0].text
     assert "ada" in answered.content[0].text
     assert "file:///work" in roots.content[0].text
