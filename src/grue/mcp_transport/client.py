@@ -141,6 +141,7 @@ class McpClient:
         self._drifted: set[ToolDrifted] = set()
         self._noticed: Counter[NoticeKind] = Counter()
         self._phase: ServerPhase = "spawn"
+        self._lost = False
         self._started = 0.0
         self._entering_s = 0.0
 
@@ -167,7 +168,7 @@ class McpClient:
     @property
     def status(self) -> ConnectionStatus:
         """The server's process, and whether process and connection still stand, without asking the server."""
-        broken = self._link is not None and self._link.stream.broken is not None
+        broken = self._lost or (self._link is not None and self._link.stream.broken is not None)
         return replace(self._wire.status, alive=False) if broken else self._wire.status
 
     async def open(self, timeout_s: float) -> Listing:
@@ -289,9 +290,11 @@ class McpClient:
             raise ToolTimedOutError(of, timeout_s) from error
         except sdk.SdkError as error:
             if sdk.is_closed(error, self._link.stream):
+                self._lost = True
                 raise await self._broken(self._link) from error
             fault = error.data if isinstance(error.data, WireFault) else None
             if fault is not None and fault.ends_session:
+                self._lost = True
                 raise await self._failed(fault.cause, fault.remedy) from error
             text = self._wire.redactor.text(plain_text(error.message[:_MESSAGE_CHARS]))
             details = None if fault is not None else json_value(error.data)

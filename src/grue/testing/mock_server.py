@@ -162,7 +162,7 @@ class MockServer(MCPServer[Any]):
         listener = socket.create_server(("127.0.0.1", port))
         http = uvicorn.Server(
             uvicorn.Config(
-                self.app(transport), log_level="error", lifespan="on", timeout_graceful_shutdown=_GRACE_S
+                self.app(transport), log_level="critical", lifespan="on", timeout_graceful_shutdown=_GRACE_S
             )
         )
         thread = threading.Thread(target=http.run, args=([listener],), name=f"mock server {self.name}")
