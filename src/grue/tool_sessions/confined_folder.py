@@ -1,0 +1,209 @@
+"""`ConfinedFolder`: files inside a folder that no path can leave, for paths that a model or a tool names.
+
+A path is walked name by name: each folder is opened relative to the one before, and links are not followed.
+So no other program can exchange a folder for a link between a check and its use. Every refusal is a sentence
+that can be shown to a model or a person; names in it are printable.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from grue.protocol.safe_text import printable
+
+MAX_FILE_BYTES = 2**20
+MAX_ENTRIES = 1000
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_NAME_CHARS = 200
+_REASONS = {
+    errno.ENOENT: "There is no file {}.",
+    errno.ENOTDIR: "A part of the path {} is not a folder.",
+    errno.EACCES: "There is no permission for {}.",
+    errno.EPERM: "There is no permission for {}.",
+    errno.ENAMETOOLONG: "The name {} is too long.",
+    errno.EISDIR: "{} is a folder, not a file.",
+    errno.ELOOP: "{} leads through a link, and links are not followed.",
+}
+
+
+class RefusedPath(ValueError):  # noqa: N818 - named for what it reports
+    """A path or a file cannot be used; the text is a sentence that says why."""
+
+
+class ConfinedFolder:
+    """Files inside one folder. Paths are relative to it, with `/` between names.
+
+    Args:
+        root: The folder. It may itself be a link: it is the user's.
+        max_bytes: Largest file that is read or written.
+    """
+
+    def __init__(self, root: Path, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+        self.root = root
+        self._max_bytes = max_bytes
+
+    def read(self, path: str) -> str:
+        """Return the text of a file.
+
+        Raises:
+            RefusedPath: The path leaves the folder or leads through a link, there is no such regular file, it
+                may not be read, is too large, or is not UTF-8 text.
+        """
+        *folders, name = _names(path)
+        with _refusing(path), self._folder(folders) as folder:
+            _require_file(path, os.lstat(name, dir_fd=folder))
+            with os.fdopen(os.open(name, os.O_RDONLY | _FILE, dir_fd=folder), "rb") as file:
+                status = os.fstat(file.fileno())
+                _require_file(path, status)  # it may be another one by now
+                if status.st_size > self._max_bytes:
+                    raise self._too_large(path, status.st_size)
+                content = file.read(self._max_bytes + 1)
+        if len(content) > self._max_bytes:
+            raise self._too_large(path, len(content))
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" in text:
+            raise RefusedPath(f"{_shown(path)} is not UTF-8 text.")
+        return text
+
+    def write(self, path: str, text: str) -> int:
+        """Replace a file or create it, with the folders around it, and return its length in bytes.
+
+        The text goes into a temporary file beside it, which then takes its name. So a reader, and a process
+        that is killed, sees the old text or the new one.
+
+        Raises:
+            RefusedPath: As `read`; or the file cannot be written.
+        """
+        *folders, name = _names(path)
+        try:
+            content = text.encode()
+        except UnicodeEncodeError:
+            raise RefusedPath(
+                f"The text for {_shown(path)} has a character that cannot be encoded."
+            ) from None
+        if len(content) > self._max_bytes:
+            raise self._too_large(path, len(content))
+        with _refusing(path), self._folder(folders, create=True) as folder:
+            mode = 0o666
+            with suppress(FileNotFoundError):
+                before = os.lstat(name, dir_fd=folder)
+                _require_file(path, before)
+                mode = stat.S_IMODE(before.st_mode)
+            # One name per file, so that a write that was cut off leaves nothing behind once it is repeated.
+            draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
+            with suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
+            try:
+                with os.fdopen(os.open(draft, flags, mode, dir_fd=folder), "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(draft, dir_fd=folder)
+                raise
+        return len(content)
+
+    def entries(self, path: str = ".") -> list[str]:
+        """Return the names in a folder, sorted: folders end in `/`, files have their size in bytes.
+
+        Raises:
+            RefusedPath: As `read`; or there are more than `MAX_ENTRIES`.
+        """
+        with _refusing(path), self._folder(_names(path, folder=True)) as folder, os.scandir(folder) as found:
+            listed: list[str] = []
+            for entry in found:
+                if len(listed) == MAX_ENTRIES:
+                    raise RefusedPath(f"{_shown(path)} has more than {MAX_ENTRIES} entries.")
+                listed.append(_described(entry))
+        return sorted(listed)
+
+    def _too_large(self, path: str, size: int) -> RefusedPath:
+        return RefusedPath(f"{_shown(path)} has {size:,} bytes; the limit is {self._max_bytes:,}.")
+
+    @contextmanager
+    def _folder(self, names: list[str], *, create: bool = False) -> Iterator[int]:
+        """Open the folder that the names lead to."""
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for name in names:
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(name, dir_fd=folder)
+                inner = _enter(name, folder)
+                os.close(folder)
+                folder = inner
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def _enter(name: str, folder: int) -> int:
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
+            raise OSError(errno.ELOOP, "a link") from None
+        raise
+
+
+def _names(path: str, *, folder: bool = False) -> list[str]:
+    """Return the names that a path consists of."""
+    if not isinstance(path, str) or not path.isprintable():
+        raise RefusedPath(f"{_shown(str(path))} has a control character in it.")
+    if path.startswith("/"):
+        raise RefusedPath(f"{_shown(path)} is an absolute path; name one inside the workspace.")
+    names = [name for name in path.split("/") if name not in ("", ".")]
+    if ".." in names:
+        raise RefusedPath(f"{_shown(path)} may leave the workspace: a path may not contain '..'.")
+    if not folder and (not names or path.endswith("/")):
+        raise RefusedPath(f"{_shown(path)} is a folder, not a file.")
+    return names
+
+
+def _require_file(path: str, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "a folder")
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "a link")
+    raise RefusedPath(f"{_shown(path)} is a pipe, a socket or a device, not a file.")
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0)
+        said = f"{{}}: {error.strerror}." if reason is None else reason
+        raise RefusedPath(said.format(_shown(path))) from error
+
+
+def _described(entry: "os.DirEntry[str]") -> str:
+    name = printable(entry.name, _NAME_CHARS)
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:  # it was removed meanwhile
+        return name
+    if stat.S_ISDIR(status.st_mode):
+        return f"{name}/"
+    if stat.S_ISREG(status.st_mode):
+        return f"{name} ({status.st_size} bytes)"
+    return f"{name} ({'a link' if stat.S_ISLNK(status.st_mode) else 'not a file'})"
+
+
+def _shown(path: str) -> str:
+    return printable(path, _NAME_CHARS) or "The empty path"
