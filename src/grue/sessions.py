@@ -4,10 +4,11 @@ A `Runner` opens and closes its sessions on its own. Come here if your host keep
 turns, as an object with its own methods, or stores the state of its servers to resume an episode.
 `ToolClient` is simpler if you only want to call tools.
 
-Come here, too, to hold calls that your host makes itself to a `ToolPolicy`: `judge` says what the policy says
-about them, `question_about` makes the question to a person, and `is_about` matches a decision with it.
+Come here, too, to hold calls that your host makes itself to a `ToolPolicy`: `judge_calls` says which are
+denied and which are asked about, and `decisions_about` which decisions count.
 """
 
+from grue.engine.own_calls import AskPerson, OwnCall, decisions_about, judge_calls
 from grue.engine.owned_session import OwnedSession, SessionWiring
 from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_timeouts
 from grue.engine.turn_errors import error_for, tool_support_error
@@ -15,12 +16,13 @@ from grue.mcp_transport.client import ClientOptions
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Proven, Settled, Untried
-from grue.protocol.tool_policy import CallTerms, ToolHints, hints_of, is_about, judge, question_about
+from grue.protocol.tool_policy import ToolHints, hints_of
 
 __all__ = [
-    "CallTerms",
+    "AskPerson",
     "ClientOptions",
     "Disabled",
+    "OwnCall",
     "OwnedSession",
     "ProcessRegistry",
     "Proven",
@@ -30,13 +32,12 @@ __all__ = [
     "ToolHints",
     "Untried",
     "connect_to",
+    "decisions_about",
     "error_for",
     "hide_secrets",
     "hints_of",
-    "is_about",
-    "judge",
+    "judge_calls",
     "pinning",
-    "question_about",
     "startup_timeouts",
     "tool_support_error",
 ]

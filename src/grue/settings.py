@@ -3,9 +3,9 @@
 `Runner.from_toml` does all of this at once. Come here if your host changes settings before it uses them.
 """
 
-from grue.config.mcp_servers import MCPConfig, to_tool_server
-from grue.config.reading import nearest
+from grue.config.mcp_servers import MCPConfig, to_tool_server, tool_servers
 from grue.config.settings import AgentSampling, BudgetSettings, GameConfiguration, RetrySettings
+from grue.config.skill_file import AllowedTool, Skill, read_skill, read_skills
 from grue.config.tool_policy import tool_policy_of
 from grue.config.wiring import (
     Configured,
@@ -22,23 +22,27 @@ from grue.protocol.tool_lock import ToolLock
 
 __all__ = [
     "AgentSampling",
+    "AllowedTool",
     "BudgetSettings",
     "Configured",
     "GameConfiguration",
     "MCPConfig",
     "RetrySettings",
+    "Skill",
     "ToolLock",
     "YamlDocument",
     "episode_budget",
     "from_configuration",
     "llm_settings",
-    "nearest",
     "on_tool_drift",
     "parse_yaml",
     "read_servers",
+    "read_skill",
+    "read_skills",
     "read_yaml",
     "to_tool_server",
     "tool_lock",
     "tool_policy_of",
+    "tool_servers",
     "turn_limits",
 ]

@@ -264,6 +264,7 @@ class MCPConfig(BaseModel):
         *,
         source: Path | None = None,
         place: Callable[[tuple[int | str, ...]], str] = lambda _: "",
+        renamed: Mapping[str, str] | None = None,
     ) -> Self:
         """Take servers that another file configures, in the same form.
 
@@ -273,6 +274,8 @@ class MCPConfig(BaseModel):
                 the working directory.
             place: Returns what an error about an entry begins with, such as `agent.yaml, line 7: `. Its
                 argument are the keys that lead to the entry, beginning with the server's name.
+            renamed: Keys of the entries that mean another key of ours, such as `timeout_seconds` for
+                `startup_timeout_seconds`.
 
         Raises:
             MCPConfigError: An entry is invalid. The error names the server and the key.
@@ -283,7 +286,8 @@ class MCPConfig(BaseModel):
             workspace_folder=folder.absolute(),
             source=None if source is None else str(source),
         )
-        return cls._checked(servers, scope, place)
+        entries = {name: _renamed(name, entry, renamed or {}, place) for name, entry in servers.items()}
+        return cls._checked(entries, scope, place)
 
     @classmethod
     def _checked(cls, servers: Any, scope: Scope, place: Callable[[tuple[int | str, ...]], str]) -> Self:
@@ -340,6 +344,33 @@ class MCPConfig(BaseModel):
             KeyError: There is no such server, or it is disabled.
         """
         return _expanded(name, self.mcpServers[name], self._scope)
+
+
+def _renamed(name: str, entry: Any, renamed: Mapping[str, str], place: Callable[..., str]) -> Any:
+    if not isinstance(entry, Mapping):
+        return entry
+    for key, ours in renamed.items():
+        if key in entry and ours in entry:
+            both = f"MCP server {name!r} has both {key!r} and {ours!r}, which mean the same."
+            raise MCPConfigError(f"{place((name, ours))}{both}")
+    return {renamed.get(key, key): value for key, value in entry.items()}
+
+
+def tool_servers(
+    config: MCPConfig, place: Callable[[tuple[int | str, ...]], str] = lambda _: ""
+) -> dict[str, McpServer]:
+    """Return all servers of a configuration, expanded.
+
+    Raises:
+        MCPConfigError: As `to_tool_server`, or a variable is not set; begins with `place`.
+    """
+    found: dict[str, McpServer] = {}
+    for name in config.mcpServers:
+        try:
+            found[name] = to_tool_server(name, config.server(name))
+        except MCPConfigError as error:
+            raise MCPConfigError(f"{place((name,))}{error}", path=error.path) from error
+    return found
 
 
 def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:

@@ -6,17 +6,22 @@ of settings needs none, and an alias can make a short file describe an endless v
 """
 
 import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
+import msgspec
 from msgspec import Struct
 
-from grue.config.reading import read_config_text
+from grue.config.reading import nearest, read_config_text
 from grue.errors import MCPConfigError, MissingDependencyError
 
 MAX_YAML_CHARS = 2**20
 """Longest document. The parser needs a second or more for one of this length."""
 
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _PLAIN = "tag:yaml.org,2002:"
 _MOST_LEVELS = 100
 
@@ -45,6 +50,25 @@ class YamlDocument(Struct, frozen=True):
     def place(self, keys: KeyPath) -> str:
         """Return what an error about a value begins with: `agent.yaml, line 7: `."""
         return f"{self.path}, line {self.line(keys)}: "
+
+    def convert(self, kind: type[T]) -> T:
+        """Return the document as a Struct of this type. An empty document has all defaults.
+
+        Raises:
+            MCPConfigError: A key is unknown, or a value does not fit. Names the line and the key.
+        """
+        try:
+            return msgspec.convert({} if self.value is None else self.value, kind)
+        except msgspec.ValidationError as error:
+            problem, _, place = str(error).partition(" - at `$")
+            keys = _keys(place.rstrip("`"))
+            unknown = _UNKNOWN.match(problem)
+            if unknown is None:
+                raise self.error(keys, f"{_dotted(keys)}{': ' if keys else ''}{problem}.") from error
+            key, known = unknown["key"], _fields(kind, keys)
+            keys = (*keys, key)
+            text = f"unknown key {_dotted(keys)!r}. Did you mean {nearest(key, known)!r}?"
+            raise self.error(keys, f"{text} Known keys: {', '.join(known)}.") from error
 
     def error(self, keys: KeyPath, problem: str) -> MCPConfigError:
         """Return the error that a value has a problem."""
@@ -99,6 +123,24 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
     reading = _Reading(path, first_line)
     value = None if root is None else reading.value(root, ())
     return YamlDocument(path, value, reading.lines)
+
+
+def _keys(place: str) -> KeyPath:
+    """Return the keys of a place as msgspec writes it: `limits.max_turns`, `mcp.servers[...]`, `a[3]`."""
+    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place.replace("[...]", ""))
+    return tuple(int(number) if number else key for number, key in parts)
+
+
+def _dotted(keys: KeyPath) -> str:
+    return ".".join(map(str, keys))
+
+
+def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
+    """Return the keys of the table that these keys lead to, in a Struct of Structs."""
+    for key in keys:
+        found = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == key)
+        kind = next((each for each in (found, *get_args(found)) if hasattr(each, "__struct_fields__")), found)
+    return tuple(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 class _Reading:

@@ -1,6 +1,7 @@
 """The run folder of an episode: its trace, its two logs and, at the end, its result."""
 
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -110,6 +111,32 @@ class RunFolder:
             os.replace(draft, target)  # noqa: PTH105 - atomic, and named so
         except OSError as error:
             raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
+
+    def keep(self, name: str, content: bytes) -> str:
+        """Write a file of the host's own into the folder, without secrets, and return its name.
+
+        Args:
+            name: Relative to the folder, such as `artifacts/page.json`. Its last part is made a plain name.
+            content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
+
+        Raises:
+            TraceError: It cannot be written.
+        """
+        above, _, last = name.rpartition("/")
+        last = re.sub(r"[^A-Za-z0-9._-]+", "_", last)
+        target = self.path / above / last
+        hidden = (
+            self._recorder.redacted(content)
+            if last.endswith(".json")
+            else self._recorder.redacted_text(content.decode("utf-8", "replace")).encode()
+        )
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.touch(mode=0o600)
+            target.write_bytes(hidden)
+        except OSError as error:
+            raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
+        return f"{above}/{last}".lstrip("/")
 
     def close(self) -> None:
         """Close the files. A second call does nothing.

@@ -201,3 +201,17 @@ def test_a_host_that_changes_its_working_directory_has_its_folder_still(
     with RunFolder("run", recorder, episode_id="ep-1"):
         monkeypatch.chdir(tmp_path / "other")
         recorder.record(EpisodeResumed(episode_id="ep-1", turns=2), sender="host")
+
+
+def test_a_file_of_the_hosts_own_is_kept_without_secrets_and_under_a_plain_name(tmp_path: Path) -> None:
+    recorder = Recorder(secrets={"KEY": "sk-very-secret"})
+    with RunFolder(tmp_path / "run", recorder, episode_id="e") as folder:
+        kept = folder.keep("pages/a b\n.json", b'{"key": "sk-very-secret"}')
+        text = folder.keep("notes.txt", b"the key is sk-very-secret \xff")
+        with pytest.raises(TraceError, match="Cannot write"):
+            folder.keep("notes.txt/x.txt", b"")
+    assert (kept, text) == ("pages/a_b_.json", "notes.txt")
+    for name in (kept, text):
+        file = tmp_path / "run" / name
+        assert b"sk-very" not in file.read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600

@@ -8,19 +8,26 @@ which can be used alone.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from grue.hosts.skill_agent.actions import ActionContext, ActionRegistry
     from grue.hosts.skill_agent.configuration import AgentConfig, RunLimits, load_config
     from grue.hosts.skill_agent.mcp_manager import McpCallResult, McpManager, McpToolInfo
+    from grue.hosts.skill_agent.orchestrator import Orchestrator, RunResult
 
 _HOMES = {
+    "ActionContext": "actions",
+    "ActionRegistry": "actions",
     "AgentConfig": "configuration",
+    "Orchestrator": "orchestrator",
     "RunLimits": "configuration",
+    "RunResult": "orchestrator",
     "load_config": "configuration",
     "McpCallResult": "mcp_manager",
     "McpManager": "mcp_manager",
     "McpToolInfo": "mcp_manager",
 }
 
-__all__ = ["AgentConfig", "McpCallResult", "McpManager", "McpToolInfo", "RunLimits", "load_config"]
+__all__ = ["ActionContext", "ActionRegistry", "AgentConfig", "McpCallResult", "McpManager", "McpToolInfo"]
+__all__ += ["Orchestrator", "RunLimits", "RunResult", "load_config"]
 
 
 def __getattr__(name: str) -> object:

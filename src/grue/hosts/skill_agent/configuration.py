@@ -4,33 +4,31 @@ Come here to add a setting: a field of `AgentConfig` or `RunLimits`, and its key
 """
 
 import re
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from grue import LlmSettings, MCPConfigError, ToolPolicy
-from grue.connections import ToolServer
+from grue.connections import McpServer, ToolServer
 from grue.hosts.skill_agent.mcp_manager import OnConnectFailure
-from grue.hosts.skill_agent.server_tables import read_server_file, read_servers
 from grue.settings import (
     AgentSampling,
     GameConfiguration,
+    MCPConfig,
     YamlDocument,
     llm_settings,
-    nearest,
     read_yaml,
     tool_policy_of,
+    tool_servers,
 )
 
 OnStepFailure: TypeAlias = Literal["continue", "stop", "retry"]
 
 _Count = Annotated[int, Meta(ge=1)]
 _Above0 = Annotated[float, Meta(gt=0)]
-_PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _MODEL_KEYS = {"name": "agent_model", "base_url": "client_base_url"}
 
 
@@ -135,15 +133,6 @@ class _AgentTable(Struct, kw_only=True, forbid_unknown_fields=True):
     instructions: str = ""
 
 
-_TABLES: dict[str, type[Struct]] = {
-    "": _AgentTable,
-    "limits": RunLimits,
-    "mcp": _McpTable,
-    "model": _ModelTable,
-    "skills": _SkillsTable,
-}
-
-
 def load_config(path: str | PathLike[str]) -> AgentConfig:
     """Read `agent.yaml`. Relative paths in it start from its folder.
 
@@ -156,7 +145,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
     """
     path = Path(path)
     document = read_yaml(path)
-    table = _converted(document)
+    table = document.convert(_AgentTable)
     folder = path.parent
     skills = table.skills
     return AgentConfig(
@@ -178,35 +167,6 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
     )
 
 
-def _converted(document: YamlDocument) -> _AgentTable:
-    try:
-        return msgspec.convert({} if document.value is None else document.value, _AgentTable)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        found = _PLACE.search(text)
-        keys = _keys("" if found is None else found["place"])
-        problem = text if found is None else text[: found.start()]
-        unknown = _UNKNOWN.match(problem)
-        if unknown is None:
-            raise document.error(keys, f"{_dotted(keys)}{problem}.") from error
-        key, known = unknown["key"], _TABLES[".".join(map(str, keys))].__struct_fields__
-        raise document.error(
-            (*keys, key),
-            f"unknown key {_dotted((*keys, key))[:-2]!r}. Did you mean {nearest(key, known)!r}?"
-            f" Known keys: {', '.join(known)}.",
-        ) from error
-
-
-def _keys(place: str) -> tuple[int | str, ...]:
-    """Return the keys of a place as msgspec writes it: `limits.max_turns`, `mcp.servers[...]`, `a[3]`."""
-    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place.replace("[...]", ""))
-    return tuple(int(number) if number else key for number, key in parts)
-
-
-def _dotted(keys: tuple[int | str, ...]) -> str:
-    return f"{'.'.join(map(str, keys))}: " if keys else ""
-
-
 def _servers(document: YamlDocument, mcp: _McpTable, folder: Path) -> dict[str, ToolServer]:
     if "agent" in mcp.servers:
         raise document.error(
@@ -216,16 +176,38 @@ def _servers(document: YamlDocument, mcp: _McpTable, folder: Path) -> dict[str, 
         if mcp.servers:
             both = "mcp.config_file: keep this or mcp.servers, not both."
             raise document.error(("mcp", "config_file"), both)
-        return dict(read_server_file(folder / mcp.config_file)) if mcp.enabled else {}
+        return _of_file(folder / mcp.config_file) if mcp.enabled else {}
     if not mcp.enabled or not mcp.servers:  # variables of servers that are not used need not be set
         return {}
     return dict(
-        read_servers(
-            mcp.servers,
-            source=document.path,
-            place=lambda keys: document.place(("mcp", "servers", *keys)),
-        )
+        read_servers(mcp.servers, document.path, lambda keys: document.place(("mcp", "servers", *keys)))
     )
+
+
+def read_servers(
+    entries: Mapping[str, Any],
+    source: Path | None = None,
+    place: Callable[[tuple[int | str, ...]], str] = lambda _: "",
+) -> dict[str, McpServer]:
+    """Return servers, with every `${VAR}` replaced by the variable of the environment.
+
+    Their `timeout_seconds` is the limit for connecting. Tool calls have `mcp.tool_call_timeout_seconds`.
+
+    Args:
+        entries: The servers by name.
+        source: The file that has them; `None`: none.
+        place: Returns what an error about an entry begins with, given the keys that lead to it.
+
+    Raises:
+        MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.
+    """
+    renamed = {"timeout_seconds": "startup_timeout_seconds"}
+    config = MCPConfig.from_mapping(entries, source=source, place=place, renamed=renamed)
+    return tool_servers(config, place)
+
+
+def _of_file(path: Path) -> dict[str, ToolServer]:
+    return dict(tool_servers(MCPConfig.from_file(path)))
 
 
 def _policy(document: YamlDocument, table: dict[str, Any]) -> ToolPolicy:

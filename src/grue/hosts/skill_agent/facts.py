@@ -3,33 +3,36 @@
 Each fact about MCP is an event, too, with the name that programs which read `events.jsonl` expect.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
-from grue.facts import Fact, LogLevel, LogLine, Severity, register_facts
+import msgspec
+from msgspec import Struct
+
+from grue import facts
+from grue.approvals import ApprovalDecision, ApprovalQuestion
+from grue.facts import EventFact, Fact, LogLevel, LogLine, Severity, register_facts
+from grue.messages import JsonObject
+
+StepStatus: TypeAlias = Literal["completed", "failed", "denied", "skipped", "interrupted"]
+EndReason: TypeAlias = Literal[
+    "finished",
+    "gave_up",
+    "parked",
+    "turn_limit",
+    "step_limit",
+    "time_limit",
+    "budget",
+    "step_failed",
+    "failed",
+    "interrupted",
+]
+"""Why a run ended. `gave_up`: the model says that it could not do the task. `step_failed`: the configuration
+says that a failed step ends the run. `failed`: the model could not be asked."""
+
+_SHORT = 80
 
 
-class HostEvent(Fact, frozen=True, kw_only=True):
-    """Base of facts that are one event each: the name of the event, and how serious it is."""
-
-    between_turns: ClassVar[bool] = True
-    event: ClassVar[str] = ""
-    level: ClassVar[LogLevel] = "info"
-
-    def severity(self) -> Severity:
-        """Return `fail` or `warn`, as the level says."""
-        severities: dict[LogLevel, Severity] = {"error": "fail", "warning": "warn"}
-        return severities.get(self.level, "")
-
-    def mark(self) -> str:
-        """Return the event's name if it reports a problem."""
-        return "" if self.level == "info" else self.event.removeprefix("mcp_").replace("_", " ")
-
-    def log_lines(self) -> tuple[LogLine, ...]:
-        """Return the event."""
-        return (LogLine(self.level, self.event, self.summary(), self.log_fields()),)
-
-
-class McpServersConnected(HostEvent, frozen=True, kw_only=True, tag="skillagent.McpServersConnected"):
+class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersConnected"):
     """The servers are connected, or those that could be. `tools` has the names that calls use."""
 
     event: ClassVar[str] = "mcp_servers_connected"
@@ -42,7 +45,7 @@ class McpServersConnected(HostEvent, frozen=True, kw_only=True, tag="skillagent.
         return f"{len(self.tools)} tools from {', '.join(self.servers) or 'no server'}"
 
 
-class McpConnectionFailed(HostEvent, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):
+class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):
     """A server could not be connected.
 
     Attributes:
@@ -62,7 +65,7 @@ class McpConnectionFailed(HostEvent, frozen=True, kw_only=True, tag="skillagent.
         return f"{self.error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
 
 
-class McpToolShadowed(HostEvent, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
+class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
     """Two servers have a tool of the same name. The bare name means the one of `server`."""
 
     event: ClassVar[str] = "mcp_tool_shadowed"
@@ -80,7 +83,7 @@ class McpToolShadowed(HostEvent, frozen=True, kw_only=True, tag="skillagent.McpT
         )
 
 
-class McpServersDisconnected(HostEvent, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
+class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillagent.McpServersDisconnected"):
     """The servers were disconnected. `error` says what failed in it; the run goes on regardless."""
 
     event: ClassVar[str] = "mcp_servers_disconnected"
@@ -92,11 +95,222 @@ class McpServersDisconnected(HostEvent, frozen=True, kw_only=True, tag="skillage
         return f"MCP servers disconnected{f': {self.error}' if self.error else ''}"
 
 
+class McpToolCallStarted(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallStarted"):
+    """A tool is called."""
+
+    event: ClassVar[str] = "mcp_tool_call_started"
+
+    turn: int
+    number: int
+    tool_name: str
+    server_name: str
+
+
+class McpToolCallCompleted(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallCompleted"):
+    """A tool has given a result; `status` is `failed` if the result is an error."""
+
+    event: ClassVar[str] = "mcp_tool_call_completed"
+
+    turn: int
+    number: int
+    tool_name: str
+    server_name: str
+    status: StepStatus
+    duration_s: float
+    artifact: str = ""
+
+
+class McpToolCallFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
+    """A tool gave no result: it timed out, its server died, or there was nothing to call."""
+
+    event: ClassVar[str] = "mcp_tool_call_failed"
+    level: ClassVar[LogLevel] = "warning"
+
+    turn: int
+    number: int
+    tool_name: str
+    error: str
+
+
+class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillProblem"):
+    """A skill was left out, or names tools that there are not."""
+
+    event: ClassVar[str] = "skill_problem"
+    level: ClassVar[LogLevel] = "warning"
+
+    problem: str
+
+    def summary(self) -> str:
+        """Return the problem."""
+        return self.problem
+
+
+class StepExecutionResult(Struct, frozen=True, kw_only=True):
+    """What became of one action.
+
+    Attributes:
+        step: Its number in the run, from 1.
+        action: Its type; `reply`: the model gave no usable reply.
+        target: What it is about: a tool, a path, a skill.
+        status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
+            `interrupted`: the process was killed in it, and it may have had an effect.
+        output: The result, as the model is shown it.
+        error: Why it is not completed.
+        artifact: The file with the whole result, relative to the run folder; empty: there is none.
+        attempts: How often it was tried.
+    """
+
+    step: int
+    action: str
+    status: StepStatus
+    turn: int = 0
+    target: str = ""
+    output: str = ""
+    error: str = ""
+    artifact: str = ""
+    duration_s: float = 0.0
+    attempts: int = 1
+
+
+class PlannedAction(Struct, frozen=True, kw_only=True):
+    """An action of a reply, with the number of its step."""
+
+    step: int
+    type: str
+    params: JsonObject
+
+
+class ActionsPlanned(Fact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
+    """The actions of a reply, before the first of them is carried out."""
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+    thought: str
+    actions: tuple[PlannedAction, ...]
+
+    def summary(self) -> str:
+        """Return the types of the actions."""
+        return ", ".join(f"{each.step} {each.type}" for each in self.actions) or "no usable reply"
+
+    def headline(self) -> str:
+        """Return the types of the actions."""
+        return ", ".join(each.type for each in self.actions)
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `actions_planned`."""
+        return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
+
+
+class StepStarted(Fact, frozen=True, kw_only=True, tag="skillagent.StepStarted"):
+    """An action is carried out. It is on file before anything happens."""
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+    number: int
+    action: str
+    target: str
+
+    def summary(self) -> str:
+        """Return number, action and target."""
+        return f"step {self.number}: {self.action} {self.target}".rstrip()
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return nothing: the logs have the end of the step."""
+        return ()
+
+
+class StepEnded(Fact, frozen=True, kw_only=True, tag="skillagent.StepEnded"):
+    """What became of an action."""
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+    result: StepExecutionResult
+
+    def summary(self) -> str:
+        """Return number, status, and the error or the beginning of the output."""
+        result = self.result
+        said = result.error or result.output
+        shown = said if len(said) <= _SHORT else f"{said[: _SHORT - 1]}…"
+        return f"step {result.step}: {result.action} {result.status}{f': {shown}' if shown else ''}"
+
+    def severity(self) -> Severity:
+        """Return how serious the status is."""
+        severities: dict[StepStatus, Severity] = {"completed": "good", "failed": "fail", "skipped": "quiet"}
+        return severities.get(self.result.status, "warn")
+
+    def mark(self) -> str:
+        """Return the status if the action was not completed."""
+        return "" if self.result.status in ("completed", "skipped") else f"step {self.result.status}"
+
+    def log_lines(self) -> tuple[LogLine, ...]:
+        """Return `step_completed`, or `step_failed` and the like."""
+        level: LogLevel = "info" if self.result.status in ("completed", "skipped") else "warning"
+        fields: JsonObject = msgspec.to_builtins(self.result)
+        return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
+
+
+class ApprovalsAsked(Fact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
+    """The policy asked about actions. `parked`: the run ends, and waits for decisions until `expires_at`."""
+
+    between_turns: ClassVar[bool] = True
+
+    turn: int
+    questions: tuple[ApprovalQuestion, ...]
+    decisions: tuple[ApprovalDecision, ...] = ()
+    parked: bool = False
+    expires_at: float | None = None
+
+    def summary(self) -> str:
+        """Return the names of the tools, and what was decided."""
+        decided = {each.call_id: each.verdict for each in self.decisions}
+        said = (f"{each.name}: {decided.get(each.call_id, 'no answer')}" for each in self.questions)
+        return f"{', '.join(said)}{' (parked)' if self.parked else ''}"
+
+
+class RunStarted(facts.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeStarted"):
+    """A run begins with a task."""
+
+    task: str
+
+    @property
+    def title(self) -> str:
+        """The beginning of the task."""
+        return self.task if len(self.task) <= _SHORT else f"{self.task[: _SHORT - 1]}…"
+
+
+class RunEnded(facts.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
+    """A run ends. `turns` are the replies that were acted upon."""
+
+    reason: EndReason
+    steps: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether failures ended the run."""
+        return self.reason in ("failed", "step_failed")
+
+    @property
+    def result(self) -> str:
+        """How many steps there were."""
+        return f"{self.steps} steps"
+
+
 FACTS: tuple[type[Fact], ...] = (
     McpServersConnected,
     McpConnectionFailed,
     McpToolShadowed,
     McpServersDisconnected,
+    McpToolCallStarted,
+    McpToolCallCompleted,
+    McpToolCallFailed,
+    SkillProblem,
+    ActionsPlanned,
+    StepStarted,
+    StepEnded,
+    ApprovalsAsked,
 )
 
-register_facts("skillagent", *FACTS)
+register_facts("skillagent", RunStarted, RunEnded, *FACTS)

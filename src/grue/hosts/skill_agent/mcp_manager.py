@@ -129,6 +129,12 @@ class McpManager:
         """Names of the connected servers, in order."""
         return () if self._connected is None else self._connected.servers
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The canonical name, `server.tool`, of each tool in `tools`, by the name that it has there."""
+        definitions = {} if self._connected is None else self._connected.definitions
+        return {tool.name: _full_name(definitions[tool.name]) for tool in self.tools}
+
     def definition(self, tool_name: str) -> ToolDefinition | None:
         """Return the server's definition of a tool, by any name that `call_tool` takes; `None`: unknown."""
         return None if self._connected is None else self._connected.definitions.get(tool_name)
@@ -255,7 +261,7 @@ def _as_servers(servers: Mapping[str, ToolServer | Mapping[str, object]]) -> dic
     entries = {name: server for name, server in servers.items() if isinstance(server, Mapping)}
     read: Mapping[str, ToolServer] = {}
     if entries:
-        from grue.hosts.skill_agent.server_tables import read_servers  # it loads pydantic
+        from grue.hosts.skill_agent.configuration import read_servers  # it loads pydantic
 
         read = read_servers(entries)
     usable: dict[str, ToolServer] = {}

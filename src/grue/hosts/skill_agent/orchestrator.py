@@ -1,0 +1,340 @@
+"""`Orchestrator`: runs a task with a model, its MCP servers and the agent's own actions, in synchronous code.
+
+Come here for the life cycle: servers are connected once, before the first turn, and disconnected at the end,
+however the run ends. If they cannot be connected, the run goes on without them.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from msgspec import Struct
+
+import grue
+from grue import ApprovalDecision, ApprovalQuestion, Budget, Conversation, MCPError, Recorder, Runner, Usage
+from grue.connections import ConfinedFolder
+from grue.facts import EpisodeResumed, Fact
+from grue.hosts.skill_agent.actions import ActionContext, ActionRegistry
+from grue.hosts.skill_agent.approval import Judge
+from grue.hosts.skill_agent.configuration import AgentConfig
+from grue.hosts.skill_agent.decision_loop import DecisionLoop, LoopParts, RunEnd
+from grue.hosts.skill_agent.facts import (
+    FACTS,
+    EndReason,
+    McpConnectionFailed,
+    McpServersConnected,
+    McpServersDisconnected,
+    RunEnded,
+    RunStarted,
+    SkillProblem,
+    StepExecutionResult,
+)
+from grue.hosts.skill_agent.mcp_manager import McpManager
+from grue.hosts.skill_agent.past import RunPast, read_run
+from grue.hosts.skill_agent.prompt import PromptParts, build_prompt, changed_tools
+from grue.hosts.skill_agent.skills import Skills
+from grue.hosts.skill_agent.steps import StepParts, StepRunner
+from grue.messages import JsonObject
+from grue.sessions import AskPerson
+from grue.traces import Envelope, RunFolder
+
+
+class RunResult(Struct, frozen=True, kw_only=True):
+    """How a run ended; `result.json`.
+
+    Attributes:
+        reason: Why it ended; `detail` is a sentence for people.
+        answer: The answer of `finish`.
+        responses: What the model told the user on the way.
+        notes: What it kept in mind.
+        questions: For `parked`: what a person has to decide.
+    """
+
+    run_id: str
+    task: str
+    model: str
+    reason: EndReason
+    detail: str
+    answer: str
+    responses: tuple[str, ...]
+    notes: tuple[str, ...]
+    steps: tuple[StepExecutionResult, ...]
+    questions: tuple[ApprovalQuestion, ...]
+    turns: int
+    requests: int
+    usage: Usage
+    duration_s: float
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the model says that the task is done."""
+        return self.reason == "finished"
+
+
+class Orchestrator:
+    """Run a task.
+
+    Args:
+        config: The settings, as of `load_config`.
+        folder: The run folder; `None`: nothing is written.
+        actions: The actions that the model can answer with; `None`: those of the skill agent.
+        approve: Asked about actions, where the policy says so; `None`: nobody can be asked.
+        on_event: Called with the name and the fields of each event of this host.
+        recorder: Records every message; `None`: a new one.
+
+    Attributes:
+        stream: Whether replies are streamed, so that the trace has the text as it arrives.
+        scripted: Whether the model is a script, which the trace then says.
+        settings: Recorded with the run's start, for a program that resumes it.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        folder: str | PathLike[str] | None = None,
+        actions: ActionRegistry | None = None,
+        approve: AskPerson | None = None,
+        on_event: Callable[[str, JsonObject], None] | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.stream = False
+        self.scripted = False
+        self.settings: JsonObject = {}
+        self._config = config
+        self._folder = None if folder is None else Path(folder)
+        self._registry = actions or ActionRegistry()
+        self._approve = approve
+        self._recorder = recorder or Recorder()
+        if on_event is not None:
+            self._recorder.add(_EventCallback(on_event))
+
+    def run(self, task: str) -> RunResult:
+        """Run a task until it is done or something else ends it, and return the result.
+
+        Raises:
+            MCPConfigError: The configuration cannot be used; nothing was started.
+            TraceError: The run folder cannot be written.
+            KeyboardInterrupt: Ctrl-C. The run can be resumed from its folder.
+        """
+        return self._run(task, None, ())
+
+    def resume(self, decisions: Iterable[ApprovalDecision] = ()) -> RunResult:
+        """Go on with the run in `folder`, which was interrupted, killed or parked, and return its result.
+
+        An action that was under way when the process was killed is not repeated unless it is read-only or
+        idempotent; the model is told that it may have had an effect.
+
+        Args:
+            decisions: Answers to the questions of a parked run.
+
+        Raises:
+            TraceError: There is no run in the folder that can be resumed.
+        """
+        if self._folder is None:
+            raise MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")
+        return self._run("", read_run(self._folder), tuple(decisions))
+
+    def _run(self, task: str, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
+        config, limits = self._config, self._config.limits
+        skills = Skills(config.skills)
+        began = time.monotonic() - (0.0 if past is None else past.lasted_s)
+        run_id = _new_id() if past is None else past.started.episode_id
+        budget = Budget(requests=limits.requests, tokens=limits.tokens, cost_usd=limits.cost_usd)
+        with ExitStack() as stack:
+            folder = None
+            if self._folder is not None:
+                resume = past is not None
+                folder = RunFolder(self._folder, self._recorder, episode_id=run_id, resume=resume)
+                stack.enter_context(folder)
+                # Another process may have written to it before `RunFolder` locked it.
+                past = read_run(self._folder) if resume else None
+            runner = Runner(llm=config.llm, recorder=self._recorder, budget=budget, lifetime="episode")
+            stack.enter_context(runner)
+            run = _Run(run_id, task if past is None else past.started.task, began, folder, runner)
+            self._begin(run, past, skills)
+            return self._live(run, past, skills, decisions)
+
+    def _begin(self, run: "_Run", past: RunPast | None, skills: Skills) -> None:
+        config, version = self._config, grue.__version__
+        if past is None:
+            started = RunStarted(
+                episode_id=run.run_id,
+                task=run.task,
+                model=config.llm.model,
+                servers=tuple(config.servers) if config.mcp_enabled else (),
+                scripted=self.scripted,
+                max_turns=config.limits.max_turns,
+                version=version,
+                settings=self.settings,
+            )
+            self._note(started)
+        else:
+            run.runner.spent = past.spent
+            self._note(EpisodeResumed(episode_id=run.run_id, turns=past.plans, version=version))
+        for problem in skills.problems:
+            self._note(SkillProblem(problem=problem))
+
+    def _live(
+        self, run: "_Run", past: RunPast | None, skills: Skills, decisions: tuple[ApprovalDecision, ...]
+    ) -> RunResult:
+        """Connect the servers, run the loop, disconnect them and record the end, whatever happens."""
+        manager, loop = self._connect(), None
+        end = RunEnd("interrupted", "interrupted by Ctrl-C")
+        try:
+            judge = Judge(
+                config=self._config,
+                registry=self._registry,
+                manager=manager,
+                skills=skills,
+                approve=self._approve,
+                decisions=decisions,
+                waited=None if past is None else past.asked,
+            )
+            loop = self._loop(run, judge, past)
+            end = loop.run()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            end = RunEnd("failed", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._disconnect(manager)
+            result = self._end(run, end, loop)
+        return result
+
+    def _connect(self) -> McpManager | None:
+        """Return the connected servers; `None`: there are none, or they cannot be connected."""
+        config = self._config
+        if not config.mcp_enabled or not config.servers:
+            return None
+        manager = McpManager(
+            tool_call_timeout_s=config.tool_call_timeout_s,
+            on_connect_failure=config.on_connect_failure,
+            reconnect=config.reconnect,
+            recorder=self._recorder,
+        )
+        try:
+            tools = manager.connect_all(config.servers)
+        except (MCPError, ImportError) as error:
+            server = getattr(error, "server", "")
+            self._note(McpConnectionFailed(server=server, error=str(error)))
+            return None
+        self._note(McpServersConnected(servers=manager.servers, tools=tuple(tool.name for tool in tools)))
+        return manager
+
+    def _disconnect(self, manager: McpManager | None) -> None:
+        """Disconnect the servers. A failure is recorded, and not raised."""
+        if manager is None:
+            return
+        error = ""
+        try:
+            manager.close_all()
+        except (MCPError, OSError, RuntimeError) as failed:
+            error = str(failed)
+        self._note(McpServersDisconnected(error=error))
+
+    def _loop(self, run: "_Run", judge: Judge, past: RunPast | None) -> DecisionLoop:
+        config, manager = self._config, judge.manager
+        tools = [] if manager is None else manager.tools
+        parts = PromptParts(
+            actions=self._registry.types.values(),
+            mcp_tools=tools,
+            skills=judge.skills.by_name.values(),
+            instructions=config.instructions,
+        )
+        if past is None or not past.last_turn or run.folder is None:
+            conversation = run.runner.conversation(build_prompt(parts), name=run.run_id)
+        else:
+            conversation = Conversation.from_trace(run.folder.path, run.runner, name=run.run_id)
+        limit_s = config.limits.time_limit_seconds
+        deadline = math.inf if limit_s is None else run.began + limit_s
+        context = ActionContext(workspace=ConfinedFolder(config.workspace), skills=judge.skills)
+        steps = StepRunner(
+            StepParts(
+                config=config,
+                registry=self._registry,
+                context=context,
+                manager=manager,
+                recorder=self._recorder,
+                folder=run.folder,
+                left_s=lambda: deadline - time.monotonic(),
+            )
+        )
+        loop_parts = LoopParts(
+            registry=self._registry,
+            runner=run.runner,
+            conversation=conversation,
+            judge=judge,
+            steps=steps,
+            limits=config.limits,
+            stop_on_failure=config.on_step_failure == "stop",
+            changed_tools=changed_tools(tools, conversation.system),
+            deadline=deadline,
+            stream=self.stream,
+        )
+        return DecisionLoop(loop_parts, run.task, past)
+
+    def _end(self, run: "_Run", end: RunEnd, loop: DecisionLoop | None) -> RunResult:
+        steps = () if loop is None else tuple(loop.results)
+        turns = 0 if loop is None else loop.turns
+        said = {
+            kind: tuple(each.output for each in steps if each.action == kind) for kind in ("respond", "note")
+        }
+        result = RunResult(
+            run_id=run.run_id,
+            task=run.task,
+            model=self._config.llm.model,
+            reason=end.reason,
+            detail=end.detail,
+            answer=end.answer,
+            responses=said["respond"],
+            notes=said["note"],
+            steps=steps,
+            questions=loop.asked.questions if loop is not None and loop.asked is not None else (),
+            turns=turns,
+            requests=run.runner.spent.requests,
+            usage=run.runner.spent.usage,
+            duration_s=round(time.monotonic() - run.began, 3),
+        )
+        self._note(RunEnded(reason=end.reason, detail=end.detail, turns=turns, steps=len(steps)))
+        if run.folder is not None:
+            run.folder.write_result(result)
+        return result
+
+    def _note(self, fact: Fact) -> None:
+        self._recorder.record(fact, sender="host")
+
+
+class _Run(Struct, frozen=True):
+    """One run: its id and task, when it began in monotonic seconds, and what is open for it."""
+
+    run_id: str
+    task: str
+    began: float
+    folder: RunFolder | None
+    runner: Runner
+
+
+class _EventCallback:
+    """An observer that passes the events of this host's facts to a callback."""
+
+    def __init__(self, on_event: Callable[[str, JsonObject], None]) -> None:
+        self._on_event = on_event
+
+    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+        """Call the callback, if the envelope has such a fact."""
+        del line
+        if isinstance(envelope.body, FACTS):
+            for event in envelope.body.log_lines():
+                self._on_event(event.event, event.fields)
+
+
+def _new_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:6]}"

@@ -1,0 +1,77 @@
+"""Read from a trace how far a run got, so that it can go on."""
+
+from pathlib import Path
+
+from msgspec import field
+
+from grue import past
+from grue.errors import TraceError
+from grue.hosts.skill_agent.facts import (
+    ActionsPlanned,
+    ApprovalsAsked,
+    RunEnded,
+    RunStarted,
+    StepEnded,
+    StepExecutionResult,
+    StepStarted,
+)
+from grue.messages import RunTurn
+from grue.past import has_result
+from grue.traces import EpisodeEnvelope
+
+_OVER = ("finished", "gave_up")
+
+
+class RunPast(past.Past[RunStarted], kw_only=True):
+    """The recorded part of a run.
+
+    Attributes:
+        plan: The actions of the last reply that was acted upon; `None`: there was none.
+        plans: How many replies were acted upon.
+        results: What became of the steps, in order.
+        begun: The step that was under way when the process ended; 0: none.
+        last_turn: Number of the last turn, which may have no end.
+        asked: The approvals that the run waits for; `None`: it waits for none.
+    """
+
+    plan: ActionsPlanned | None = None
+    plans: int = 0
+    results: list[StepExecutionResult] = field(default_factory=list)
+    begun: int = 0
+    last_turn: int = 0
+    asked: ApprovalsAsked | None = None
+
+    def take_fact(self, envelope: EpisodeEnvelope) -> None:
+        """Take the next envelope."""
+        match envelope.body:
+            case RunTurn():
+                self.last_turn = max(self.last_turn, envelope.turn)
+            case ActionsPlanned() as plan:
+                self.plan, self.end = plan, None
+                self.plans += 1
+            case StepStarted(number=number):
+                self.begun, self.asked = number, None
+            case StepEnded(result=result):
+                self.results.append(result)
+                self.begun, self.asked = 0, None
+            case ApprovalsAsked() as asked:
+                self.asked = asked if asked.parked else None
+
+
+def read_run(path: Path) -> RunPast:
+    """Read how far a run got.
+
+    Args:
+        path: The run folder, or the trace in it.
+
+    Raises:
+        TraceError: The trace cannot be read or has no run, the run is over, or a message that is needed was
+            redacted.
+    """
+    read = past.read_past(path, RunPast, needed=(ActionsPlanned, StepEnded))
+    if not isinstance(read.started, RunStarted):
+        raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
+    ended = read.ended
+    if isinstance(ended, RunEnded) and ended.reason in _OVER and has_result(path, ended):
+        raise TraceError(f"{path} cannot be resumed: the run is over ({ended.reason}).")
+    return read

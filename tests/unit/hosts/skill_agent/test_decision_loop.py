@@ -1,0 +1,177 @@
+"""What ends a run, and what follows a failed step."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from skill_runs import act, call, finish, run
+
+from grue import ToolAnnotations
+from grue.hosts.skill_agent import ActionContext, ActionRegistry, RunLimits
+from grue.messages import ToolCallResult
+from grue.testing.fake_tools import FakeToolServer
+from grue.testing.llm_server import error_reply, text_reply
+
+
+class Word(msgspec.Struct):
+    word: str = ""
+
+
+def flaky(*, failures: int, annotations: ToolAnnotations | None = None) -> tuple[ActionRegistry, list[str]]:
+    """An action that fails so many times."""
+    tried: list[str] = []
+
+    def shout(params: Word, context: ActionContext) -> str:
+        """Say it aloud."""
+        tried.append(params.word)
+        if len(tried) <= failures:
+            raise ValueError("no voice")
+        return params.word.upper()
+
+    actions = ActionRegistry()
+    actions.add("shout", Word, shout, annotations=annotations)
+    return actions, tried
+
+
+SHOUT = ("shout", {"word": "hey"})
+
+
+def test_a_failed_step_is_shown_to_the_model_and_the_rest_goes_on() -> None:
+    actions, _ = flaky(failures=1)
+    ran = run([act(SHOUT, SHOUT), act(finish())], actions=actions)
+    assert ran.statuses == ["failed", "completed", "completed"]
+    assert [each.get("error", each.get("output")) for each in ran.results()] == ["no voice", "HEY"]
+
+
+def test_a_failed_step_can_end_the_run_and_the_rest_is_skipped() -> None:
+    actions, _ = flaky(failures=1)
+    ran = run([act(SHOUT, SHOUT)], actions=actions, config={"on_step_failure": "stop"})
+    assert ran.statuses == ["failed", "skipped"]
+    assert (ran.result.reason, ran.result.detail) == ("step_failed", "step 1, shout, failed: no voice")
+    assert not ran.result.succeeded
+
+
+@pytest.mark.parametrize(
+    ("annotations", "tries"),
+    [
+        (None, 1),
+        (ToolAnnotations(destructive=False), 1),
+        (ToolAnnotations(read_only=True), 3),
+        (ToolAnnotations(idempotent=True), 3),
+    ],
+)
+def test_only_a_step_that_has_no_further_effect_is_retried(
+    annotations: ToolAnnotations | None, tries: int
+) -> None:
+    actions, tried = flaky(failures=5, annotations=annotations)
+    retry = {"on_step_failure": "retry", "retries": 2}
+    ran = run([act(SHOUT), act(finish())], actions=actions, config=retry)
+    assert len(tried) == tries
+    assert (ran.result.steps[0].status, ran.result.steps[0].attempts) == ("failed", tries)
+
+
+def test_a_retry_that_succeeds_completes_the_step() -> None:
+    actions, _ = flaky(failures=1, annotations=ToolAnnotations(read_only=True))
+    ran = run([act(SHOUT), act(finish())], actions=actions, config={"on_step_failure": "retry"})
+    assert (ran.result.steps[0].status, ran.result.steps[0].attempts) == ("completed", 2)
+
+
+def test_a_tool_that_may_have_run_is_never_called_again() -> None:
+    server = FakeToolServer("cave")
+    server.answers("dig", ToolCallResult(content="", is_error=True, error_message="half dug"))
+    config = {"servers": {"cave": server}, "on_step_failure": "retry", "retries": 3}
+    run([act(call("dig")), act(finish())], config=config)
+    assert len(server.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "turns", "steps"),
+    [
+        (RunLimits(max_turns=2), "turn_limit", 2, 2),
+        (RunLimits(max_steps=3), "step_limit", 4, 3),
+        (RunLimits(requests=2), "budget", 2, 2),
+        (RunLimits(time_limit_seconds=0.001), "time_limit", 0, 0),
+    ],
+)
+def test_a_limit_ends_the_run_with_its_name(limits: RunLimits, reason: str, turns: int, steps: int) -> None:
+    ran = run([act(("note", {"text": "hm"}))] * 9, config={"limits": limits})
+    assert (ran.result.reason, ran.result.turns, len(ran.result.steps)) == (reason, turns, steps)
+    assert ran.result.detail
+
+
+def test_the_time_limit_ends_a_tool_call_too() -> None:
+    server = FakeToolServer("cave")
+    actions = ActionRegistry()
+    late = RunLimits(time_limit_seconds=0.001)
+    ran = run([], actions=actions, config={"servers": {"cave": server}, "limits": late})
+    assert ran.result.reason == "time_limit"
+
+
+def test_a_model_that_cannot_do_it_ends_the_run_as_given_up() -> None:
+    ran = run([act(finish("no way", success=False), ("note", {"text": "x"}))])
+    assert (ran.result.reason, ran.result.answer) == ("gave_up", "no way")
+    assert ran.statuses == ["completed", "skipped"]
+
+
+def test_an_endpoint_that_refuses_ends_the_run_as_failed() -> None:
+    ran = run([error_reply(401, "no key")])
+    assert ran.result.reason == "failed"
+    assert "401" in ran.result.detail
+
+
+def test_a_reply_that_cannot_be_used_is_repaired_once() -> None:
+    ran = run([text_reply("I think so."), act(finish())])
+    assert ran.result.succeeded
+    assert 'no JSON object {"actions"' in ran.said()
+
+
+def test_a_reply_that_cannot_be_used_twice_is_a_failed_step() -> None:
+    ran = run([text_reply("Hm."), text_reply("Hm."), act(finish())])
+    assert ran.result.succeeded
+    assert (ran.result.steps[0].action, ran.result.steps[0].status) == ("reply", "failed")
+    assert ran.results()[0]["action"] == "reply"
+    stopped = run([text_reply("Hm."), text_reply("Hm.")], config={"on_step_failure": "stop"})
+    assert stopped.result.reason == "step_failed"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ('{"actions": []}', "it has 0 actions"),
+        ('{"actions": [{"type": "fly", "params": {}}]}', "actions[0]: there is no action 'fly'"),
+        ('{"actions": [{"type": "read_file", "params": {"path": 3}}]}', "actions[0]: Expected `str`"),
+        ('{"type": "read_file", "params": {}}', "actions[0]: Object missing required field `path`"),
+    ],
+)
+def test_a_reply_that_does_not_fit_is_refused_with_the_reason(reply: str, said: str) -> None:
+    ran = run([text_reply(reply), act(finish())])
+    assert said in ran.said()
+
+
+def test_a_single_action_prose_around_it_and_null_for_what_is_left_out_are_understood() -> None:
+    ran = run(
+        [
+            text_reply('Let me see: ```json\n{"type": "note", "params": {"text": "a"}}\n```'),
+            text_reply('{"actions": [{"type": "list_files", "params": {"path": null}}]}'),
+            act(finish()),
+        ]
+    )
+    assert ran.statuses == ["completed"] * 3
+
+
+def test_an_action_of_the_programs_own_is_in_prompt_and_schema() -> None:
+    actions, _ = flaky(failures=0)
+    ran = run([act(SHOUT), act(finish())], actions=actions)
+    shown: list[dict[str, Any]] = [
+        each
+        for each in msgspec.json.decode(_section(ran.requests[0][0]["content"]))
+        if each["type"] == "shout"
+    ]
+    assert shown == [
+        {"type": "shout", "params": {"word": "string, optional"}, "description": "Say it aloud."}
+    ]
+    assert "HEY" in ran.said()
+
+
+def _section(system: object) -> bytes:
+    return str(system).partition("ACTIONS:\n")[2].partition("\n\n")[0].encode()

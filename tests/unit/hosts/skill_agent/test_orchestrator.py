@@ -1,0 +1,243 @@
+"""A run from its task to its end: each box of S's life-cycle chart, and each row of its error table."""
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from skill_runs import Events, act, call, finish, run, scripted
+from transport_servers import faulty
+
+from grue import MCPError
+from grue.errors import MissingDependencyError
+from grue.hosts.skill_agent import ActionContext, ActionRegistry, AgentConfig, McpManager, Orchestrator
+from grue.hosts.skill_agent.facts import RunEnded
+from grue.messages import ToolCallResult
+from grue.testing.fake_tools import FakeToolServer
+from grue.testing.leftovers import assert_nothing_left
+from grue.traces import read_episode
+
+CALLED = ["mcp_tool_call_started", "mcp_tool_call_completed"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    with assert_nothing_left():
+        yield
+
+
+def cave() -> FakeToolServer:
+    server = FakeToolServer("cave")
+    schema = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+    server.answers("look", "dark", description="Look around", schema=schema)
+    server.answers("fail", ToolCallResult(content="no", is_error=True, error_message="no such file"))
+    return server
+
+
+def test_a_run_carries_out_actions_until_finish(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    ran = run(
+        [
+            act(("list_files", {}), ("read_file", {"path": "a.txt"})),
+            act(("write_file", {"path": "b.txt", "content": "HELLO"}), ("respond", {"text": "Half way."})),
+            act(("note", {"text": "b.txt is written"}), finish("All done.")),
+        ],
+        config={"workspace": tmp_path},
+    )
+    assert (ran.result.reason, ran.result.answer) == ("finished", "All done.")
+    assert ran.result.succeeded
+    assert (ran.result.responses, ran.result.notes) == (("Half way.",), ("b.txt is written",))
+    assert ran.statuses == ["completed"] * 6
+    assert (tmp_path / "b.txt").read_text() == "HELLO"
+    assert ran.results(1)[1]["output"] == "hello"
+    assert ran.said(0) == "TASK:\nDo it."
+    assert (ran.result.turns, ran.result.requests) == (3, 3)
+
+
+# --- The life cycle ---
+
+
+@pytest.mark.parametrize("config", [{}, {"mcp_enabled": False, "servers": {"cave": cave()}}])
+def test_without_mcp_there_are_no_tools_in_the_prompt_and_no_events(config: dict[str, object]) -> None:
+    ran = run([act(finish())], config=config)
+    assert ran.events.names == []
+    assert "MCP_TOOLS:" not in str(ran.requests[0][0]["content"])
+
+
+def test_connected_tools_are_in_the_prompt_exactly_so_and_a_call_has_its_events() -> None:
+    server = FakeToolServer("cave")
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    server.answers("read_file", "dark", description="Read a file from the filesystem", schema=schema)
+    ran = run([act(call("read_file", path="/tmp/x")), act(finish())], config={"servers": {"cave": server}})
+    expected = """MCP_TOOLS:
+[
+  {
+    "name": "read_file",
+    "description": "Read a file from the filesystem",
+    "server": "cave",
+    "input_schema": {
+      "type": "object",
+      "properties": {
+        "path": {
+          "type": "string"
+        }
+      },
+      "required": [
+        "path"
+      ]
+    }
+  }
+]"""
+    assert str(ran.requests[0][0]["content"]).endswith(expected)
+    assert ran.events.names == ["mcp_servers_connected", *CALLED, "mcp_servers_disconnected"]
+    assert ran.events.fields("mcp_servers_connected") == {"servers": ("cave",), "tools": ("read_file",)}
+    assert ran.events.fields("mcp_tool_call_completed")["status"] == "completed"
+    assert server.calls == [("read_file", {"path": "/tmp/x"})]
+    (result,) = ran.results()
+    assert (result["target"], result["output"]) == ("read_file", "dark")
+
+
+def test_servers_that_cannot_be_connected_leave_a_run_without_mcp() -> None:
+    servers = {"cave": cave(), "bad": faulty("--exit-at", "start", "--stderr", "no disk")}
+    ran = run([act(call("look")), act(finish())], config={"servers": servers})
+    assert ran.events.names == ["mcp_connection_failed", "mcp_tool_call_failed"]
+    failed = ran.events.fields("mcp_connection_failed")
+    assert failed["server"] == "bad"
+    assert "no disk" in failed["error"]
+    assert "MCP_TOOLS:" not in str(ran.requests[0][0]["content"])
+    assert ran.results()[0]["error"] == "No MCP server is connected."
+    assert ran.result.reason == "finished"
+
+
+def test_without_the_package_mcp_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise MissingDependencyError("Install it: pip install 'grue[mcp]'")
+
+    monkeypatch.setattr("grue.engine.tool_servers.require_mcp", absent)
+    ran = run([act(finish())], config={"servers": {"s": faulty()}})
+    assert ran.result.succeeded
+    assert "pip install" in ran.events.fields("mcp_connection_failed")["error"]
+
+
+def test_a_call_without_a_name_fails_before_anything_is_called() -> None:
+    ran = run([act(("mcp_call", {})), act(finish())], config={"servers": {"cave": cave()}})
+    assert ran.events.names[1:-1] == ["mcp_tool_call_failed"]
+    assert ran.results()[0]["error"] == "mcp_call needs a tool_name."
+
+
+def test_an_error_result_is_a_completed_call_and_a_failed_step() -> None:
+    ran = run([act(call("fail")), act(finish())], config={"servers": {"cave": cave()}})
+    assert ran.events.names[1:-1] == CALLED
+    assert ran.events.fields("mcp_tool_call_completed")["status"] == "failed"
+    (result,) = ran.results()
+    assert (result["status"], result["error"]) == ("failed", "no such file")
+
+
+def test_an_unknown_tool_is_an_error_result() -> None:
+    ran = run([act(call("dig")), act(finish())], config={"servers": {"cave": cave()}})
+    assert ran.statuses == ["failed", "completed"]
+    assert ran.results()[0]["error"] == "Unknown MCP tool: dig. Available tools: look, fail"
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"), [("--silent-at", "timed out after 0.2s"), ("--exit-at", "exit status 1")]
+)
+def test_a_timeout_and_a_servers_death_fail_the_step_and_the_run_goes_on(flag: str, said: str) -> None:
+    ran = run(
+        [act(call("echo", text="x"), call("look")), act(finish())],
+        config={"servers": {"s": faulty(flag, "call"), "cave": cave()}, "tool_call_timeout_s": 0.2},
+    )
+    assert ran.events.names[:2] == ["mcp_tool_shadowed", "mcp_servers_connected"], "both have a tool `fail`"
+    assert ran.events.names[2:-1] == ["mcp_tool_call_started", "mcp_tool_call_failed", *CALLED]
+    assert said in ran.events.fields("mcp_tool_call_failed")["error"]
+    assert ran.statuses == ["failed", "completed", "completed"]
+
+
+def test_a_failure_while_disconnecting_is_recorded_and_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    close_all = McpManager.close_all
+
+    def broken(manager: McpManager) -> None:
+        close_all(manager)
+        raise MCPError("the pipe is gone")
+
+    monkeypatch.setattr(McpManager, "close_all", broken)
+    ran = run([act(finish())], config={"servers": {"cave": cave()}})
+    assert ran.result.succeeded
+    assert ran.events.fields("mcp_servers_disconnected")["error"] == "the pipe is gone"
+
+
+class Nothing(msgspec.Struct):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(KeyboardInterrupt(), "interrupted"), (ZeroDivisionError("oops"), "failed")]
+)
+def test_servers_are_disconnected_and_the_end_is_recorded_in_every_exit_path(
+    tmp_path: Path, error: BaseException, reason: str
+) -> None:
+    def boom(params: Nothing, context: ActionContext) -> str:
+        raise error
+
+    actions, events = ActionRegistry(), Events()
+    actions.add("boom", Nothing, boom)
+    with scripted(act(("boom", {}))) as (_, llm):
+        config = AgentConfig(llm=llm, servers={"cave": cave()})
+        agent = Orchestrator(config, folder=tmp_path / "run", actions=actions, on_event=events)
+        with pytest.raises(type(error)):
+            agent.run("Do it.")
+    assert events.names == ["mcp_servers_connected", "mcp_servers_disconnected"]
+    last = [*read_episode(tmp_path / "run" / "trace.jsonl").envelopes][-1]
+    assert isinstance(last.body, RunEnded)
+    assert last.body.reason == reason
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["reason"] == reason
+
+
+# --- The run folder ---
+
+
+def test_the_run_folder_has_events_artifacts_and_the_result(tmp_path: Path) -> None:
+    long = "x" * 5000
+    server = FakeToolServer("cave")
+    server.answers("look", long)
+    config = {"servers": {"cave": server}}
+    ran = run([act(call("cave.look")), act(finish("ok"))], folder=tmp_path / "run", config=config)
+    artifact = tmp_path / "run" / ran.result.steps[0].artifact
+    assert artifact.name == "0001-cave.look.json"
+    assert json.loads(artifact.read_text())["raw_text"] == long
+    assert stat.S_IMODE(artifact.stat().st_mode) == 0o600
+    lines = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    names = [line["event_type"] for line in lines]
+    assert [
+        name for name in names if name in (*CALLED, "mcp_servers_connected", "mcp_servers_disconnected")
+    ] == [
+        "mcp_servers_connected",
+        *CALLED,
+        "mcp_servers_disconnected",
+    ]
+    assert names[0] == "episode_started"
+    assert names[-1] == "episode_ended"
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["reason"], result["answer"], result["turns"]) == ("finished", "ok", 2)
+    assert result["steps"][0]["artifact"] == "artifacts/0001-cave.look.json"
+
+
+def test_secrets_do_not_reach_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAVE_API_KEY", "sk-very-secret-value")
+    server = FakeToolServer("cave")
+    server.answers("look", "the key is sk-very-secret-value")
+    run([act(call("look")), act(finish())], folder=tmp_path / "run", config={"servers": {"cave": server}})
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert not [path for path in files if b"sk-very-secret-value" in path.read_bytes()]
+
+
+def test_a_long_result_loses_its_middle_and_the_model_is_told() -> None:
+    server = FakeToolServer("cave")
+    server.answers("look", "a" * 300 + "b" * 300)
+    limits = msgspec.convert({"result_chars": 200}, type(AgentConfig(llm=None).limits))  # type: ignore[arg-type]
+    ran = run([act(call("look")), act(finish())], config={"servers": {"cave": server}, "limits": limits})
+    shown = ran.results()[0]["output"]
+    assert shown == f"{'a' * 100}\n… 400 characters are left out here …\n{'b' * 100}"
