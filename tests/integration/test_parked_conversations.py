@@ -18,12 +18,15 @@ from grue import (
     FunctionTools,
     LlmSettings,
     MCPConfigError,
+    MCPServerStartupError,
     NothingToResume,
     Recorder,
     Runner,
+    StdioServer,
     ToolPolicy,
     ToolRule,
     TraceWriter,
+    TurnOutcome,
     TurnRequest,
     UserText,
     parked_turns,
@@ -47,12 +50,16 @@ def model(request: LlmRequest) -> LlmReply:
     if "Tidy" not in str(asked["content"]):
         return text_reply(f"Answer {number}.", **thought)
     if not told:
-        return tool_calls_reply((name(request, "look"), {}), **thought)
+        return tool_calls_reply((name(request, "dust"), {}), **thought)
     if len(told) == 1:
         return tool_calls_reply(
-            (name(request, "look"), {}), (name(request, "delete"), {"name": "old.txt"}), **thought
+            (name(request, "dust"), {}), (name(request, "delete"), {"name": "old.txt"}), **thought
         )
     return text_reply(f"The tool said: {last['content']}", **thought)
+
+
+def dust() -> str:
+    return "dust"
 
 
 def name(request: LlmRequest, tool: str) -> str:
@@ -83,7 +90,7 @@ class Place:
             recorder.add(TraceWriter(self.trace, episode="e"))
         return Runner(
             llm=LlmSettings(base_url=self.server.base_url, model="m", wire=self.wire, api_key="key"),
-            servers={"box": FunctionTools({"delete": self.delete, "look": lambda: "dust"})},
+            servers={"box": FunctionTools([self.delete, dust])},
             recorder=recorder,
             **{"tool_policy": POLICY} | how,
         )
@@ -238,9 +245,10 @@ def test_a_park_is_consumed_once(place: Place) -> None:
     talk = place.park(runner)
     decisions = [question.approve() for question in talk.questions]
     talk.resume(decisions)
-    for again in (lambda: talk.resume(decisions), lambda: runner.resume(place.trace, decisions)):
-        with pytest.raises(NothingToResume):
-            again()
+    with pytest.raises(NothingToResume):
+        talk.resume(decisions)
+    with pytest.raises(NothingToResume):
+        runner.resume(place.trace, decisions)
     assert place.deleted == ["old.txt"]
     close(runner)
 
@@ -290,15 +298,9 @@ def test_a_file_that_does_not_fit_is_refused_and_consumes_nothing(place: Place) 
 
 
 def test_servers_that_do_not_start_leave_the_turn_parked(place: Place) -> None:
-    class Broken:
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(name)
-
     first = place.runner(trace=True)
     place.park(first).close()
     close(first)
-    from grue import MCPServerStartupError, StdioServer
-
     with place.runner() as later:
         later._wiring.servers["box"] = StdioServer(name="box", command="/nonexistent/box")  # type: ignore[index]  # as if its configuration had changed
         with Conversation.load(place.talk, later) as talk:
@@ -366,7 +368,9 @@ def assert_goes_on(killed: Place) -> None:
     with killed.runner() as later:
         pending = [question for parked in parked_turns(killed.trace) for question in parked.questions]
         try:
-            outcome = later.resume(killed.trace, [question.approve() for question in pending])
+            outcome: TurnOutcome[Any] = later.resume(
+                killed.trace, [question.approve() for question in pending]
+            )
         except ApprovalPending as again:
             decisions = [question.approve() for question in again.questions]
             with Conversation.load(killed.talk, later) as talk:

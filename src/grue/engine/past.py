@@ -74,6 +74,7 @@ def with_sizes(
     """
     if command.context is None or not entries:
         return command
-    known = bytes_per_token or command.context.bytes_per_token
+    # An endpoint can report any number of tokens.
+    known = min(max(bytes_per_token or command.context.bytes_per_token, 0.1), 100.0)
     context = replace(command.context, bytes_per_token=known)
     return replace(command, context=context, earlier=sizes_of(entries, known))

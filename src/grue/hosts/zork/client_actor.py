@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 import anyio.to_thread
+from msgspec.structs import replace
 
 from grue.connections import Note
 from grue.errors import MCPError
@@ -26,6 +27,7 @@ from grue.messages import (
     JsonObject,
     LlmCommand,
     RequestCompletion,
+    RewriteHistory,
     SupportCheck,
     ToolSupportChecked,
     TurnEvent,
@@ -34,6 +36,7 @@ from grue.models import (
     Actor,
     Conversation,
     Fault,
+    LentConversation,
     Mailbox,
     ModelSettings,
     ToolSupportPolicy,
@@ -86,6 +89,7 @@ class ClientActor(Actor[LlmCommand]):
         client: The client; grue does not retry its requests.
         settings: The model and its sampling.
         config: Passed to the client when it is asked whether the model can call tools; `None` passes none.
+        lent: The conversation that the turn continues; `None`: the turn begins one of its own.
     """
 
     def __init__(
@@ -95,16 +99,18 @@ class ClientActor(Actor[LlmCommand]):
         client: Any,
         settings: ModelSettings,
         config: ToolSupportPolicy | None = None,
+        lent: LentConversation | None = None,
     ) -> None:
         super().__init__(mailbox)
         self._config = config
         self._agent = agent
         self._client = client
         self._create: Callable[..., Any] = client.chat.completions.create
-        self._profile = _SIMPLE_CLIENT if accepts(self._create, "name") else _SDK
+        self._profile = _profile_of(client)
         self._settings = settings
-        self._conversations: dict[ConversationId, Conversation] = {}
-        self._call_ids: set[str] = set()
+        self._lent = lent
+        self._conversations: dict[ConversationId, LentConversation] = {}
+        self._call_ids: set[str] = set() if lent is None else {*lent.encoded.history.call_ids}
 
     async def receive(self, envelope: Envelope[LlmCommand]) -> None:
         """Ask the client, and send the outcome to the agent."""
@@ -114,19 +120,31 @@ class ClientActor(Actor[LlmCommand]):
                 outcome = await asked_of_client(
                     self._client, self._settings.model, self._config, endpoint=type(self._client).__name__
                 )
-            case RequestCompletion(conversation=name) as command:
-                conversation = self._conversations.setdefault(name, Conversation(self._profile))
-                conversation.ask(command.new, command.mode)
-                outcome = await self._complete(conversation, command.request)
+            case RewriteHistory() as command:
+                return await self._conversation(command.conversation).change(command)
+            case RequestCompletion() as command:
+                outcome = await self._complete(self._conversation(command.conversation), command)
         if envelope.reply_to is not None:
             reply(envelope, outcome)
         else:
             await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
+        return None
+
+    def _conversation(self, name: ConversationId) -> LentConversation:
+        if self._lent is not None and self._lent.id == name:
+            return self._lent
+        if name not in self._conversations:
+            encoded = Conversation(self._profile, model=self._settings.model)
+            self._conversations[name] = LentConversation(name, encoded, _save_nothing)
+        return self._conversations[name]
 
     async def _complete(
-        self, conversation: Conversation, request: int
+        self, kept: LentConversation, command: RequestCompletion
     ) -> CompletionReceived | CompletionFailed:
-        begun = time.monotonic()
+        begun, request = time.monotonic(), command.request
+        if (kept.encoded.profile, kept.encoded.model) != (self._profile, self._settings.model):
+            kept.encoded.adopt(self._profile, self._settings.model)
+        conversation = await kept.ask(command)
         try:
             completion = completion_body(await self._ask(conversation.body(self._settings)))
         except Exception as error:  # noqa: BLE001 - whatever a foreign client raises is a failed completion
@@ -136,7 +154,8 @@ class ClientActor(Actor[LlmCommand]):
         if isinstance(reply, Fault):
             failure = foreign_failure(reply, self._client, self._settings.model)
             return CompletionFailed(request=request, failure=failure)
-        conversation.keep(reply)
+        counted = replace(reply, prompt_tokens=reply.usage.input_tokens)
+        echo = None if command.aside else (await kept.keep(counted)).echo
         self._call_ids.update(call.call_id for call in reply.tool_calls)
         return CompletionReceived(
             request=request,
@@ -148,6 +167,8 @@ class ClientActor(Actor[LlmCommand]):
             model=reply.model or self._settings.model,
             usage=reply.usage,
             elapsed_s=time.monotonic() - begun,
+            echo=echo,
+            prompt_tokens=counted.prompt_tokens,
         )
 
     async def _ask(self, body: bytes) -> object:
@@ -171,19 +192,41 @@ class ClientModel:
             method decides whether the model can call tools, before a server is started.
         settings: The model and its sampling.
         config: May force tool support; passed to that method.
+        lent: The conversation that the turn continues; `None`: none.
     """
 
-    def __init__(self, client: Any, settings: ModelSettings, config: ToolSupportPolicy | None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        settings: ModelSettings,
+        config: ToolSupportPolicy | None,
+        lent: LentConversation | None = None,
+    ) -> None:
         self._client = client
         self._settings = settings
         self._config = config
+        self._lent = lent
+
+    @property
+    def profile(self) -> WireProfile:
+        """How the client's messages are written."""
+        return _profile_of(self._client)
+
+    @property
+    def model(self) -> str:
+        """The model that the client is asked for."""
+        return self._settings.model
+
+    def lending(self, lent: LentConversation) -> "ClientModel":
+        """Return the model for a turn that continues `lent`."""
+        return ClientModel(self._client, self._settings, self._config, lent)
 
     def __call__(
         self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
     ) -> Actor[LlmCommand]:
         """Create the actor for a turn."""
         del note
-        return ClientActor(mailbox, agent, self._client, self._settings, self._config)
+        return ClientActor(mailbox, agent, self._client, self._settings, self._config, self._lent)
 
     def support_check(self) -> SupportCheck:
         """Return when to check whether the model can call tools: before a server starts, or not at all."""
@@ -213,6 +256,14 @@ def client_actor(
     except AttributeError as error:
         raise MCPError(f"{type(client).__name__} has no chat.completions.create: {error}") from error
     return ClientModel(client, settings, config)
+
+
+async def _save_nothing() -> None:
+    """Do nothing: the conversation ends with its turn."""
+
+
+def _profile_of(client: Any) -> WireProfile:
+    return _SIMPLE_CLIENT if accepts(client.chat.completions.create, "name") else _SDK
 
 
 def _simple_arguments(asked: JsonObject, *, marked: bool) -> dict[str, Any]:

@@ -1,0 +1,22 @@
+"""What a turn gets to know of what was said before it."""
+
+import pytest
+
+from grue.engine.past import with_sizes
+from grue.messages import AssistantReply, ContextPolicy, RunTurn, Said, SystemText, UserText
+
+SAID = (Said((SystemText("s"), UserText("u" * 400))), AssistantReply(content="a" * 400))
+
+
+@pytest.mark.parametrize(("counted", "used"), [(None, 3.0), (4.0, 4.0), (5000.0, 100.0), (0.0001, 0.1)])
+def test_sizes_follow_the_endpoints_count_within_reason(counted: float | None, used: float) -> None:
+    command = RunTurn(turn=1, system="s", user="v", context=ContextPolicy(bytes_per_token=3.0))
+    sized = with_sizes(command, SAID, counted)
+    assert sized.context is not None
+    assert sized.context.bytes_per_token == used
+    assert len(sized.earlier) == 2
+    assert sized.earlier[1].tokens == pytest.approx(400 / used, rel=0.2)
+
+
+def test_without_a_policy_nothing_is_sized() -> None:
+    assert with_sizes(RunTurn(turn=1, system="s", user="v"), SAID).earlier == ()
