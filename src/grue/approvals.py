@@ -20,7 +20,7 @@ class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
         definition_digest: Of the tool's definition that the question was about.
         verdict: Make the call, do not make it, or make it with other arguments.
         arguments: The other arguments, for `change`.
-        reason: Told to the model if the call is denied.
+        reason: The model reads it if the call is denied.
     """
 
     call_id: str
@@ -43,6 +43,8 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         definition_digest: Identifies the tool's definition.
         reason: Why the policy asks; empty if its rule gives no reason.
         description: The server's text about the tool; untrusted.
+        input_schema: What the tool takes, for a person who changes the arguments; untrusted. `None`: the
+            trace is an old one.
     """
 
     call_id: str
@@ -52,6 +54,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     definition_digest: str
     reason: str = ""
     description: str = ""
+    input_schema: dict[str, object] | None = None
 
     def approve(self) -> ApprovalDecision:
         """Return the decision that the call is made as it is."""
@@ -62,7 +65,10 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self._decision("deny", reason=reason)
 
     def change(self, arguments: dict[str, object]) -> ApprovalDecision:
-        """Return the decision that the call is made with other arguments, and the model is told which."""
+        """Return the decision that the call is made with other arguments; the model reads which.
+
+        The runner does not accept arguments that `input_schema` refuses.
+        """
         return self._decision("change", arguments=arguments)
 
     def _decision(

@@ -201,6 +201,20 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
         self.expires_at = expires_at
 
 
+class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
+    """A person's changed arguments cannot be used: the tool's input schema refuses them. Decide again.
+
+    Attributes:
+        call_id: The call.
+        name: Canonical name of its tool.
+    """
+
+    def __init__(self, message: str, *, call_id: str, name: str) -> None:
+        super().__init__(message)
+        self.call_id = call_id
+        self.name = name
+
+
 class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like the messages
     """No turn of the trace can be resumed: none is parked, or it was resumed already. The text says which."""
 

@@ -632,6 +632,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         earlier: The sizes of the history that the turn continues, oldest first. The first one is that of the
             conversation's first entry, which is never cleared. Only set with `context`.
         user_stub: What takes the place of `user` if a later turn clears it; empty: it stays.
+        show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
+            replayed without them.
     """
 
     turn: int
@@ -655,6 +657,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     context: ContextPolicy | None = None
     earlier: tuple[ContextItem, ...] = ()
     user_stub: str = ""
+    show_schemas: bool = False
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):

@@ -331,6 +331,7 @@ class Runner(AsyncToolAccess):
         Raises:
             NothingToResume: No turn waits: none was parked, or it was resumed already.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
+            ChangeRefused: Changed arguments are not what the tool's input schema says. Nothing was started.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
                 removed from the turn.
             MCPError: As `run_turn`; or this runner lacks a server of the turn, or `answer` has another form.

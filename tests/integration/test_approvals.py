@@ -106,6 +106,39 @@ def test_a_function_may_return_an_awaitable(llm: ScriptedLlmServer) -> None:
     assert stage.put == ["lamp", "egg"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"what": 5}, "$.what: 5 is not of type 'string'"),
+        ({}, "'what' is a required property"),
+        ({"what": "egg", "where": "bag"}, "Additional properties are not allowed"),
+        ({"what": "x" * 9_000_000}, "the arguments are longer than"),
+    ],
+)
+@pytest.mark.parametrize("learns", [True, False])
+def test_changed_arguments_that_the_schema_refuses_are_asked_about_again(
+    llm: ScriptedLlmServer, arguments: dict[str, object], why: str, learns: bool
+) -> None:
+    asked: list[Questions] = []
+
+    def approve(questions: Questions) -> Any:
+        asked.append(questions)
+        assert questions[0].input_schema is not None
+        good = learns and len(asked) == 2
+        return [questions[0].change({"what": "bag"} if good else arguments), *map(deny, questions[1:])]
+
+    stage = Stage(llm, approve)
+    outcome = stage.runner.run_turn(REQUEST)
+    assert [len(questions) for questions in asked] == ([2, 1] if learns else [2, 1, 1])
+    assert why in asked[1][0].reason
+    assert stage.put == (["bag"] if learns else [])
+    assert ("the changed arguments cannot be used" in outcome.response) is not learns
+
+
+def deny(question: ApprovalQuestion) -> Any:
+    return question.deny("no")
+
+
 def test_without_anybody_to_ask_the_calls_are_denied(llm: ScriptedLlmServer) -> None:
     stage = Stage(llm)
     outcome = stage.runner.run_turn(REQUEST)

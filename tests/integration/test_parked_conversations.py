@@ -12,6 +12,7 @@ from talks import WIRES, changed_prefixes
 
 from grue import (
     ApprovalPending,
+    ChangeRefused,
     Conversation,
     ConversationError,
     ConversationParked,
@@ -146,6 +147,8 @@ def test_a_conversation_goes_on_after_a_park_as_if_nothing_had_happened(
         talk.ask("Tidy up.")
     talk.close()
     with Conversation.load(place.talk, runner) as talk:
+        with pytest.raises(ChangeRefused, match="'name' is a required property"):
+            talk.resume([question.change({}) for question in talk.questions])
         talk.resume([question.deny("keep it") for question in talk.questions])
         assert talk.ask("And now?").response == "Answer 5."
     assert runner.spent.requests == len(server.requests) == 9

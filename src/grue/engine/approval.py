@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.actors.approval import Answer
 from grue.engine.durable_calls import DurableConnection
@@ -33,6 +34,10 @@ from grue.runtime.trace_file import TraceWriter
 from grue.tool_sessions.connection import Connect
 
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
+REFUSED = "the changed arguments cannot be used: {fault}"
+_TRIES = 3
+"""How often the callback is asked about a call, if it changes the arguments to unusable ones."""
+
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
 
@@ -42,6 +47,9 @@ parking is configured, and denies the calls otherwise."""
 
 Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | Awaitable[ApprovalAnswer]]
 """The host's callback; a plain function runs in a thread of its own."""
+
+
+Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
 class Parking:
@@ -160,14 +168,33 @@ class _Answerer:
     async def __call__(self, questions: tuple[ApprovalQuestion, ...]) -> CallsDecided | ApprovalPostponed:
         approve, parking = self._approval.approve, self._approval.parking
         answer = None if approve is None else await self._ask(approve, questions)
-        if answer is not None:
-            return CallsDecided(decisions=_decisions(questions, answer))
+        if approve is not None and answer is not None:
+            return CallsDecided(decisions=await self._usable(approve, questions, answer))
         if parking is None:
             return _denied(questions, NOBODY_TO_ASK)
         if await parking.is_redacted(self._command.turn):
             return _denied(questions, REDACTED)
         park_for_s = self._command.tool_policy.park_for_s
         return ApprovalPostponed(expires_at=None if park_for_s is None else time.time() + park_for_s)
+
+    async def _usable(
+        self, approve: Approve, questions: Questions, answer: bool | Iterable[ApprovalDecision]
+    ) -> tuple[ApprovalDecision, ...]:
+        """Return the decisions; ask again about a call whose changed arguments cannot be used."""
+        decisions = _decisions(questions, answer)
+        for _ in range(_TRIES - 1):
+            refused = await _refused(questions, decisions)
+            if not refused:
+                return decisions
+            again = tuple(replace(each, reason=REFUSED.format(fault=fault)) for each, fault in refused)
+            names = {each.call_id for each in again}
+            decisions = tuple(each for each in decisions if each.call_id not in names)
+            answer = await self._ask(approve, again) or False
+            decisions = (*decisions, *_decisions(again, answer))
+        unusable = {each.call_id: fault for each, fault in await _refused(questions, decisions)}
+        decided = (each for each in decisions if each.call_id not in unusable)
+        denied = (each for each in questions if each.call_id in unusable)
+        return (*decided, *(each.deny(REFUSED.format(fault=unusable[each.call_id])) for each in denied))
 
     async def _ask(self, approve: Approve, questions: tuple[ApprovalQuestion, ...]) -> ApprovalAnswer:
         answer: ApprovalAnswer
@@ -217,6 +244,19 @@ def _decisions(
     answered = {decision.call_id for decision in decisions}
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)
+
+
+async def _refused(
+    questions: Questions, decisions: Iterable[ApprovalDecision]
+) -> list[tuple[ApprovalQuestion, str]]:
+    """Return the questions whose changed arguments cannot be used, and why."""
+    changes = [decision for decision in decisions if decision.verdict == "change"]
+    if not changes:
+        return []
+    # Few programs need it.
+    from grue.engine.changed_arguments import refused_changes
+
+    return await anyio.to_thread.run_sync(refused_changes, questions, changes)
 
 
 def _denied(questions: tuple[ApprovalQuestion, ...], reason: str) -> CallsDecided:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.answers import AnswerSpec, spec_of
+from grue.engine.changed_arguments import check_changes
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.past import with_sizes
 from grue.engine.recorded_turn import RecordedTurn, asks_again, chosen, read_turns
@@ -136,6 +137,7 @@ def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettin
         NothingToResume: There is no such turn, or it is running.
         TraceError: The trace cannot be read or written, or a secret was removed from the turn.
         ConversationError: Its conversation cannot go on with it.
+        ChangeRefused: Changed arguments are not what the tool takes.
         MCPError: The runner cannot go on with it.
     """
     under_way = settings.wiring.under_way
@@ -148,6 +150,7 @@ def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettin
             running.enter_context(under_way.running(part.run.turn))
         where = part.resumption(asked.trace)
         check_fit(part.run, spec_of(asked.answer), settings)
+        check_changes(where.parked.questions, asked.decisions)
         with conversation_of(part, where, asked.conversation, asked.trace, settings.wiring) as kept:
             expired = _note(where, part, writer, settings)
             yield _going_on(asked, part, where, kept, settings, expired=expired)

@@ -270,6 +270,7 @@ class Turn(Generic[T]):
             repair_request=well_formed(request.repair_request),
             context=request.context or settings.context,
             user_stub=well_formed(request.user_stub),
+            show_schemas=True,
         )
 
     @property

@@ -9,7 +9,7 @@ a whole turn of a quick server. The validator is asked only if `fits` is not cer
 
 from collections.abc import Callable, Iterable, Mapping
 
-from grue.mcp_transport.schema_checks import SchemaChecks
+from grue.mcp_transport.schema_checks import MAX_CHECK_S, SchemaChecks, check_of
 from grue.messages import JsonObject, ToolDefinition
 from grue.protocol.tool_results import is_small
 from grue.runtime.aside import aside
@@ -54,6 +54,19 @@ class InputSchemas:
         if fits(schema, arguments) if small else await aside(fits, schema, arguments):
             return None
         return await self._checks.fault(tool, arguments)
+
+
+def fault_of(schema: JsonObject, arguments: JsonObject) -> str | None:
+    """Return why a schema refuses arguments, blocking; `None` if it takes them or cannot be used.
+
+    Without `jsonschema`, which comes with the package mcp, only schemas that `fits` knows are checked.
+    """
+    if fits(schema, arguments):
+        return None
+    try:
+        return check_of(schema)(arguments, MAX_CHECK_S)
+    except Exception:  # noqa: BLE001 - an untrusted schema may make the validator raise anything
+        return None
 
 
 def fits(schema: object, value: object, depth: int = 0) -> bool:

@@ -117,7 +117,7 @@ class SchemaChecks:
     async def _compiled(self, tool: str) -> Check | None:
         try:
             # In a thread, because importing the validator and compiling a schema takes up to a second.
-            return await aside(_check_of, self._schemas[tool])
+            return await aside(check_of, self._schemas[tool])
         except Exception as error:  # noqa: BLE001 - an untrusted schema may make the compiler raise anything
             self._stop_checking(tool, error)
             return None
@@ -134,7 +134,7 @@ def _reason(error: Exception) -> str:
     return printable(str(error).strip().partition("\n")[0] or type(error).__name__, _FAULT_CHARS)
 
 
-def _check_of(schema: JsonObject) -> Check:
+def check_of(schema: JsonObject) -> Check:
     """Compile a schema.
 
     Raises:

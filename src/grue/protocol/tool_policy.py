@@ -130,7 +130,7 @@ def definition_digest(tool: ToolDefinition) -> str:
 
 
 def question_about(
-    call_id: str, tool: ToolDefinition, arguments: JsonObject, reason: str = ""
+    call_id: str, tool: ToolDefinition, arguments: JsonObject, reason: str = "", *, show_schema: bool = True
 ) -> ApprovalQuestion:
     """Return the question about a call of `tool`, bound to the arguments and the tool's definition."""
     return ApprovalQuestion(
@@ -141,6 +141,7 @@ def question_about(
         definition_digest=definition_digest(tool),
         reason=reason,
         description=tool.description,
+        input_schema=tool.input_schema if show_schema else None,
     )
 
 

@@ -110,7 +110,7 @@ def call(
         settled=Growing[ToolCallRecord]().add((*settled, *rejected_records, *denied_records)),
         used_before=before,
     )
-    questions = tuple(_question(each) for each in reply.open if each.terms.verdict == "ask")
+    questions = _questions(turn, reply)
     accepted, ignored = _accepted(questions, {}, decisions)
     notes: tuple[TurnNote, ...] = (*rejections, *denials, *ignored)
     state = AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
@@ -142,7 +142,7 @@ def _parked_at_questions(state: AwaitingApproval, expires_at: float | None = Non
     reply = state.reply
     return replace(
         progress(state.turn),
-        questions=tuple(_question(each) for each in reply.open if each.terms.verdict == "ask"),
+        questions=_questions(state.turn, reply),
         calls=tuple(reply.calls.values()),
         settled=reply.earlier,
         expires_at=expires_at,
@@ -245,9 +245,13 @@ def turn_after(run: RunTurn, parked: TurnParked) -> Turn:
     )
 
 
-def _question(each: JudgedCall) -> ApprovalQuestion:
-    valid = each.valid
-    return question_about(valid.call.call_id, valid.tool, valid.arguments, each.terms.reason)
+def _questions(turn: Turn, reply: JudgedReply) -> tuple[ApprovalQuestion, ...]:
+    asked = ((each.valid, each.terms.reason) for each in reply.open if each.terms.verdict == "ask")
+    show = turn.run.show_schemas
+    return tuple(
+        question_about(valid.call.call_id, valid.tool, valid.arguments, reason, show_schema=show)
+        for valid, reason in asked
+    )
 
 
 def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[JudgedCall, ...]]:

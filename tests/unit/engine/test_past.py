@@ -15,7 +15,7 @@ def test_sizes_follow_the_endpoints_count_within_reason(counted: float | None, u
     assert sized.context is not None
     assert sized.context.bytes_per_token == used
     assert len(sized.earlier) == 2
-    assert sized.earlier[1].tokens == pytest.approx(400 / used, rel=0.2)
+    assert 400 / used <= sized.earlier[1].tokens <= 400 / used + 10
 
 
 def test_without_a_policy_nothing_is_sized() -> None:

@@ -100,6 +100,13 @@ def test_all_calls_to_approve_are_one_question_and_nothing_runs_before_it_is_ans
     assert [call_id for call_id, _ in sent(walk)] == ["c1", "c2"]
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_questions_carry_the_input_schemas_unless_the_trace_is_an_old_one(shown: bool) -> None:
+    walk = Walk(under(ASK, show_schemas=shown), opened("a"), opened("b"), calls("a.look"))
+    schema = tool("a.look").input_schema if shown else None
+    assert [question.input_schema for question in questions(walk)] == [schema]
+
+
 def test_a_denial_is_answered_with_its_reason_and_skips_nothing_else() -> None:
     walk = asked("a.look", "a.think", "b.think")
     look, think = questions(walk)
