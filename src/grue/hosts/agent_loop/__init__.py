@@ -16,6 +16,12 @@ no server is started, and `mcp` need not be installed.
 from grue.hosts.agent_loop.events import ApprovalAsked, LoopEvent, ToolEnded, ToolStarted, Words
 from grue.hosts.agent_loop.injected import InvokeMcpTool, McpCall
 from grue.hosts.agent_loop.loop import AgentLoop
+from grue.hosts.agent_loop.shared_client import (
+    configure_mcp_client,
+    invoke_mcp_tool,
+    list_mcp_tools,
+    reset_mcp_client,
+)
 
 __all__ = [
     "AgentLoop",
@@ -26,4 +32,8 @@ __all__ = [
     "ToolEnded",
     "ToolStarted",
     "Words",
+    "configure_mcp_client",
+    "invoke_mcp_tool",
+    "list_mcp_tools",
+    "reset_mcp_client",
 ]
