@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grue.hosts.agent_loop.shared_client import VARIABLE, _tool_server
 
 from grue import FunctionTools, HttpServer, LlmSettings, MCPConfigError, MCPServerStartupError, StdioServer
 from grue.hosts.agent_loop import (
@@ -19,6 +18,7 @@ from grue.hosts.agent_loop import (
     list_mcp_tools,
     reset_mcp_client,
 )
+from grue.hosts.agent_loop.shared_client import VARIABLE, _tool_server
 from grue.testing import faulty_server
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
