@@ -7,9 +7,6 @@ One frame lasts a sixtieth of a second. The loop starts a turn, looks at it once
 when it is there.
 """
 
-# ruff: noqa: T201
-# It is a program that prints.
-
 import sys
 import time
 from contextlib import nullcontext

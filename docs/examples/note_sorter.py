@@ -4,9 +4,6 @@
 .venv/bin/python docs/examples/note_sorter.py runs/notes BASE_URL MODEL
 """
 
-# ruff: noqa: T201
-# It is a program that prints.
-
 import sys
 from contextlib import nullcontext
 from pathlib import Path

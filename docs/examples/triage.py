@@ -4,9 +4,6 @@
 .venv/bin/python docs/examples/triage.py BASE_URL MODEL
 """
 
-# ruff: noqa: T201
-# It is a program that prints.
-
 import sys
 from contextlib import nullcontext
 from typing import Literal

@@ -2,8 +2,6 @@
 
 Run it with the path of a trace file, or without.
 """
-# It is a program that prints.
-# ruff: noqa: T201
 
 import sys
 from pathlib import Path

@@ -1,0 +1,44 @@
+"""A FastAPI service: uvicorn fastapi_app:app."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, HTTPException
+from pydantic import BaseModel
+
+from grue import LlmSettings, MCPError, Runner, TurnRequest
+
+
+class Question(BaseModel):
+    """The body of a request."""
+
+    text: str
+
+
+class Answer(BaseModel):
+    """The model's answer, and the body of the response."""
+
+    text: str
+    sure: bool
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Make the runner with the service, and close it with the service."""
+    llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
+    with Runner(llm=llm) as app.state.runner:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/answer")
+async def answer(question: Question) -> Answer:
+    """Run one turn. Requests run side by side; a client that goes away cancels its turn."""
+    request = TurnRequest(system="Answer.", user=question.text, answer=Answer, turn_timeout_s=30)
+    try:
+        return (await app.state.runner.run_turn_async(request)).response
+    except MCPError as error:
+        raise HTTPException(502, str(error)) from error
