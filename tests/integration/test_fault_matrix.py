@@ -1,15 +1,23 @@
-"""The fault matrix: a test for every row, with a deadline; nothing may be left behind."""
+"""The fault matrix: each row has a deadline, leaves nothing behind, and its trace replays."""
 
+import contextlib
 import subprocess
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from grue import Recorder, TraceWriter
 from grue.protocol.retry import RetryPolicy
-from grue.testing import faults
+from grue.testing import fault_turns, faults
 from grue.testing.fault_turns import MODES, Fault, Mode, RowOutcome, drive_turn
 from grue.testing.faults import ENDS, FAULTS, TOLERATED, run_matrix, try_fault
+from grue.tracing.reading import open_episode
+from grue.tracing.replay import replay
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,10 +35,53 @@ ROWS = [
 ]
 
 
+# The trace of a long message takes seconds to replay: test_a_long_faulty_turn_replays.
+LONG = [fault for fault in FAULTS if fault.name.endswith("-mb") and fault.drive is None]
+
+
 @pytest.mark.parametrize(("fault", "mode"), ROWS)
-def test_p9_the_fault_is_borne(fault: Fault, mode: Mode) -> None:
-    result = try_fault(fault, mode)
+def test_p9_the_fault_is_borne(
+    fault: Fault, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed = mode == "turn" and fault.drive is None and fault not in LONG
+    with traced(tmp_path / "trace.jsonl", monkeypatch) if replayed else contextlib.nullcontext():
+        result = try_fault(fault, mode)
     assert not result.wrong, result.line()
+    if replayed:
+        assert_replays(tmp_path / "trace.jsonl")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", LONG, ids=lambda fault: fault.name)
+def test_a_long_faulty_turn_replays(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with traced(tmp_path / "trace.jsonl", monkeypatch):
+        drive_turn(fault)
+    assert_replays(tmp_path / "trace.jsonl")
+
+
+@contextlib.contextmanager
+def traced(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the rows that are driven in the block write this trace."""
+    writer = TraceWriter(path, episode="fault")
+
+    def recorder() -> Recorder:
+        made = Recorder()
+        made.add(writer)
+        return made
+
+    monkeypatch.setattr(fault_turns, "Recorder", recorder)
+    try:
+        yield
+    finally:
+        writer.close()
+
+
+def assert_replays(trace: Path) -> None:
+    """What the faulty server led to is derived again."""
+    (turn,) = replay(open_episode(trace))
+    assert (turn.end, turn.divergence) == ("finished", None)
+    derived = [e for e in open_episode(trace) if e.sender == "agent" and e.receiver != "agent"]
+    assert turn.compared >= len(derived) >= 2, "all that the agent said, and what its session said"
 
 
 def test_every_row_has_a_name_of_its_own_and_a_limit() -> None:
