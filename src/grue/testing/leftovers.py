@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from grue.processes.descendants import carries_host_mark
 from grue.processes.guard import guard
-from grue.processes.process_table import ProcessEntry, all_processes
+from grue.processes.process_table import ProcessEntry, all_process_ids, all_processes
 
 _MARK = "GRUE_LEFTOVERS_MARK"
 _LOOK_EVERY_S = 0.01
 
 
 class _Present(NamedTuple):
-    """What exists at one moment."""
+    """What exists at one moment, or what is new since."""
 
     processes: frozenset[int]
     descriptors: frozenset[int]
@@ -50,7 +50,7 @@ def assert_nothing_left(within_s: float = 2.0) -> Iterator[None]:
     guard.start()
     mark = uuid.uuid4().hex
     outer = os.environ.get(_MARK)
-    before = _look(mark)
+    before = _Present(all_process_ids(), frozenset(_descriptors()), frozenset(threading.enumerate()))
     os.environ[_MARK] = f"{mark} {outer}"  # nested blocks: a process has the marks of all of them
     try:
         yield
@@ -67,19 +67,11 @@ def assert_nothing_left(within_s: float = 2.0) -> Iterator[None]:
 
 
 def _new_since(before: _Present, mark: str) -> _Present:
-    now = _look(mark)
     return _Present(
-        now.processes - before.processes,
-        now.descriptors - before.descriptors,
-        now.threads - before.threads,
-    )
-
-
-def _look(mark: str) -> _Present:
-    return _Present(
-        frozenset(each.pid for each in all_processes() if _is_ours(each, mark)),
-        frozenset(_descriptors()),
-        frozenset(threading.enumerate()),
+        # What ran before is not counted. Of a machine's hundreds of processes, only the new ones are read.
+        frozenset(each.pid for each in all_processes(besides=before.processes) if _is_ours(each, mark)),
+        frozenset(_descriptors()) - before.descriptors,
+        frozenset(threading.enumerate()) - before.threads,
     )
 
 
