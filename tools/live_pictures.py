@@ -1,9 +1,10 @@
-"""Make the docs' pictures of `grue play` from its real output at a terminal.
+"""Make the docs' pictures of `grue play` and `grue chat` from their real output at a terminal.
 
     python tools/live_pictures.py [FOLDER]        default: docs/pictures
 
-`play-live.svg` shows a running turn, `play-end.svg` the end of an episode. The program runs at a real pty. A
-terminal emulator (pyte) turns its output into a screen, which is drawn here as text in an SVG.
+`play-live.svg` shows a running turn, `play-end.svg` the end of an episode, `chat.svg` a chat. The program
+runs at a real pty. A terminal emulator (pyte) turns its output into a screen, which is drawn here as text in
+an SVG.
 """
 
 import json
@@ -59,11 +60,12 @@ _DECISION = {
 
 
 def main(folder: Path) -> None:
-    """Make both pictures."""
+    """Make the pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, title, screen in (
         ("play-live", "grue play --stream --turn-timeout 90", _a_turn_under_way()),
         ("play-end", "grue play --offline --seed 7", _an_end()),
+        ("chat", "grue chat --ask --mcp-config mcp.json", _a_chat()),
     ):
         (folder / f"{name}.svg").write_text(svg(screen, title), encoding="utf-8")
 
@@ -124,13 +126,71 @@ def _an_end() -> pyte.Screen:
         return _screen(at.sent, 108)
 
 
+def _a_chat() -> pyte.Screen:
+    """Return the screen of a chat: a call that was approved, one that was not, and a turn taken back."""
+    script = [
+        tool_calls_reply(("mcp.notes.read", {"path": "shopping.txt"})),
+        _priced("A lamp, a rope and a sword are on the list.", 1204, 22, 0.0011),
+        tool_calls_reply(("mcp.notes.write", {"path": "shopping.txt", "text": "lamp, rope"})),
+        _priced("I have taken the sword off the list.", 1420, 24, 0.0013),
+    ]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ScriptedLlmServer(script) as llm,
+    ):
+        here = Path(folder)
+        (here / "notes_server.py").write_text(_NOTES, encoding="utf-8")
+        serve = ["-m", "grue", "mock-server", "--stdio", "notes_server.py:notes"]
+        servers = {"notes": {"command": sys.executable, "args": serve}}
+        (here / "mcp.json").write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
+        arguments = ("--base-url", llm.base_url, "--model", "scripted", "--mcp-config", "mcp.json")
+        with GrueAtTerminal(
+            *("chat", "--ask", *arguments, "--run-dir", "runs/shopping"),
+            cwd=here,
+            columns=96,
+            lines=LINES + 1,
+            XDG_STATE_HOME=str(here / "state"),
+        ) as at:
+            at.until_shown("· 0 turns")
+            for said, answer in (("What is on my shopping list?", "a"), ("Take the sword off it.", "y")):
+                at.type(f"{said}\r")
+                at.until_shown("Call it?")
+                at.type(f"{answer}\r")
+                at.until(lambda rows: not any("Call it?" in row for row in rows[-3:]))
+                at.until_shown("·", " turn" if answer == "a" else "2 turns")
+            at.type("/undo\r")
+            at.until_shown("What that has done remains")
+            at.until_shown("· 1 turn")
+            at.type("/co")
+            at.until_shown("> /co")
+            shown = at.sent
+            at.type("\x03\x04")
+            at.ended()
+    return _screen(shown, 96, LINES + 1)
+
+
+_NOTES = """
+from grue.testing.mock_server import MockServer
+
+notes = MockServer("notes")
+
+@notes.tool()
+def read(path: str) -> str:
+    return "lamp, rope, sword"
+
+@notes.tool()
+def write(path: str, text: str) -> str:
+    return "written"
+"""
+
+
 def _priced(content: str, sent: int, written: int, cost: float) -> LlmReply:
     usage = {"prompt_tokens": sent, "completion_tokens": written, "cost": cost}
     return completion({"role": "assistant", "content": content}, usage=usage)
 
 
-def _screen(printed: bytes, columns: int) -> pyte.Screen:
-    screen = pyte.Screen(columns, LINES)
+def _screen(printed: bytes, columns: int, lines: int = LINES) -> pyte.Screen:
+    screen = pyte.Screen(columns, lines)
     # The emulation knows no faint text.
     pyte.ByteStream(screen).feed(printed.replace(b"\x1b[2m", b"\x1b[90m"))
     return screen

@@ -33,6 +33,8 @@ class GrueAtTerminal:
         self.sent = b""
         self._stream = pyte.ByteStream(self.screen)
         self._master, slave = os.openpty()
+        # Programs that edit lines ask where the cursor is.
+        self.screen.write_process_input = self.type
         self._resize(columns, lines)
         env = {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment(), **extra}
         for name in ("COLUMNS", "NO_COLOR"):

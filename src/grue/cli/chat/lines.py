@@ -101,9 +101,7 @@ def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
     if calls:
         names = ", ".join(_name(name) for name in dict.fromkeys(calls))
         count = "Its tool call was" if len(calls) == 1 else f"Its {len(calls)} tool calls were"
-        yield Line(
-            f"{count} made all the same ({names}). What was done by that remains: undo it yourself.", YELLOW
-        )
+        yield Line(f"{count} made ({names}). What that has done remains.", YELLOW)
 
 
 def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Line]:

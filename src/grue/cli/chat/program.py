@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, chdir
 from pathlib import Path
 
@@ -38,14 +39,15 @@ def chat(options: ChatOptions) -> bool:
         MCPError: The chat could not continue.
         KeyboardInterrupt: Ctrl-C, where input is no terminal.
     """
+    here = Path.cwd()
     if options.resume is None:
-        return _chat(options)
+        return _chat(options, here)
     options = as_started(options, read_chat(options.resume))
     with chdir(options.started_in or Path()):
-        return _chat(options)
+        return _chat(options, here)
 
 
-def _chat(options: ChatOptions) -> bool:
+def _chat(options: ChatOptions, here: Path) -> bool:
     redaction = Redaction(secrets_in(os.environ))
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if at_terminal:
@@ -59,17 +61,19 @@ def _chat(options: ChatOptions) -> bool:
             screen.tell(lines.notice(note))
         program = ChatProgram(screen)
         talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
+        where = shown_path(talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path)
         reason = "interrupted"
         try:
-            if wiring.servers:
-                screen.begin(f"starting {printable(', '.join(wiring.servers), 60)}")
-            tools = [tool.name for tool in talk.tools()]
+            tools = program.start_tools(tuple(wiring.servers))
             if at_terminal:
                 from grue.cli.chat.prompting import PromptReader
 
                 program.reader = PromptReader(lambda: tools, program.status, redaction)
                 screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
-            program.tell_changes(resumed=options.resume is not None)
+            if options.resume is not None:
+                screen.tell(Line(f"Resuming {where} after {turns_text(talk.turns)}.", DIM))
+            for change in talk.changed:
+                screen.tell(lines.notice(f"{change.text}."))
             program.run()
             reason = "failed" if program.failed else "ended"
         except MCPError:
@@ -78,7 +82,7 @@ def _chat(options: ChatOptions) -> bool:
         finally:
             talk.finish(reason)
         if not options.quiet:
-            screen.tell(Line(f"To go on: grue chat --resume {shown_path(talk.path)}", DIM))
+            screen.tell(Line(f"To go on: grue chat --resume {where}", DIM))
     return not program.failed or at_terminal
 
 
@@ -110,6 +114,16 @@ class ChatProgram:
         self.failed = False
         self._screen = screen
         self._always: set[str] = set()
+
+    def start_tools(self, servers: Sequence[str]) -> list[str]:
+        """Start the servers, and return the names of all tools.
+
+        Raises:
+            MCPServerStartupError: A server does not start.
+        """
+        if servers:
+            self._screen.begin(f"starting {printable(', '.join(servers), 60)}")
+        return [tool.name for tool in self.talk.tools()]
 
     def run(self) -> None:
         """Read and answer until the input ends.
@@ -151,18 +165,10 @@ class ChatProgram:
     def status(self) -> str:
         """Return the row below the prompt."""
         cost = self.talk.spent.usage.cost_usd
-        parts = [self.talk.model, _turns(self.talk.turns)]
+        parts = [self.talk.model, turns_text(self.talk.turns)]
         if cost is not None:
             parts.append(f"${cost:.4f}")
         return " · ".join(parts)
-
-    def tell_changes(self, *, resumed: bool) -> None:
-        """Say how far a chat got that is resumed, and what has changed since."""
-        if resumed:
-            where = shown_path(self.talk.path)
-            self._screen.tell(Line(f"Resuming {where} after {_turns(self.talk.turns)}.", DIM))
-        for change in self.talk.changed:
-            self._screen.tell(lines.notice(f"{change.text}."))
 
     def _say(self, text: str) -> None:
         self._screen.begin()
@@ -230,5 +236,6 @@ class ChatProgram:
         return question.approve() if arguments == question.arguments else question.change(arguments)
 
 
-def _turns(count: int) -> str:
+def turns_text(count: int) -> str:
+    """Return a number of turns in words."""
     return f"{count} turn{'' if count == 1 else 's'}"

@@ -61,8 +61,7 @@ def test_undo_says_what_was_taken_back_and_what_remains(tmp_path: Path) -> None:
     lines = output(tmp_path, "hello", CALL, "/undo", "/undo", "/undo")
     assert lines[-4:] == [
         f"Taken back: {CALL}",
-        "Its tool call was made all the same (mcp.cave.look). What was done by that remains: undo it"
-        " yourself.",
+        "Its tool call was made (mcp.cave.look). What that has done remains.",
         "Taken back: hello",
         "! There is nothing to take back.",
     ]

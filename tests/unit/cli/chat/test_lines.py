@@ -89,4 +89,4 @@ def test_costs() -> None:
 
 def test_several_calls_that_remain_are_named_once() -> None:
     shown = [line.text for line in lines.undone_lines("x", ["a.b", "a.b", "c.d"])]
-    assert shown[1].startswith("Its 3 tool calls were made all the same (a.b, c.d).")
+    assert shown[1].startswith("Its 3 tool calls were made (a.b, c.d).")

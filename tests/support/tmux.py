@@ -1,0 +1,87 @@
+"""A program in a tmux of its own: what a user types and sees, with a real terminal's answers."""
+
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+from commands import environment
+
+DEADLINE_S = 60.0
+_LOOK_EVERY_S = 0.1
+
+
+class Tmux:
+    """A terminal of tmux; a context manager. Skips the test where tmux is absent.
+
+    Args:
+        cwd: Where its programs run.
+        **extra: Further variables of their environment.
+    """
+
+    def __init__(self, cwd: Path, *, columns: int = 100, lines: int = 40, **extra: str) -> None:
+        program = shutil.which("tmux")
+        if program is None:
+            pytest.skip("no tmux on the path: apt-get install tmux")
+        # The path of a socket must be short.
+        self._folder = tempfile.mkdtemp(prefix="tmux-")
+        self._command = (program, "-u", "-f", "/dev/null", "-S", f"{self._folder}/socket")
+        self._env = environment(TERM="xterm-256color", **extra)
+        self._cwd = cwd
+        self._size = ("-x", str(columns), "-y", str(lines))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self._tmux("kill-server", check=False)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, command: Sequence[str]) -> None:
+        """Run a program; its status is shown when it has ended, and the terminal stays."""
+        line = f'{shlex.join(command)}; echo "status $?"; exec sleep 1000'
+        self._tmux("kill-server", check=False)
+        self._tmux("new-session", "-d", *self._size, "-c", str(self._cwd), line)
+
+    def type(self, text: str) -> None:
+        """Type a text, character by character."""
+        self._tmux("send-keys", "-l", text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys by tmux's names: `Enter`, `M-Enter`, `C-c`, `Left`, `Tab`."""
+        self._tmux("send-keys", *keys)
+
+    @property
+    def rows(self) -> list[str]:
+        """What the terminal shows."""
+        return self._tmux("capture-pane", "-p").splitlines()
+
+    def until_shown(self, words: str) -> list[str]:
+        """Wait until a row has these words, and return all rows."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            rows = self.rows
+            if any(words in row for row in rows):
+                return rows
+            time.sleep(_LOOK_EVERY_S)
+        shown = "\n".join(self.rows)
+        raise AssertionError(f"never seen: {words!r}; the terminal shows:\n{shown}")
+
+    def _tmux(self, *args: str, check: bool = True) -> str:
+        done = subprocess.run(
+            (*self._command, *args), env=self._env, capture_output=True, text=True, timeout=30, check=False
+        )
+        if check and done.returncode:
+            raise AssertionError(f"tmux {args[0]}: {done.stderr}")
+        return done.stdout
