@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from case_tables import each_case
 
 from grue.offline.chat_request import BadRequestError, Part, decode_body, read_request, text_of
 
@@ -53,8 +54,8 @@ def test_what_providers_take_is_taken(request_body):
     assert read_request(decode_body(request_body)).model == "any"
 
 
-@pytest.mark.parametrize(
-    ("said", "request_body"),
+@each_case(
+    "said, request_body",
     [
         ("not parse", b"no json"),
         ("not parse", b"\xff"),

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from case_tables import each_case
 from offline_play import play
 
 from grue.games.commands import sanitise_command
@@ -90,7 +91,7 @@ def test_the_dark_is_lit_or_left(inventory, recent, expected):
     assert command("It is pitch black.", inventory=inventory, recent=moves) == expected
 
 
-@pytest.mark.parametrize("turn", range(1, 40))
+@each_case("turn", range(1, 40))
 def test_its_commands_are_playable(turn):
     chosen = command("Doors lead north and south. A book and a clock are here.", turn=turn)
 

@@ -1,6 +1,7 @@
 """Finding the place in a script from the turn's number and the last commands."""
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from grue.offline.situation import Played, Situation
 SCRIPT = walkthrough(7)
 
 
-@pytest.mark.parametrize("place", range(len(SCRIPT) + 1))
+@each_case("place", range(len(SCRIPT) + 1))
 def test_undisturbed_the_turn_says_it(place):
     assert position(SCRIPT, place + 1, SCRIPT[max(0, place - 6) : place]) == place
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from case_tables import each_case
 from offline_play import play
 
 from grue.errors import MissingDependencyError
@@ -96,7 +97,7 @@ def test_three_iterations_before_the_vault_and_two_calls_in_one_reply_at_the_tea
     assert thoughts(by_command["light lantern"])[1]["branchFromThought"] == 1
 
 
-@pytest.mark.parametrize("seed", range(21))
+@each_case("seed", range(21))
 def test_the_reasoning_at_the_vault_is_about_the_seeds_own_clues(seed):
     case = case_for(seed)
     dial = next(step for step in house_playbook(seed).steps if step.command.startswith("dial"))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from case_tables import each_case
 from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,8 +125,8 @@ def test_small_values(schema, expected):
     assert minimal(schema) == expected
 
 
-@pytest.mark.parametrize(
-    ("wish", "inner", "used"),
+@each_case(
+    "wish, inner, used",
     [
         (5, {"type": "integer", "minimum": 5}, True),
         (5, {"type": "integer", "maximum": 4}, False),
@@ -150,7 +151,7 @@ def test_wishes_are_granted_where_they_fit_even_in_optional_properties(wish, inn
     assert made == ({"it": wish} if used else {})
 
 
-@pytest.mark.parametrize(
+@each_case(
     "schema",
     [
         False,

@@ -1,6 +1,7 @@
 """Which tools are for thinking, and arguments that their schemas accept."""
 
 import pytest
+from case_tables import each_case
 
 from grue.offline.chat_request import Function
 from grue.offline.playbook import Thought
@@ -55,10 +56,8 @@ def function(name, parameters):
     return Function(name, parameters)
 
 
-@pytest.mark.parametrize(
-    "schema", [think.INPUT_SCHEMA, SEQUENTIAL, SNAKE, ECHO], ids=["think", "npm", "snake", "echo"]
-)
-@pytest.mark.parametrize("thought", [PLAIN, Thought("No.", revises=1), Thought("Or.", branches_from=1)])
+@each_case("schema", [think.INPUT_SCHEMA, SEQUENTIAL, SNAKE, ECHO])
+@each_case("thought", [PLAIN, Thought("No.", revises=1), Thought("Or.", branches_from=1)])
 def test_arguments_are_valid(schema, thought):
     jsonschema = pytest.importorskip(
         "jsonschema", reason="jsonschema, which comes with mcp, is not installed"
@@ -104,8 +103,8 @@ def test_a_tool_without_words_for_it_is_not_told_of_a_revision():
     }
 
 
-@pytest.mark.parametrize(
-    ("offered", "chosen"),
+@each_case(
+    "offered, chosen",
     [
         ({"think__think": think.INPUT_SCHEMA}, "think__think"),
         ({"think.think": think.INPUT_SCHEMA}, "think.think"),
