@@ -133,17 +133,23 @@ def trace_diff(
 @trace_app.command("html")
 def trace_html(
     file: _File = None,
+    other: Annotated[
+        Path | None, typer.Argument(help="Another one, to show beside it.", show_default="none")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page.", show_default="beside the trace")
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
-    """Write an episode as one HTML page that works offline, without a server."""
+    """Write an episode as one HTML page that works offline, without a server; or two, side by side."""
     with plain_errors():
-        from grue.cli.trace_html import html
+        from grue.cli.trace_html import comparison, html
 
         take_interrupts()
-        html(_chosen(file), out, open_browser)
+        if file is not None and other is not None:
+            comparison(file, other, out, open_browser)
+        else:
+            html(_chosen(file), out, open_browser)
 
 
 @trace_app.command("serve")

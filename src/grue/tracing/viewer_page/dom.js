@@ -39,3 +39,10 @@ const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 
 
 /** Return a badge: the word that marks a message or a turn. */
 const badge = (word, grade) => element("span", { class: `badge ${grade}` }, word);
+
+/** Change from dark to light, or back; until then the page follows the system. */
+function toggleTheme() {
+  const { dataset } = document.documentElement;
+  const theme = dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  dataset.theme = theme === "dark" ? "light" : "dark";
+}

@@ -384,11 +384,6 @@ class Viewer {
     if (open) byId("turns").focus();
   }
 
-  toggleTheme() {
-    const dark = this.root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-    this.root.dataset.theme = dark === "dark" ? "light" : "dark";
-  }
-
   toggleExact() {
     this.exact = !this.exact;
     this.showDetail();
@@ -400,7 +395,7 @@ class Viewer {
     const clicks = {
       "turns-button": () => this.toggleTurns(),
       "copy-link": () => this.copyLink(),
-      theme: () => this.toggleTheme(),
+      theme: toggleTheme,
       "help-button": () => byId("help").showModal(),
       "help-close": () => byId("help").close(),
       "request-close": () => byId("request").close(),

@@ -1,0 +1,183 @@
+// Two episodes side by side, turn by turn. Turns that are the same are folded; what differs is marked.
+
+const MOST_PASSAGES = 300;
+const READING = { unfolded: false, words: [] };
+
+class Pair {
+  constructor(number, left, right) {
+    Object.assign(this, { number, sides: [left, right], differences: [], open: null });
+  }
+
+  get differs() {
+    return this.differences.length > 0;
+  }
+}
+
+class Comparison {
+  constructor(traces, { differences, more }) {
+    this.traces = traces;
+    this.more = more;
+    this.only = false;
+    this.pairs = pairsOf(traces);
+    this.marks = [new Map(), new Map()]; // what differs, by the number of the message, on each side
+    for (const row of differences) this.note(row);
+    this.count = differences.length;
+    this.list = new FlowList(byId("pairs"), {
+      draw: (item) => (item.card ? this.drawCards() : this.drawPair(item)),
+      estimate: (item) => (item.card ? 300 : item.differs ? 420 : 34),
+    });
+    this.fillIn();
+    this.listen();
+    this.show();
+    this.goToAddress();
+  }
+
+  note([left, right, text, details]) {
+    const seqs = [left, right];
+    seqs.forEach((seq, side) => seq && this.marks[side].set(seq, text));
+    const side = left ? 0 : 1;
+    const turn = this.traces[side].messageOf.get(seqs[side])?.turn ?? 0;
+    this.pairs.get(turn)?.differences.push({ left, right, text, details });
+  }
+
+  fillIn() {
+    const names = this.traces.map((trace) => trace.episode.title);
+    byId("title").textContent = "Two episodes";
+    byId("left-name").textContent = `A  ${names[0]}`;
+    byId("right-name").textContent = `B  ${names[1]}`;
+    const first = this.differing[0];
+    const rest = this.count > 1 ? ` and ${(this.count - 1).toLocaleString("en")}${this.more ? " or more" : ""} further differences` : "";
+    byId("verdict").replaceChildren(...(first
+      ? [badge("differ", "fail"), " from ", element("a", { href: `#turn-${first.number}` }, name(first).toLowerCase()), ` on: ${first.differences[0].text}${rest}`]
+      : [badge("identical", "good"), " except for numbers, times and ids"]));
+    for (const id of ["previous", "next", "only"]) byId(id).disabled = !first;
+  }
+
+  get differing() {
+    return [...this.pairs.values()].filter((pair) => pair.differs);
+  }
+
+  show() {
+    const pairs = [...this.pairs.values()].filter((pair) => !this.only || pair.differs);
+    this.list.show([{ card: true }, ...pairs]);
+  }
+
+  drawCards() {
+    return element("article", { class: "pair cards", "aria-label": "The episodes" },
+      element("div", { class: "columns" }, ...this.traces.map((trace, side) => element("div", { "data-side": side }, drawCard(trace)))));
+  }
+
+  drawPair(pair) {
+    const [left, right] = pair.sides;
+    const missing = !left ? "only in B" : !right ? "only in A" : "";
+    const outcomes = pair.sides.filter(Boolean).map((turn) => turn.outcome && badge(turn.outcome, outcomeGrade(turn))).filter(Boolean);
+    const summary = [element("h3", {}, name(pair)), badge(pair.differs ? missing || many(pair.differences.length, "difference") : "the same", pair.differs ? "fail" : "good"), ...outcomes];
+    const contents = () => [
+      ...pair.differences.slice(0, 1).map(({ text, details }) => (details.length ? element("pre", { class: "told fail" }, details.map((row) => row.slice(2)).join("\n")) : element("p", { class: "told fail" }, text))),
+      element("div", { class: "columns" }, ...pair.sides.map((turn, side) => this.drawSide(turn, side))),
+    ];
+    const fold = lazyFold(summary, contents, { open: pair.open ?? pair.differs, changed: (open) => {
+      pair.open = open;
+    } });
+    return element("article", { class: `pair ${pair.differs ? "differs" : ""}`, "aria-label": name(pair) }, fold);
+  }
+
+  drawSide(turn, side) {
+    const trace = this.traces[side];
+    const box = element("div", { class: "side", "data-side": side });
+    if (!turn) {
+      box.append(element("p", { class: "summary" }, "There is no such turn here."));
+      return box;
+    }
+    for (const passage of turn.passages.slice(0, MOST_PASSAGES)) {
+      const made = drawPassage(trace, passage, READING);
+      const marks = trace.messagesOf(passage).map(({ seq }) => this.marks[side].get(seq)).filter(Boolean);
+      if (marks.length) {
+        made.classList.add("diverges");
+        made.title = marks[0];
+      }
+      box.append(made);
+    }
+    const left = turn.passages.length - MOST_PASSAGES;
+    if (left > 0) box.append(element("p", { class: "summary" }, `and ${left.toLocaleString("en")} more passages`));
+    return box;
+  }
+
+  // --- moving ---
+
+  go(pair) {
+    if (!pair) return;
+    this.list.activate(pair, "top");
+    history.replaceState(null, "", `#turn-${pair.number}`);
+  }
+
+  /** Go to the next or the previous turn that differs. */
+  step(by) {
+    const all = this.differing;
+    const at = this.list.active?.number ?? -1;
+    this.go(by > 0 ? all.find((pair) => pair.number > at) : all.findLast((pair) => pair.number < at));
+  }
+
+  toggleOnly() {
+    this.only = !this.only;
+    byId("only").setAttribute("aria-pressed", String(this.only));
+    this.show();
+  }
+
+  goToAddress() {
+    const turn = /^#turn-(\d+)$/.exec(location.hash)?.[1];
+    const pair = this.pairs.get(Number(turn));
+    if (turn && pair) this.go(pair);
+  }
+
+  // --- messages and requests ---
+
+  showMessage(trace, seq) {
+    const message = trace.messageOf.get(seq);
+    if (message) this.showDialog(messageDetail(trace, message, false));
+  }
+
+  showDialog({ title, contents }) {
+    byId("request-title").textContent = title;
+    byId("request-body").replaceChildren(...contents.filter(Boolean));
+    if (!byId("request").open) byId("request").showModal();
+    byId("request-body").scrollTop = 0;
+  }
+
+  click(event) {
+    const within = event.target.closest?.("[data-side]");
+    const trace = within ? this.traces[Number(within.dataset.side)] : this.shown;
+    const asked = event.target.closest?.("[data-request]");
+    const seq = /^#(\d+)$/.exec(event.target.closest?.("a")?.getAttribute("href") ?? "")?.[1];
+    if (!trace || (!asked && !seq)) return;
+    event.preventDefault();
+    this.shown = trace;
+    if (asked) this.showDialog(requestView(trace, trace.messageOf.get(Number(asked.dataset.request))));
+    else this.showMessage(trace, Number(seq));
+  }
+
+  listen() {
+    const clicks = { next: () => this.step(1), previous: () => this.step(-1), only: () => this.toggleOnly(), theme: toggleTheme, "request-close": () => byId("request").close() };
+    for (const [id, act] of Object.entries(clicks)) byId(id).addEventListener("click", act);
+    const keys = { n: clicks.next, p: clicks.previous, d: clicks.only };
+    document.addEventListener("click", (event) => this.click(event));
+    document.addEventListener("keydown", (event) => {
+      if (!event.ctrlKey && !event.metaKey && !event.altKey && !byId("request").open) keys[event.key]?.();
+    });
+    addEventListener("hashchange", () => this.goToAddress());
+  }
+}
+
+const name = ({ number }) => (number ? `Turn ${number}` : "Before the first turn");
+
+/** Pair the turns of two traces by their numbers, in the order of the first. */
+function pairsOf([left, right]) {
+  const numbers = [...new Set([...left.turns, ...right.turns].map(({ number }) => number))].sort((one, other) => one - other);
+  return new Map(numbers.map((number) => [number, new Pair(number, left.turnOf.get(number), right.turnOf.get(number))]));
+}
+
+const read = (id) => JSON.parse(byId(id).textContent);
+const traces = [new Trace(read("trace-messages"), read("trace-episode")), new Trace(read("other-messages"), read("other-episode"))];
+const comparison = new Comparison(traces, read("trace-comparison"));
+byId("pairs").focus({ preventScroll: true });
+document.documentElement.dataset.ready = String(comparison.count);
