@@ -6,13 +6,13 @@ loop of short calls: the interpreter switches threads between two of them. Memor
 first time costs most, about a millisecond per megabyte, so a copy is a long call too.
 """
 
-from collections.abc import Iterator
 from io import BytesIO
 from secrets import token_hex
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 
 STEP = 2**20
 """Bytes or characters of one step."""
@@ -74,7 +74,7 @@ def begin_encoding(encoder: msgspec.json.Encoder, body: Any) -> "UnfinishedJson 
     Raises:
         UnicodeEncodeError: A text has a lone surrogate.
     """
-    if not any(_is_long(each) for each in _nodes(body)):
+    if not _has_long_text(body):
         return None
     texts: dict[str, str] = {}
     written = encoder.encode(_without_texts(msgspec.to_builtins(body), texts))
@@ -110,21 +110,25 @@ def _check_unicode(text: str) -> None:
         text[place : place + STEP].encode()
 
 
-def _is_long(value: object) -> bool:
-    return isinstance(value, str) and len(value) >= VERY_LONG
+def _has_long_text(body: object) -> bool:
+    """Return whether a very long text is in a body; looks at most at `_MOST_NODES` values, breadth first.
 
-
-def _nodes(value: object) -> Iterator[object]:
-    """Yield the value and what is in it, breadth first; at most `_MOST_NODES`."""
-    queue = [value]
+    It runs for every message that is recorded, so it makes no calls into Python code.
+    """
+    queue = [body]
     for _, node in zip(range(_MOST_NODES), queue, strict=False):
-        yield node
-        if isinstance(node, Struct):
-            queue += [getattr(node, name) for name in node.__struct_fields__]
+        if node is None or node is True or node is False:
+            continue
+        if isinstance(node, str):
+            if len(node) >= VERY_LONG:
+                return True
+        elif isinstance(node, Struct):
+            queue += astuple(node)
         elif isinstance(node, dict):
             queue += node.values() if len(node) <= _MOST_NODES else ()
         elif isinstance(node, list | tuple):
             queue += node[:_MOST_NODES]
+    return False
 
 
 def _without_texts(value: Any, texts: dict[str, str]) -> Any:

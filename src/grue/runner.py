@@ -180,6 +180,7 @@ class Runner(AsyncToolAccess):
             trace=trace,
             tool_lock=configured.tool_lock,
             tool_policy=configured.tool_policy,
+            context=configured.context,
             approve=approve,
             budget=configured.budget,
             lifetime=lifetime,

@@ -17,7 +17,7 @@ from grue.config.wording import toml_kind
 from grue.errors import MCPConfigError
 
 GRUE, ZORKGPT = "tool.grue", "tool.zorkgpt"
-TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy")
+TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "context")
 
 
 class ProjectTables(Struct, frozen=True):

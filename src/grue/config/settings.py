@@ -1,9 +1,10 @@
 """`GameConfiguration`: the settings of `pyproject.toml` that a turn needs.
 
-Six tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.llm`, `.agent_sampling`, `.retry` and `.budget`. An
-unknown key is an error. A setting that is not there is taken from the same table of `[tool.zorkgpt]`. Of
-those, only `mcp` and `tool_policy` are grue's; the others belong to a larger project, and their unknown keys
-are ignored. Every value is checked when it is set, whether from a file, by a keyword or by an assignment.
+These tables are read: `[tool.grue.mcp]`, `.tool_policy`, `.context`, `.llm`, `.agent_sampling`, `.retry` and
+`.budget`. An unknown key is an error. A setting that is not there is taken from the same table of
+`[tool.zorkgpt]`. Of those, only `mcp`, `tool_policy` and `context` are grue's; the others belong to a larger
+project, and their unknown keys are ignored. Every value is checked when it is set, whether from a file, by a
+keyword or by an assignment.
 
 Source: R2.4, R13, P4, P45
 """
@@ -27,12 +28,13 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from grue.config.context_policy import context_policy_of
 from grue.config.project_tables import ZORKGPT, ProjectTables, read_project_tables
 from grue.config.reading import nearest
 from grue.config.tool_policy import tool_policy_of
 from grue.config.wording import setting_problem
 from grue.errors import MCPConfigError
-from grue.messages import ToolPolicy
+from grue.messages import ContextPolicy, ToolPolicy
 from grue.protocol.chat_wire.profile import Effort, WireName
 from grue.protocol.prices import Price
 
@@ -196,6 +198,7 @@ class GameConfiguration(_Table):
         retry: Retries and time limit of LLM requests.
         budget: Limits on requests, tokens and cost; none by default.
         tool_policy: Which tool calls are made, asked about or denied; by default all are made.
+        context: How turns stay within the model's context window; `None`: nothing is cleared.
         project_dir: Folder that relative paths start from; the TOML's folder when loaded from one.
 
     Source: R1.5, R2.5, R12.4, R13.1-5, P45
@@ -217,6 +220,7 @@ class GameConfiguration(_Table):
     retry: RetrySettings = dataclasses.field(default_factory=RetrySettings)
     budget: BudgetSettings = dataclasses.field(default_factory=BudgetSettings)
     tool_policy: InstanceOf[ToolPolicy] = ToolPolicy()
+    context: InstanceOf[ContextPolicy] | None = None
     project_dir: Annotated[Path, Field(strict=False)] = Path()
 
     @property
@@ -250,6 +254,7 @@ class GameConfiguration(_Table):
             for name, settings in _NESTED.items():
                 values[name] = settings(**_chosen(tables[name], known[name]))
             values["tool_policy"] = tool_policy_of(tables["tool_policy"], path, project.place("tool_policy"))
+            values["context"] = context_policy_of(tables["context"], path, project.place("context"))
             return cls(**values, project_dir=path.absolute().parent)
         except _FieldError as faults:
             lines = (

@@ -37,7 +37,7 @@ def tool_policy_of(table: Mapping[str, Any], path: Path, place: str) -> ToolPoli
     Raises:
         MCPConfigError: A key is unknown or a value cannot be used; the error names the file and the key.
     """
-    _refuse_unknown(table, ToolPolicy.__struct_fields__, f"{path}: [{place}]", path)
+    refuse_unknown(table, ToolPolicy.__struct_fields__, f"{path}: [{place}]", path)
     rules = table.get("rules", [])
     if isinstance(rules, list):
         rules = [
@@ -46,7 +46,7 @@ def tool_policy_of(table: Mapping[str, Any], path: Path, place: str) -> ToolPoli
     try:
         return check_policy(msgspec.convert({**table, "rules": rules}, ToolPolicy))
     except msgspec.ValidationError as error:
-        raise MCPConfigError(f"{path}: [{place}] {_problem(str(error))}", path=str(path)) from error
+        raise MCPConfigError(f"{path}: [{place}] {problem_of(str(error))}", path=str(path)) from error
     except MCPConfigError as error:
         text = str(error).removeprefix("tool_policy: ")
         raise MCPConfigError(f"{path}: [{place}] {text}", path=str(path)) from error
@@ -55,12 +55,17 @@ def tool_policy_of(table: Mapping[str, Any], path: Path, place: str) -> ToolPoli
 def _rule(rule: Any, where: str, path: Path) -> Any:
     if not isinstance(rule, dict):
         return rule
-    _refuse_unknown(rule, ToolRule.__struct_fields__, where, path)
+    refuse_unknown(rule, ToolRule.__struct_fields__, where, path)
     patterns = rule.get("tools")
     return {**rule, "tools": [patterns]} if isinstance(patterns, str) else rule
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str, path: Path) -> None:
+def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str, path: Path) -> None:
+    """Refuse keys that a table does not have.
+
+    Raises:
+        MCPConfigError: There is one; the error begins with `where` and suggests a key.
+    """
     names = tuple(known)
     for key in table:
         if key not in names:
@@ -71,7 +76,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str, 
             )
 
 
-def _problem(error: str) -> str:
+def problem_of(error: str) -> str:
     """Return msgspec's text with the key first: `rules, number 2, verdict: Expected ...`."""
     found = _PLACE.search(error)
     if found is None:

@@ -12,7 +12,7 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.llm_transport.endpoint import LlmSettings
 from grue.llm_transport.keys import api_key
-from grue.messages import Budget, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
+from grue.messages import Budget, ContextPolicy, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_lock import ToolLock
 from grue.tool_sessions.server_specs import McpServer
@@ -28,6 +28,7 @@ class Configured(Struct, frozen=True):
     tool_lock: ToolLock | None
     budget: Budget
     tool_policy: ToolPolicy
+    context: ContextPolicy | None
 
 
 def from_configuration(path: str | PathLike[str]) -> Configured:
@@ -52,6 +53,7 @@ def from_configuration(path: str | PathLike[str]) -> Configured:
         tool_lock=lock,
         budget=budget,
         tool_policy=config.tool_policy,
+        context=config.context,
     )
 
 

@@ -173,6 +173,7 @@ class AgentLoop:
             "tool_lock": configured.tool_lock,
             "budget": configured.budget,
             "tool_policy": prefixed_policy(configured.tool_policy),
+            "context": configured.context,
             **options,
         }
         return cls(

@@ -254,6 +254,7 @@ class ZorkAgent:
             recorder=recorder,
             tool_lock=manager.tool_lock if manager else None,
             tool_policy=self.config.tool_policy,
+            context=self.config.context,
             approve=self._approve,
             budget=episode_budget(self.config),
             lifetime="episode" if self._spawn_ahead else "turn",
