@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from commands import environment
 
-from grue import HttpServer, LlmSettings, StdioServer, TurnLimits
+from grue import HttpServer, LlmSettings, ShellTool, StdioServer, TurnLimits
 from grue.hosts.agent_loop import AgentLoop
 from grue.messages import (
     CloseSession,
@@ -67,6 +67,38 @@ def test_a_server_is_called_by_its_prefixed_name_inside_and_outside_of_inputs(
     assert unknown.format("mcp.files.write") in read[1]
     assert unknown.format("files.read") in read[2]
     assert len(files.calls) == 3
+
+
+def test_functions_and_commands_stand_beside_mcp_tools(nothing_left: None, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("Buy bread.", encoding="utf-8")
+
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    calls = tool_calls_reply(
+        ("tools.add", {"a": 2, "b": 3}),
+        ("shell.run", {"argv": ["cat", "note.txt"]}),
+        ("mcp.files.read", {"path": "note.txt"}),
+        ("shell.run", {"argv": ["rm", "note.txt"]}),
+    )
+    with (
+        ScriptedLlmServer([calls, text_reply("done")]) as llm,
+        AgentLoop(
+            LlmSettings(base_url=llm.base_url, model="m"),
+            tools=[add, ShellTool(folder=tmp_path, commands=["cat"])],
+            invoke_mcp_tool=lambda name, arguments: f"{name} {arguments['path']}",
+        ) as loop,
+    ):
+        assert loop.run("Go.") == "done"
+        assert loop.last_outcome is not None
+        added, printed, read, refused = (call.result for call in loop.last_outcome.tool_calls)
+    assert added.content == 5
+    assert isinstance(printed.content, dict)
+    assert printed.content["stdout"] == "Buy bread."
+    assert read.content == "files.read note.txt"
+    assert refused.is_error
+    assert (tmp_path / "note.txt").exists()
 
 
 def test_a_servers_process_lives_from_input_to_input_and_ends_with_the_loop(

@@ -96,3 +96,24 @@ def test_the_triage_prints_what_the_guide_shows_and_asks_before_it_pays(tmp_path
     watch.in_order(AskApproval, CallsDecided, CallTools, TurnCompleted)
     code = [line for line in example.read_text(encoding="utf-8").splitlines() if line.strip()]
     assert len([line for line in code if not line.strip().startswith(("#", '"""'))]) <= 60
+
+
+def test_the_example_of_testing_an_agent_passes_is_short_and_stands_in_the_guide() -> None:
+    example = DOCS / "examples" / "test_my_agent.py"
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(example)],
+        cwd=DOCS.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert tested.returncode == 0, tested.stdout
+    assert "5 passed" in tested.stdout
+    code = example.read_text(encoding="utf-8")
+    lines = [line for line in code.splitlines() if line.strip() and not line.strip().startswith('"""')]
+    assert len(lines) < 40
+    guide = (DOCS / "guides" / "agent-loop.md").read_text(encoding="utf-8")
+    shown = guide.split("<!-- test_my_agent.py -->\n```python\n")[1].split("```\n")[0]
+    assert shown in code

@@ -17,3 +17,10 @@ def test_r14_2_the_mcp_extra_asks_for_a_version_that_is_known_to_work() -> None:
     assert extras["mcp"] == ["mcp>=2.3,<3"]
     assert not [needed for needed in PROJECT["dependencies"] if needed.startswith(("mcp", "langfuse"))]
     assert extras["all"] == ["grue[mcp,langfuse,otel,yaml,fernz,chat]"]
+
+
+def test_nothing_depends_on_mcptools() -> None:
+    extras = PROJECT["optional-dependencies"].values()
+    needed = [*PROJECT["dependencies"], *(name for extra in extras for name in extra)]
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert [name for name in (*needed, *pinned) if "mcptools" in name.replace("-", "").lower()] == []

@@ -66,6 +66,7 @@ Parse error: {e}. Raw: {first 100 characters}
 ITEMS = [
     *(f"R{number}.{part}" for number, parts in enumerate(CRITERIA, 1) for part in range(1, parts + 1)),
     *(f"P{number}" for number in range(1, 49)),
+    *(f"L{number}" for number in range(1, 29)),
     *(f"D{number}" for number in range(3, 13)),
     *(f"B{number}" for number in range(1, 51)),
     *(f"`{item}`" for item in (*EVENTS, *LOG_LINES, *TEXTS)),
