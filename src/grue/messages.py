@@ -1322,6 +1322,20 @@ class CostUncounted(Message, frozen=True, kw_only=True):
     limit_usd: float
 
 
+class SchemaIgnored(Message, frozen=True, kw_only=True):
+    """llm: a reply does not have the shape of the schema that was sent, so the prompt states it from now on.
+
+    Attributes:
+        request: The request whose reply has another shape.
+        endpoint: The kind of endpoint, as its profile is named.
+        model: The model that replied.
+    """
+
+    request: int
+    endpoint: str
+    model: str
+
+
 class SettingsLeftOut(Message, frozen=True, kw_only=True):
     """llm: requests leave out settings that the endpoint does not take, or no longer takes. Once each.
 
@@ -1430,7 +1444,13 @@ TurnNote: TypeAlias = (
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
 LlmCommand: TypeAlias = RequestCompletion | RewriteHistory | CheckToolSupport
 LlmNote: TypeAlias = (
-    CompletionRetried | ReplyCut | TextDelta | HistoryRewritten | ThoughtsDropped | SettingsLeftOut
+    CompletionRetried
+    | ReplyCut
+    | TextDelta
+    | HistoryRewritten
+    | ThoughtsDropped
+    | SettingsLeftOut
+    | SchemaIgnored
 )
 SessionNote: TypeAlias = (
     ConnectFailed

@@ -22,7 +22,7 @@ def able(request: LlmRequest) -> LlmReply:
     """An endpoint that can do everything."""
     if request.tool_names:
         return tool_calls_reply((request.tool_names[0], "{}"))
-    return text_reply('{"colour": "green"}')
+    return text_reply('{"swatch": "green"}')
 
 
 def without_tools(request: LlmRequest) -> LlmReply:
@@ -35,6 +35,12 @@ def without_schemas(request: LlmRequest) -> LlmReply:
     if "response_format" in request.body:
         return error_reply(400, "This response_format type is unavailable now")
     return able(request)
+
+
+def ignoring_schemas(request: LlmRequest) -> LlmReply:
+    """An endpoint that accepts a schema and does not hold the model to it."""
+    told = "JSON Schema" in str(request.messages)
+    return able(request) if request.tool_names or told else text_reply("Green.")
 
 
 def strict_about_keys(request: LlmRequest) -> LlmReply:
@@ -70,6 +76,11 @@ def test_doctor_says_what_an_endpoint_can_do(tmp_path: Path, wire: str) -> None:
     ("script", "words"),
     [
         (without_tools, "note   Tools: refused."),
+        (
+            ignoring_schemas,
+            "note   Structured output: the endpoint accepts a JSON schema and ignores it; told in the prompt,"
+            " the model keeps to it.",
+        ),
         (
             without_schemas,
             "note   Structured output: no shape at all; the schema is put into the prompt instead.",

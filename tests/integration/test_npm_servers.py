@@ -154,9 +154,9 @@ def blocks(client: ToolClient, tool: str, arguments: JsonObject | None = None) -
 @bounded
 def test_everything_refuses_what_is_wrong_and_goes_on(everything: McpServer) -> None:
     with session(everything) as client:
-        assert "Invalid arguments for tool echo" in refusal(client, "everything.echo", {})
+        assert "'message' is a required property" in refusal(client, "everything.echo", {})
         wrong = refusal(client, "everything.get-structured-content", {"location": "Atlantis"})
-        assert "expected one of" in wrong
+        assert "is not one of" in wrong
         own = refusal(client, "everything.get-resource-reference", {"resourceType": "Text", "resourceId": -1})
         assert own == "Invalid resourceId: -1. Must be a finite positive integer."
         unknown = refusal(client, "everything.nope", {})
@@ -247,7 +247,7 @@ def test_the_filesystem_server_keeps_to_its_folder(tmp_path: Path) -> None:
             assert denied.startswith("Access denied - path outside allowed directories")
         missing = refusal(client, "filesystem.read_text_file", {"path": str(inside / "none")})
         assert missing.startswith("ENOENT")
-        assert "Invalid arguments" in refusal(client, "filesystem.read_text_file", {"path": 7})
+        assert "the call was not sent" in refusal(client, "filesystem.read_text_file", {"path": 7})
     nowhere = session(npm_server("filesystem", str(tmp_path / "none")))
     with nowhere:
         failure = nowhere.connect()["filesystem"]
@@ -277,7 +277,7 @@ def test_the_memory_server_remembers_from_session_to_session(tmp_path: Path) -> 
         assert not client.call("memory.create_relations", {"relations": [relation]}).is_error
         sword = {"observations": [{"entityName": "sword", "contents": ["glows"]}]}
         assert refusal(client, "memory.add_observations", sword) == "Entity with name sword not found"
-        assert "Invalid arguments" in refusal(client, "memory.create_entities", {"entities": [{}]})
+        assert "the call was not sent" in refusal(client, "memory.create_entities", {"entities": [{}]})
     with session(server) as client:
         graph = {"entities": [LAMP, house], "relations": [relation]}
         assert client.call("memory.read_graph", {}).content == graph
@@ -296,7 +296,7 @@ def test_thoughts_are_counted_for_one_session() -> None:
                 assert isinstance(counted, dict)
                 assert counted["thoughtHistoryLength"] == length
             wrong = refusal(client, "sequential-thinking.sequentialthinking", {"thought": "A gate."})
-            assert "Invalid arguments" in wrong
+            assert "the call was not sent" in wrong
 
 
 def turn(
@@ -322,7 +322,7 @@ def check_turn(server: McpServer, tool: str, arguments: JsonObject, says: str, w
     assert [call.settlement for call in outcome.tool_calls] == ["returned", "returned", "rejected"]
     assert [call.result.is_error for call in outcome.tool_calls] == [False, True, True]
     assert says in told[0]
-    assert "Invalid arguments" in told[1]
+    assert "the call was not sent" in told[1]
     assert "nope" in told[2]
 
 

@@ -81,7 +81,7 @@ def test_after_a_death_connecting_again_is_a_new_session() -> None:
 def test_r6_1_a_server_that_does_not_start_says_why() -> None:
     broken = client("--exit-at", "start", "--stderr", "no disk")
     with broken, pytest.raises(MCPServerStartupError, match="no disk"):
-        broken.call("faulty.echo", {})
+        broken.call("faulty.echo", {"text": "x"})
 
 
 def test_names_that_are_none_are_told() -> None:

@@ -90,11 +90,11 @@ def test_those_who_wait_for_a_connect_that_fails_all_learn_of_it() -> None:
     recorder, opened = watched()
     broken = faulty("--exit-at", "initialize", "--stderr", "no disk")
     with ToolClient({"faulty": broken}, recorder=recorder, process_limits=QUICK) as tools:
-        errors = at_once(*[lambda: tools.call("faulty.echo", {})] * 6)
+        errors = at_once(*[lambda: tools.call("faulty.echo", {"text": "x"})] * 6)
         assert all(isinstance(error, MCPServerStartupError) for error in errors)
         assert opened == ["faulty"], "one attempt for all who were waiting"
         with pytest.raises(MCPServerStartupError, match="no disk"):
-            tools.call("faulty.echo", {})
+            tools.call("faulty.echo", {"text": "x"})
         assert opened == ["faulty"] * 2, "a later call tries again"
         assert tools.tools() == ()
 

@@ -31,13 +31,16 @@ from grue.messages import (
     LlmNote,
     ReplyCut,
     RequestCompletion,
+    RequireAnswer,
     RewriteHistory,
+    SchemaIgnored,
     SettingsLeftOut,
     TextDelta,
     ThoughtsDropped,
     ToolSupportChecked,
     TurnEvent,
 )
+from grue.protocol.chat_wire.answer_shape import has_shape
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
@@ -199,6 +202,7 @@ class LlmActor(Actor[LlmCommand]):
         reply = await _Asking(self._endpoint, conversation, command, say).outcome()
         if isinstance(reply, LlmFailure):
             return CompletionFailed(request=command.request, failure=reply)
+        self._judge_shape(command, reply, say)
         kept = conversation.keep(reply)
         if not command.aside:
             texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
@@ -229,6 +233,18 @@ class LlmActor(Actor[LlmCommand]):
                 endpoint.profile, model=endpoint.settings.model, history=history
             )
         return self._conversations[name]
+
+    def _judge_shape(self, command: RequestCompletion, reply: Reply, say: Callable[[LlmNote], None]) -> None:
+        """Let prompts state the schema from now on if the reply does not have the shape asked for."""
+        endpoint = self._endpoint
+        answer = command.mode.answer if isinstance(command.mode, RequireAnswer) else None
+        judged = reply.content and not (reply.tool_calls or reply.cut or reply.refusal)
+        if answer is None or not judged or endpoint.profile.states_schema:
+            return
+        if not has_shape(answer.schema, reply.content or ""):
+            endpoint.profile = replace(endpoint.profile, ignores_schema=True)
+            model = endpoint.settings.model
+            say(SchemaIgnored(request=command.request, endpoint=endpoint.profile.name, model=model))
 
     def _report_thoughts(self, lent: LentConversation, say: Callable[[LlmNote], None]) -> None:
         conversation, replies = lent.encoded, lent.encoded.unread_thoughts

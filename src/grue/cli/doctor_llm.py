@@ -21,6 +21,7 @@ from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import Answered
 from grue.llm_transport.keys import key_names, needs_key
 from grue.messages import CompletionReceived, JsonObject, ToolSupportChecked, TurnLimits
+from grue.protocol.chat_wire.answer_shape import has_shape
 from grue.protocol.chat_wire.failures import Fault, fault_of_status, shown_endpoint
 from grue.protocol.chat_wire.model_list import find_model, read_models
 from grue.protocol.model_support import rule_for
@@ -33,7 +34,9 @@ _SHORT, _ROOM = 16, 400
 
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
-_COLOUR: JsonObject = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+_SWATCH: JsonObject = {"type": "object", "properties": {"swatch": {"type": "string"}}, "required": ["swatch"]}
+"""The request does not name the member, so a model that is not held to the schema does not guess it."""
+
 _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at all"}
 
 
@@ -145,12 +148,18 @@ def _tools(endpoint: LlmEndpoint) -> Finding:
 
 
 def _shape(endpoint: LlmEndpoint) -> Finding:
-    tried = _Tried(endpoint, answer=AnswerSpec(str, schema=_COLOUR))
+    tried = _Tried(endpoint, answer=AnswerSpec(_swatch, schema=_SWATCH))
     taken = _SHAPES.get(endpoint.profile.response_format)
     if tried.failure is not None and not tried.replies:
         return Finding("note", f"Structured output: refused.\n{tried.failure}")
     if taken is not None:
         return Finding("note", f"Structured output: {taken}; the schema is put into the prompt instead.")
+    if not has_shape(_SWATCH, tried.replies[0].content or ""):
+        told = has_shape(_SWATCH, tried.replies[-1].content or "")
+        then = "told in the prompt, the model keeps to it" if told else "the model does not keep to it either"
+        return Finding(
+            "note", f"Structured output: the endpoint accepts a JSON schema and ignores it; {then}."
+        )
     return Finding("ok", "Structured output: held to a JSON schema")
 
 
@@ -181,6 +190,12 @@ class _Tried:
             self.replies.append(envelope.body)
         elif isinstance(envelope.body, ToolSupportChecked):
             self.support = envelope.body
+
+
+def _swatch(text: str) -> str:
+    if not has_shape(_SWATCH, text):
+        raise ValueError("it is not a JSON object of the form that was asked for")
+    return text
 
 
 def _thermometer() -> str:

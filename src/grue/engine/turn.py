@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar, assert_never
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from grue.engine.turn_handle import ProgressSource
 from grue.engine.wiring import Wiring
 from grue.errors import MCPError
 from grue.messages import (
+    AnswerSchema,
     Attachment,
     Budget,
     ContextPolicy,
@@ -42,6 +44,7 @@ from grue.messages import (
     TurnParked,
     Usage,
 )
+from grue.protocol.answers import SCHEMA_IN_WORDS
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled
 from grue.protocol.safe_text import well_formed
@@ -267,7 +270,7 @@ class Turn(Generic[T]):
             images=images,
             tool_policy=settings.tool_policy,
             final_request=well_formed(request.final_request),
-            repair_request=well_formed(request.repair_request),
+            repair_request=well_formed(request.repair_request) + _schema_in_words(self.answer.schema),
             context=request.context or settings.context,
             user_stub=well_formed(request.user_stub),
             show_schemas=True,
@@ -294,3 +297,10 @@ class Turn(Generic[T]):
             return "skip"  # the turn offers no tools
         check = getattr(self._settings.wiring.llm, "support_check", None)
         return "skip" if check is None else check()
+
+
+def _schema_in_words(answer: AnswerSchema | None) -> str:
+    """Return what follows the text that asks for a repair: the model may never have read the schema."""
+    if answer is None:
+        return ""
+    return "\n" + SCHEMA_IN_WORDS.format(schema=msgspec.json.encode(answer.schema).decode())

@@ -47,6 +47,7 @@ from grue.messages import (
     ReplyCut,
     ReplyUnusable,
     RunTurn,
+    SchemaIgnored,
     ServerDied,
     ServerFailure,
     ServerName,
@@ -108,6 +109,7 @@ _Asking: TypeAlias = (
     | ReplyCut
     | ThoughtsDropped
     | SettingsLeftOut
+    | SchemaIgnored
     | CostUncounted
     | ReplyUnusable
     | FinalForced
@@ -351,6 +353,9 @@ class EventFeed:
                     f" {model} costs. Set its price under budget.prices"
                 )
                 return [moment.warning("llm_cost_uncounted", message, limit_usd=limit_usd)]
+            case SchemaIgnored(endpoint=endpoint, model=model, request=asked):
+                message = f"LLM {model} ({endpoint}) ignored the answer's schema: prompts state it now"
+                return [moment.warning("llm_schema_ignored", message, request=asked)]
             case SettingsLeftOut(settings=names, endpoint=endpoint, model=model):
                 message = f"LLM {model} ({endpoint}) does not take {' and '.join(names)}: not sent"
                 return [moment.warning("llm_settings_left_out", message, settings=list(names))]

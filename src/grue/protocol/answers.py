@@ -7,6 +7,11 @@ from itertools import islice
 
 from grue.protocol.tool_results import is_deep
 
+SCHEMA_IN_WORDS = (
+    "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
+)
+"""States the schema of an answer to the model, where an endpoint does not hold it to the schema."""
+
 _FENCE = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"\{(?=\s*[\"}])")
 _MOST_CANDIDATES = 50

@@ -153,6 +153,10 @@ def _uncounted(body: m.CostUncounted) -> str:
     )
 
 
+def _schema_ignored(body: m.SchemaIgnored) -> str:
+    return f"{body.model} ({body.endpoint}) replied in another shape: prompts state the schema now"
+
+
 def _left_out(body: m.SettingsLeftOut) -> str:
     return f"{' and '.join(body.settings)}: not sent, because {body.model} ({body.endpoint}) does not take it"
 
@@ -374,6 +378,7 @@ _TABLE: dict[type, _Row] = {
     m.SummaryFailed: _warn("no summary", lambda body: body.reason, live=_always),
     m.ThoughtsDropped: _warn("thoughts", _thoughts, live=_always),
     m.CostUncounted: _warn("cost", _uncounted, live=_always),
+    m.SchemaIgnored: _warn("schema ignored", _schema_ignored, live=_always),
     m.SettingsLeftOut: _warn("left out", _left_out, live=_always),
 }
 

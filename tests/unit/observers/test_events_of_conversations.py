@@ -2,7 +2,7 @@
 
 from recorded_turns import Tape
 
-from grue.messages import ConversationId, CostUncounted, SettingsLeftOut, ThoughtsDropped
+from grue.messages import ConversationId, CostUncounted, SchemaIgnored, SettingsLeftOut, ThoughtsDropped
 from grue.observers.events import EventFeed
 
 
@@ -32,3 +32,11 @@ def test_a_cost_limit_without_effect_is_a_warning() -> None:
     assert event.message.startswith(
         "The cost limit of 2.5 USD has no effect: groq does not report what m costs"
     )
+
+
+def test_a_schema_that_was_ignored_is_a_warning() -> None:
+    tape = Tape()
+    tape.say(SchemaIgnored(request=3, endpoint="generic", model="m"))
+    (event,) = EventFeed("e").feed(tape.envelopes[0])
+    assert (event.level, event.event_type) == ("warning", "llm_schema_ignored")
+    assert event.fields == {"request": 3}

@@ -98,6 +98,7 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         summarize(m.ThoughtsDropped(conversation="c1", replies=1, wire="responses", model="m")),
         summarize(m.ThoughtsDropped(conversation="c1", replies=2, wire="messages", model="m")),
         summarize(m.SettingsLeftOut(request=1, settings=("top_k", "top_p"), endpoint="anthropic", model="m")),
+        summarize(m.SchemaIgnored(request=1, endpoint="generic", model="m")),
         summarize(m.CostUncounted(model="m", endpoint="groq", limit_usd=2.5)),
         summarize(m.HistoryRewritten(conversation="c1", rewrite=m.Rewritten(3, 5), reason="too long")),
         summarize(m.RunTurn(turn=2, system="", user="And this?", history=history, images=images)),
@@ -106,6 +107,7 @@ def test_what_concerns_a_conversation_is_told_in_a_line() -> None:
         "m (responses) is not sent the thoughts of 1 reply: it cannot read them",
         "m (messages) is not sent the thoughts of 2 replies: it cannot read them",
         "top_k and top_p: not sent, because m (anthropic) does not take it",
+        "m (generic) replied in another shape: prompts state the schema now",
         "the limit of 2.5 USD has no effect: groq does not report what m costs, and no price is configured"
         " for it",
         "c1, 2 entries replaced: too long",

@@ -13,7 +13,8 @@ messages are made from that and from the profile alone.
 - The encoded messages are valid for one profile. When the profile changes, all messages are encoded again.
 - Images and files from a tool are put into its result. If the format allows only text there, they are put
   into a user message after the results of that reply.
-- If an endpoint does not accept the schema of an answer, the schema is sent as text, once for each schema.
+- If an endpoint does not accept or ignores the schema of an answer, the schema is sent as text, once for each
+  schema.
 - Thoughts and signatures go back to the format and the model that they came from, and to no other.
 """
 
@@ -39,6 +40,7 @@ from grue.messages import (
     TurnEnd,
     UserText,
 )
+from grue.protocol.answers import SCHEMA_IN_WORDS
 from grue.protocol.chat_wire.encoded_messages import EncodedMessages
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
@@ -55,10 +57,6 @@ from grue.protocol.chat_wire.reply import UNREADABLE, Reply, no_completion
 from grue.protocol.chat_wire.wire_format import Choice, WireRequest
 from grue.protocol.history import History
 from grue.protocol.tool_names import WireNames
-
-SCHEMA_IN_WORDS = (
-    "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
-)
 
 UNDERSTOOD = "Understood."
 """Sent as the assistant's text between tool results and a user message, if the endpoint requires one."""
@@ -334,6 +332,6 @@ class Conversation:
         self._encoded_tools = self.format.encode_tools(self.tools, self.profile, self.names)
 
     def _schema_in_words(self, answer: AnswerSchema | None) -> tuple[UserText, ...]:
-        if answer is None or self.profile.response_format == "json_schema":
+        if answer is None or not self.profile.states_schema:
             return ()
         return (UserText(SCHEMA_IN_WORDS.format(schema=to_json(answer.schema).decode())),)

@@ -66,6 +66,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             `none` sends nothing.
         response_format: How to request an answer of a given schema. Without `json_schema`, the schema is also
             sent to the model as text.
+        ignores_schema: The endpoint accepts a schema and has replied in another shape, so the schema is also
+            sent to the model as text.
         tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. Such
             requests then list the tools with `tool_choice: "none"`.
         assistant_after_results: The endpoint refuses a user message directly after tool results, so an
@@ -95,6 +97,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     system_role: Literal["system", "developer", "user"] = "system"
     reasoning: Literal["reasoning_effort", "reasoning", "thinking", "adaptive", "none"] = "reasoning_effort"
     response_format: Literal["json_schema", "json_object", "none"] = "json_schema"
+    ignores_schema: bool = False
     tools_with_forced: bool = False
     assistant_after_results: bool = False
     max_description_chars: int | None = None
@@ -104,6 +107,11 @@ class WireProfile(Struct, frozen=True, kw_only=True):
     images: bool = True
     audio: bool = False
     files: bool = False
+
+    @property
+    def states_schema(self) -> bool:
+        """Whether the schema of an answer is sent to the model as text."""
+        return self.ignores_schema or self.response_format != "json_schema"
 
     @property
     def name_style(self) -> NameStyle:

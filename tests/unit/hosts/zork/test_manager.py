@@ -150,7 +150,7 @@ async def test_p7_the_environment_is_the_systems_and_the_configured(
 
 async def test_every_failure_but_a_timeout_is_a_result(tmp_path: Path) -> None:
     box = manager(tmp_path)
-    before = await box.call_tool(ECHO, {})
+    before = await box.call_tool(ECHO, {"text": "x"})
     await box.connect_session()
     results = [
         await box.call_tool("box.fail", {}),
@@ -219,7 +219,7 @@ async def test_disconnecting_ends_a_call_that_is_under_way(tmp_path: Path) -> No
     box = manager(tmp_path, "--silent-at", "call")
     called = heard(box, ToolCalled)
     await box.connect_session()
-    call = asyncio.create_task(box.call_tool(ECHO, {}, timeout_seconds=60))
+    call = asyncio.create_task(box.call_tool(ECHO, {"text": "x"}, timeout_seconds=60))
     await asyncio.wait_for(called.wait(), 5)
     with assert_nothing_left():
         async with asyncio.timeout(5):
@@ -230,7 +230,7 @@ async def test_disconnecting_ends_a_call_that_is_under_way(tmp_path: Path) -> No
 async def test_a_dead_server_gives_error_results(tmp_path: Path) -> None:
     box = manager(tmp_path, "--exit-at", "call", "--exit-status", "7")
     await box.connect_session()
-    first, second = await box.call_tool(ECHO, {}), await box.call_tool(ECHO, {})
+    first, second = await box.call_tool(ECHO, {"text": "x"}), await box.call_tool(ECHO, {"text": "x"})
     await box.disconnect_session()
     assert "exit status 7" in (first.error_message or "")
     assert second.is_error
@@ -245,7 +245,7 @@ async def test_a_crashed_owner_gives_error_results(tmp_path: Path, monkeypatch: 
     with assert_nothing_left():
         await box.connect_session()
         async with asyncio.timeout(5):
-            results = [await box.call_tool(ECHO, {}), await box.call_tool(ECHO, {})]
+            results = [await box.call_tool(ECHO, {"text": "x"}), await box.call_tool(ECHO, {"text": "x"})]
         await box.disconnect_session()
     assert "nobody foresaw this" in (results[0].error_message or "")
     assert results[1].is_error
@@ -279,7 +279,7 @@ async def test_a_second_connect_is_refused_and_harmless(tmp_path: Path) -> None:
     await box.connect_session()
     with pytest.raises(MCPError, match="is open already"):
         await box.connect_session()
-    assert not (await box.call_tool(ECHO, {})).is_error
+    assert not (await box.call_tool(ECHO, {"text": "x"})).is_error
     await box.disconnect_session()
     await box.disconnect_session()
     with pytest.raises(MCPError, match="no session"):
@@ -353,7 +353,7 @@ def test_p9_a_loop_that_ends_without_a_disconnect_leaves_nothing(tmp_path: Path)
     assert not live_members(opened[0].pid)
 
     async def again() -> ToolCallResult:
-        late = await box.call_tool(ECHO, {})
+        late = await box.call_tool(ECHO, {"text": "x"})
         await box.connect_session()
         await box.disconnect_session()
         return late
