@@ -16,7 +16,7 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
 # Many tests wait for a process: more workers than cores keep the cores busy. Modules that share something slow to
 # make stay in one worker (tests/conftest.py).
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 
 # A fifth of the examples of Hypothesis. CI tries all of them, without coverage.
 QUICK := --hypothesis-profile=quick
@@ -44,7 +44,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/
 play: $(VENV)/.play ## play the embedded world offline, with the bundled reasoning server
 	$(BIN)/grue play --offline --seed $(SEED) --turns $(TURNS)
 
-test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included
+test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part, slow ones included; SHUFFLE=7 for another order
 	$(PYTEST) $(if $(TEST),$(TEST),$(QUICK) -m "not slow")
 
 test-all: $(VENV)/.dev ## run every test; with COVERAGE=1, as in CI, hold them to the floors of coverage too

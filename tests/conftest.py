@@ -6,6 +6,7 @@ import signal
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -51,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Paths, separated by spaces: in them, run only the slow tests and those by Hypothesis. "
         "For `make test-all`, which has run the rest, and these with fewer examples, for coverage.",
     )
+    parser.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="Run the test files, and the tests in each of them, in a random order.",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the markers
@@ -60,9 +67,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fast = {item for item in items if _is_in(item.path, done) and not _takes_more_time(item)}
         config.hook.pytest_deselected(items=list(fast))
         items[:] = [item for item in items if item not in fast]
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        items[:] = _shuffled(items, Random(seed))
     for item in items:
         if group := _group_of(item.path):
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _shuffled(items: list[pytest.Item], chance: Random) -> list[pytest.Item]:
+    """Return the tests in a random order. Those of a file stay together, because they share what it makes."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    groups = [*files.values()]
+    chance.shuffle(groups)
+    for group in groups:
+        chance.shuffle(group)
+    return [item for group in groups for item in group]
 
 
 @cache

@@ -68,7 +68,7 @@ ITEMS = [
     *(f"P{number}" for number in range(1, 49)),
     *(f"L{number}" for number in range(1, 29)),
     *(f"D{number}" for number in range(3, 13)),
-    *(f"B{number}" for number in range(1, 51)),
+    *(f"B{number}" for number in range(1, 52)),
     *(f"`{item}`" for item in (*EVENTS, *LOG_LINES, *TEXTS)),
     "names of observations",
 ]

@@ -222,6 +222,8 @@ class ChatProgram:
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
         """Return the decision with other arguments; `None`: they are no JSON object."""
         before = json.dumps(question.arguments, ensure_ascii=False)
+        if not before.isprintable():
+            before = json.dumps(question.arguments)
         if "[redacted:" in before:
             self._screen.tell(lines.complaint("The arguments hold a secret, and cannot be edited here."))
             return None

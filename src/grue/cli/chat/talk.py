@@ -18,7 +18,16 @@ from msgspec import Struct
 
 import grue
 from grue.cli.chat.approving import Approver
-from grue.cli.chat.facts import ChatPast, EpisodeStarted, ModelChanged, Said, TakenBack, changes, read_chat
+from grue.cli.chat.facts import (
+    ChatPast,
+    EpisodeStarted,
+    ModelChanged,
+    Said,
+    TakenBack,
+    called_in,
+    changes,
+    read_chat,
+)
 from grue.cli.chat.options import ChatOptions, recorded
 from grue.cli.chat.wiring import ChatWiring
 from grue.conversation import Conversation
@@ -315,8 +324,6 @@ class Talk:
     def _note(self, envelope: Envelope[Any], line: bytes) -> None:
         """Remember which tools a turn has called; an observer."""
         del line
-        from grue.cli.chat.facts import called_in
-
         if envelope.turn:
             self._calls.setdefault(envelope.turn, []).extend(called_in(envelope))
 
