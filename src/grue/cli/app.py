@@ -211,13 +211,22 @@ def chat(
 @app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder of episodes.")] = Path("runs"),
+    html: Annotated[
+        bool, typer.Option("--html", help="Write an index page into it, and the episodes' pages.")
+    ] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Write it and open it in a browser.")] = False,
 ) -> None:
     """List the recorded episodes of a folder, the latest first."""
     with plain_errors():
-        from grue.cli.runs import list_runs
+        from grue.cli.hosts import load_hosts
+        from grue.cli.runs import list_runs, write_runs
 
         take_interrupts()
-        list_runs(folder)
+        if html or open_browser:
+            load_hosts()
+            write_runs(folder, open_browser)
+        else:
+            list_runs(folder)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`grue runs`: list the recorded episodes of a folder; and find the latest one for the trace commands."""
 
 import time
+import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,16 +35,37 @@ def list_runs(folder: Path) -> None:
     Raises:
         MCPConfigError: There is no such folder, or no trace in it.
     """
-    if not folder.is_dir():
-        raise MCPConfigError(f"There is no folder {shown_path(folder)}. `grue play` makes one named runs.")
-    found = list(traces_in(folder))
-    if not found:
-        raise MCPConfigError(f"There is no trace in {shown_path(folder)}.")
+    found = _episodes(folder)
     width = max(len(shown_path(path)) for path in found)
     for path in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_written(path)))
         say(f"{shown_path(path):{width}}  {when}  {_outcome(path)}".rstrip())
     say(f"To read one: grue trace show {shown_path(found[0])}")
+
+
+def write_runs(folder: Path, open_browser: bool) -> None:
+    """Write an index page of the episodes of a folder, and the pages that it links to.
+
+    Raises:
+        MCPConfigError: There is no such folder, or no trace in it.
+        TraceError: The index cannot be written.
+    """
+    found = _episodes(folder)
+    from grue.tracing.runs_page import write_index
+
+    page = write_index(folder, found)
+    say(f"Wrote {shown_path(page)}: {len(found)} {'episode' if len(found) == 1 else 'episodes'}")
+    if open_browser and not webbrowser.open(page.absolute().as_uri()):
+        say("There is no browser to show it; open the file yourself.", err=True)
+
+
+def _episodes(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise MCPConfigError(f"There is no folder {shown_path(folder)}. `grue play` makes one named runs.")
+    found = list(traces_in(folder))
+    if not found:
+        raise MCPConfigError(f"There is no trace in {shown_path(folder)}.")
+    return found
 
 
 def latest_trace() -> Path:

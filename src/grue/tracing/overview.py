@@ -33,6 +33,8 @@ class Overview(Struct, kw_only=True):
         resumed: How often it was resumed.
         turns: How many turns were run; one that was resumed counts once.
         failures: Turns that failed, and those that ended with a fallback.
+        messages: How many messages the trace holds.
+        seconds: When the last of them was recorded, counted from the trace's beginning.
     """
 
     title: str = ""
@@ -48,12 +50,16 @@ class Overview(Struct, kw_only=True):
     resumed: int = 0
     turns: int = 0
     failures: int = 0
+    messages: int = 0
+    seconds: float = 0.0
     requests: int = 0
     tool_calls: int = 0
     usage: m.Usage = m.Usage()
 
     def see(self, envelope: EpisodeEnvelope) -> None:
         """Add a message."""
+        self.messages += 1
+        self.seconds = max(self.seconds, envelope.t)
         match envelope.body:
             case EpisodeStarted() as started:
                 self._begin(started)

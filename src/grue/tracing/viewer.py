@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from grue.errors import TraceError
+from grue.tracing.overview import Overview
 from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed
 from grue.tracing.page_file import embedded, page_parts, replacing
 from grue.tracing.page_media import ImageTable
@@ -43,8 +44,10 @@ SCRIPTS = (
 
 def write_html(
     trace: Path, target: Path, *, title: str = "", max_message_chars: int = MAX_MESSAGE_CHARS
-) -> None:
-    """Write a trace as a page that only its owner can read; an existing file is replaced.
+) -> Overview:
+    """Write a trace as a page that only its owner can read, and return the episode in figures.
+
+    An existing file is replaced.
 
     The trace is read one line at a time. The same trace always gives the same bytes.
 
@@ -61,7 +64,7 @@ def write_html(
     refuse_target(target, reader.path)
     try:
         with replacing(target) as page:
-            _write_page(page, reader, title or f"Trace of {reader.header.episode}", max_message_chars)
+            return _write_page(page, reader, title or f"Trace of {reader.header.episode}", max_message_chars)
     except OSError as error:
         raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
 
@@ -79,7 +82,7 @@ def refuse_target(target: Path, *traces: Path) -> None:
         )
 
 
-def _write_page(page: BinaryIO, reader: EpisodeReader, title: str, max_message_chars: int) -> None:
+def _write_page(page: BinaryIO, reader: EpisodeReader, title: str, max_message_chars: int) -> Overview:
     before, between, third, after = page_parts("page", title, style=STYLE, scripts=SCRIPTS)
     with tempfile.TemporaryFile() as spool:
         images = ImageTable(spool)
@@ -90,6 +93,7 @@ def _write_page(page: BinaryIO, reader: EpisodeReader, title: str, max_message_c
         page.write(third)
     page.write(embedded(episode))
     page.write(after)
+    return episode.overview
 
 
 def write_messages(page: BinaryIO, reader: EpisodeReader, title: str, feed: PageFeed) -> EpisodePage:

@@ -1,0 +1,111 @@
+"""Write an index page of a folder of episodes, for `grue runs --html`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import TraceError
+from grue.protocol.safe_text import printable
+from grue.tracing.overview import Overview
+from grue.tracing.page_file import embedded, page_parts, replacing
+from grue.tracing.reading import EpisodeReader, open_episode
+from grue.tracing.viewer import write_html
+
+INDEX_FILE = "index.html"
+
+_MARK = b'<meta name="generator" content="grue runs">'
+_MARKED_WITHIN = 1000
+_NAME_CHARS = 300
+_ERROR_CHARS = 1000
+
+
+class _Run(Struct, frozen=True, kw_only=True):
+    """A row of the index; `viewer_page/runs.js` shows it.
+
+    Attributes:
+        name: Its path in the folder; printable.
+        page: The relative address of its page; empty: it has none.
+        started: Seconds since the epoch.
+        error: Why it cannot be read; printable.
+    """
+
+    name: str
+    page: str = ""
+    episode: str = ""
+    started: float = 0.0
+    overview: Overview = msgspec.field(default_factory=Overview)
+    error: str = ""
+
+
+def write_index(folder: Path, runs: Iterable[Path]) -> Path:
+    """Write `index.html` into a folder of episodes.
+
+    A page is written beside each trace, unless there is one that is newer than the trace. A trace that cannot
+    be read gets a row that says why.
+
+    Args:
+        folder: The folder.
+        runs: The run folders and trace files in it, in the order of the rows.
+
+    Raises:
+        TraceError: The index cannot be written, or a file that grue did not write has its name.
+    """
+    target = folder / INDEX_FILE
+    _refuse_foreign(target)
+    rows = tuple(_row(folder, path) for path in runs)
+    title = f"Episodes in {folder.absolute().name}"
+    before, after = page_parts("runs", title, style=("viewer", "runs"), scripts=("dom", "runs"))
+    try:
+        with replacing(target) as page:
+            page.write(before)
+            page.write(embedded({"title": title, "folder": printable(str(folder)), "runs": rows}))
+            page.write(after)
+    except OSError as error:
+        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
+    return target
+
+
+def _refuse_foreign(target: Path) -> None:
+    try:
+        with target.open("rb") as file:
+            is_ours = _MARK in file.read(_MARKED_WITHIN)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
+    if not is_ours:
+        raise TraceError(f"Cannot write the page {target}: a file that grue did not write has its name.")
+
+
+def _row(folder: Path, path: Path) -> _Run:
+    name = printable(str(path.relative_to(folder)), _NAME_CHARS)
+    try:
+        reader = open_episode(path)
+        page = reader.path.with_suffix(".html")
+        overview = _counted(reader) if _is_newer(page, reader.path) else write_html(path, page)
+    except TraceError as error:
+        return _Run(name=name, error=printable(str(error), _ERROR_CHARS))
+    return _Run(
+        name=name,
+        page=f"./{quote(page.relative_to(folder).as_posix())}",
+        episode=printable(reader.header.episode, _NAME_CHARS),
+        started=reader.header.started_at,
+        overview=overview,
+    )
+
+
+def _counted(reader: EpisodeReader) -> Overview:
+    overview = Overview()
+    for envelope in reader:
+        overview.see(envelope)
+    return overview
+
+
+def _is_newer(page: Path, trace: Path) -> bool:
+    try:
+        return page.stat().st_mtime > trace.stat().st_mtime
+    except OSError:
+        return False

@@ -1,0 +1,84 @@
+"""The index of a folder of episodes: what it holds, and what it never writes over."""
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from story_traces import full_story
+from viewer_traces import small_episode
+
+from grue.cli.runs import traces_in, write_runs
+from grue.errors import MCPConfigError, TraceError
+from grue.tracing.runs_page import write_index
+
+pytestmark = pytest.mark.made_up_trace
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("first", "se cond<b>"):
+        (tmp_path / name).mkdir()
+    full_story(tmp_path / "first" / "trace.jsonl")
+    small_episode(tmp_path / "se cond<b>" / "trace.jsonl")
+    return tmp_path
+
+
+def rows(index: Path) -> dict[str, Any]:
+    data = re.search(r'id="data">(.*?)</script>', index.read_text())
+    assert data is not None
+    return {run["name"]: run for run in json.loads(data[1])["runs"]}
+
+
+def test_each_episode_has_a_row_and_a_page(folder: Path) -> None:
+    index = write_index(folder, traces_in(folder))
+    found = rows(index)
+    assert stat.S_IMODE(index.stat().st_mode) == 0o600
+    first = found["first"]["overview"]
+    assert (first["ending"], first["turns"], first["requests"], first["messages"]) == ("done", 3, 6, 43)
+    assert found["se cond<b>"]["page"] == "./se%20cond%3Cb%3E/trace.html"
+    assert (folder / "first" / "trace.html").read_text().startswith("<!doctype html>")
+    assert "<b>" not in re.sub(r"<(script|style)\b.*?</\1>", "", index.read_text(), flags=re.DOTALL)
+
+
+def test_a_page_that_is_newer_than_its_trace_stays(folder: Path) -> None:
+    write_index(folder, traces_in(folder))
+    pages = [folder / "first" / "trace.html", folder / "se cond<b>" / "trace.html"]
+    pages[0].write_text("mine")
+    first = rows(folder / "index.html")
+    write_index(folder, traces_in(folder))
+    assert pages[0].read_text() == "mine"
+    assert rows(folder / "index.html") == first
+
+
+def test_a_trace_that_cannot_be_read_has_a_row_that_says_why(folder: Path) -> None:
+    with (folder / "first" / "trace.jsonl").open("a") as file:
+        file.write("{damaged\n")
+    found = rows(write_index(folder, traces_in(folder)))
+    assert "line 45" in found["first"]["error"]
+    assert found["first"]["page"] == ""
+    assert found["se cond<b>"]["error"] == ""
+
+
+def test_a_page_that_somebody_else_wrote_is_not_replaced(folder: Path) -> None:
+    (folder / "index.html").write_text("<h1>My site</h1>")
+    with pytest.raises(TraceError, match="a file that grue did not write"):
+        write_index(folder, traces_in(folder))
+    assert (folder / "index.html").read_text() == "<h1>My site</h1>"
+
+
+def test_a_folder_that_cannot_be_written_is_said_to_be(folder: Path) -> None:
+    (folder / "index.html").mkdir()
+    with pytest.raises(TraceError, match="Cannot write the page"):
+        write_index(folder, ())
+
+
+def test_the_command_says_what_it_wrote(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_runs(folder, open_browser=False)
+    assert capsys.readouterr().out == f"Wrote {folder / 'index.html'}: 2 episodes\n"
+    with pytest.raises(MCPConfigError, match="There is no trace"):
+        write_runs(tmp_path_factory.mktemp("empty"), open_browser=False)
