@@ -24,7 +24,7 @@ QUICK := --hypothesis-profile=quick
 # Without bytecode on disk, every worker and every program that a test starts compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: play test test-all check attack bench bench-peers clean
+.PHONY: play test test-all check docs attack bench bench-peers clean
 .DEFAULT_GOAL := play
 
 $(VENV)/bin/python:
@@ -35,6 +35,10 @@ $(VENV)/bin/python:
 # One stamp for what play needs, one for what tests and checks need.
 $(VENV)/.play: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
 	$(PIP) install --constraint constraints.txt --editable '.[mcp]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+	$(PIP) install --constraint constraints.txt --editable '.[docs,mcp]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
@@ -63,6 +67,10 @@ check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rule
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
+
+docs: $(VENV)/.docs ## build the documentation into build/site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python tools/check_site.py build/site
 
 attack: $(VENV)/.dev ## attack every input from outside with seeded cases, 10 minutes; SECONDS=60 SEED=3 for others
 	$(BIN)/python tools/attack --seconds $(SECONDS) --seed $(SEED)

@@ -1,0 +1,126 @@
+"""Hooks of mkdocs: the pages of the site that are made from something else. `make docs` builds it.
+
+- README.md, CHANGELOG.md, CONTRIBUTING.md and the benchmarks' pages, which lie outside docs/.
+- The reference of the API, from the list of public names, and of the command line, from the program.
+- A real trace: an episode that is played offline while the site is built.
+"""
+
+import posixpath
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import mkdocs.plugins
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import public_api
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/peers/README.md": "benchmarks-peers.md",
+}
+_LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+_TRACE_TURNS = 16
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made."""
+    pages = {made: (ROOT / source).read_text(encoding="utf-8") for source, made in OUTSIDE.items()}
+    pages |= {
+        "reference/api.md": api_page(),
+        "reference/cli.md": cli_page(),
+        "decisions.md": decisions_page(),
+    }
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "traces/example.html", content=example_trace()))
+    files.append(
+        File.generated(config, "license.txt", content=(ROOT / "LICENSE").read_text(encoding="utf-8"))
+    )
+    return files
+
+
+@mkdocs.plugins.event_priority(50)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Point links between the repository's folders to where the pages are on the site."""
+    made = page.file.src_uri
+    source = next((outside for outside, site in OUTSIDE.items() if site == made), f"docs/{made}")
+
+    def moved(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[1]))
+        on_site = OUTSIDE.get(target, "license.txt" if target == "LICENSE" else target.removeprefix("docs/"))
+        return posixpath.relpath(on_site, posixpath.dirname(made) or ".")
+
+    return _LINK.sub(moved, markdown)
+
+
+def api_page() -> str:
+    """Return the reference of all public names, module by module."""
+    text = [
+        "# API\n\nThe public names. Everything else may change in any version "
+        "([decision 024](../decisions/024-public-modules.md)).\n"
+    ]
+    for module, lines in groupby(public_api.public_api(), key=lambda line: line.split()[0]):
+        text.append(f"## {module}\n")
+        text += [f"::: {module}.{line.split()[1]}\n" for line in lines]
+    return "\n".join(text)
+
+
+def cli_page() -> str:
+    """Return the reference of the command line."""
+    from grue.cli.app import app
+
+    return "\n".join(["# Command line\n", *_command("grue", get_command(app), 2)])
+
+
+def _command(name: str, command: Any, level: int) -> Iterator[str]:
+    yield f"{'#' * level} {name}\n"
+    yield f"{command.help or ''}\n"
+    if isinstance(command, TyperGroup):
+        for child, each in command.commands.items():
+            yield from _command(f"{name} {child}", each, min(level + 1, 3))
+    elif isinstance(command, TyperCommand):
+        rows = [_row(parameter) for parameter in command.params]
+        yield "\n".join(["| | | default |", "|---|---|---|", *rows]) + "\n" if rows else ""
+
+
+def _row(parameter: Any) -> str:
+    is_option = isinstance(parameter, TyperOption)
+    names = ", ".join(f"`{each}`" for each in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
+    shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    default = "" if shown in (None, False, True) or callable(shown) else f"`{shown}`"
+    return f"| {names} | {(parameter.help or '').replace('|', '/')} | {default} |"
+
+
+def decisions_page() -> str:
+    """Return the list of decision records."""
+    lines = ["# Decisions\n", "Why something is as it is, half a page each.\n"]
+    for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        lines.append(f"- [{title}](decisions/{path.name})")
+    return "\n".join(lines) + "\n"
+
+
+def example_trace() -> str:
+    """Play an episode offline, and return its trace as a page."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = str(Path(folder) / "run")
+        play = ("play", "--offline", "--seed", "7", "--turns", str(_TRACE_TURNS), "--run-dir", run, "--quiet")
+        for command in (play, ("trace", "html", run, "--out", f"{run}.html")):
+            subprocess.run(
+                [sys.executable, "-m", "grue", *command], check=True, stdout=subprocess.DEVNULL, cwd=folder
+            )
+        return Path(f"{run}.html").read_text(encoding="utf-8")
