@@ -272,8 +272,8 @@ class Conversation:
     ) -> TurnRequest[Any]:
         """Return the next turn as a request, for `Runner.start_turn` and `Runner.map`.
 
-        A batch may continue many conversations, each with one request at a time. Its requests are never
-        taken from an earlier run (`resume_from`).
+        A batch may continue many conversations, each with one request at a time. With `resume_from` a turn
+        is taken from an earlier run if the conversation is where it was before or after that turn.
         """
         return TurnRequest(system=self._kept.system, user=text, answer=answer, conversation=self._kept, **how)
 

@@ -194,3 +194,61 @@ def test_a_process_that_is_killed_in_a_tool_call_leaves_a_conversation_to_go_on_
         assert talk.ask("Again?").response == "Answer 5."
     assert changed_prefixes(server) == 0
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def batch(
+    folder: Path, server: ScriptedLlmServer, questions: list[str], *, trace: str = "", resume_from: str = ""
+) -> list[tuple[str, bool]]:
+    """Ask each of two saved conversations a question; return the answers and whether they were recalled."""
+    runner = runner_for(server, trace=folder / trace if trace else None)
+    paths = [folder / f"{number}.jsonl" for number in range(2)]
+    with runner:
+        talks = [
+            Conversation.load(path, runner) if path.exists() else runner.conversation("Be brief.", path=path)
+            for path in paths
+        ]
+        requests = [talk.request(text) for talk, text in zip(talks, questions, strict=True)]
+        items = list(runner.map(requests, resume_from=folder / resume_from if resume_from else None))
+        for talk in talks:
+            talk.close()
+    assert [item.error for item in items] == [None, None]
+    return [(item.outcome.response, item.recalled) for item in items if item.outcome is not None]
+
+
+def test_a_batch_recalls_turns_of_conversations_where_they_stand_before_or_after_them(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    batch(tmp_path, server, ["One?", "Eins?"])
+    batch(tmp_path, server, ["Two?", "Zwei?"])
+    before = {path: path.read_bytes() for path in tmp_path.glob("?.jsonl")}
+    first = batch(tmp_path, server, ["Three?", "Drei?"], trace="trace.jsonl")
+    after = {path: path.read_bytes() for path in before}
+    assert first == [("Answer 3.", False)] * 2
+    asked = len(server.requests)
+    again = batch(tmp_path, server, ["Three?", "Drei?"], resume_from="trace.jsonl")
+    assert again == [("Answer 3.", True)] * 2, "the files hold the turns already"
+    assert {path: path.read_bytes() for path in before} == after
+    for path, content in before.items():
+        path.write_bytes(content)
+    again = batch(tmp_path, server, ["Three?", "Drei?"], resume_from="trace.jsonl")
+    assert again == [("Answer 3.", True)] * 2
+    assert len(server.requests) == asked
+    with Conversation.load(tmp_path / "0.jsonl", runner_for(server)) as talk:
+        said = talk.history
+    assert [item.content for item in said if hasattr(item, "call_id")] == [
+        '{"content":"seen 3-a"}', '{"content":"seen 3-b"}'
+    ]  # fmt: skip
+    assert batch(tmp_path, server, ["Four?", "Vier?"]) == [("Answer 4.", False)] * 2
+    assert said_to(server)[-1] in ("Four?", "Vier?")
+    assert len(said_to(server)) == 11
+
+
+def test_a_batch_asks_again_where_the_text_or_what_was_said_before_has_changed(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    batch(tmp_path, server, ["One?", "Eins?"], trace="trace.jsonl")
+    (tmp_path / "0.jsonl").unlink()
+    again = batch(tmp_path, server, ["Another?", "Eins?"], resume_from="trace.jsonl")
+    assert again == [("Answer 1.", False), ("Answer 1.", True)]
+    again = batch(tmp_path, server, ["One?", "Eins?"], resume_from="trace.jsonl")
+    assert again == [("Answer 2.", False), ("Answer 1.", True)]

@@ -97,10 +97,18 @@ def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) 
 
 
 def _completed(turn: Turn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
-    if earlier is None or turn.continues_conversation:
-        # What an earlier run has said in a conversation would be missing in this one.
+    if earlier is None:
         return None
-    return earlier.outcome(turn.recalled_command(number), turn.answer)
+    talk = turn.conversation
+    if talk is None:
+        found = earlier.recall(turn.recalled_command(number), turn.answer)
+        return None if found is None else found.outcome
+    with talk.between_turns() as free:
+        found = earlier.recall(turn.recalled_command(number), turn.answer) if free else None
+        if found is None:
+            return None
+        talk.add(found.said)
+        return found.outcome
 
 
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:

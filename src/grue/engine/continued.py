@@ -34,11 +34,13 @@ def continued(
 
 
 def reference_of(request: TurnRequest[Any], number: int) -> HistoryReference | None:
-    """Return the reference to a history that is given as plain data; `None`: there is none.
+    """Return the reference to what a request continues; `None`: nothing.
 
     Raises:
         ConversationError: It cannot be used.
     """
+    if request.conversation is not None:
+        return request.conversation.ledger.reference(request.conversation.id)
     if not request.history:
         return None
     from grue.engine.kept_conversation import given_conversation

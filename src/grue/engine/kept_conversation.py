@@ -27,6 +27,7 @@ from grue.engine.conversation_file import (
 )
 from grue.engine.open_turns import given_up, is_parked_still, require_not_parked, taken_up
 from grue.engine.past import Past, TurnReport
+from grue.engine.said_steps import SaidStep, take_step
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationBusy, ConversationError, MCPError
 from grue.messages import (
@@ -34,6 +35,8 @@ from grue.messages import (
     ConversationId,
     HistoryItem,
     HistoryReference,
+    OfferTools,
+    RequestCompletion,
     Said,
     ToolDefinition,
     TurnEnd,
@@ -191,6 +194,34 @@ class KeptConversation:
                 self._close(given_up(self.open_turn))
                 self._mark(None)
                 self._write_now()
+
+    @contextlib.contextmanager
+    def between_turns(self) -> Iterator[bool]:
+        """Keep turns from continuing the conversation meanwhile; yield whether it is ready for the next one.
+
+        It is not while a turn continues it, or while one is parked.
+        """
+        if not self._in_turn.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield self.open_turn is None and self._failed is None
+        finally:
+            self._in_turn.release()
+
+    def add(self, said: Sequence[SaidStep]) -> None:
+        """Add what was said in a turn of an earlier process; call it in `between_turns`.
+
+        Raises:
+            ConversationError: The file cannot be written.
+        """
+        for step in said:
+            take_step(self.history, step)
+            if isinstance(step, RequestCompletion) and isinstance(step.mode, OfferTools):
+                self._tools = step.mode.tools or self._tools
+        if said:
+            self._encoded = None
+            self._write_now()
 
     def require_open(self, turn: int, began: HistoryReference) -> TurnMark:
         """Return the mark of the open turn.

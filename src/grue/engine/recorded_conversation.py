@@ -15,16 +15,15 @@ from grue.engine.conversation_file import TurnMark
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.open_turns import is_parked_still
 from grue.engine.recorded_turn import asks_again
+from grue.engine.said_steps import SaidStep, take_step
 from grue.errors import ConversationError
 from grue.messages import (
-    AssistantReply,
     CompletionReceived,
     ConversationId,
     HistoryReference,
     HistoryRewritten,
     OfferTools,
     RequestCompletion,
-    RequireAnswer,
     Resumption,
     RewriteHistory,
     RunTurn,
@@ -239,19 +238,8 @@ def _resume(talk: _Talk, resumed: Resumption) -> None:
 
 
 def _take(talk: _Talk, envelope: EpisodeEnvelope) -> None:
-    """Do with a message what the process did that recorded it."""
-    history = talk.history
-    match envelope.body:
-        case RequestCompletion(new=new, mode=RequireAnswer(answer=answer)):
-            history.say(new, answer)
-        case RequestCompletion(new=new, mode=OfferTools(tools=tools)):
-            history.say(new)
-            talk.tools = talk.tools if tools is None else tools
-        case CompletionReceived(content=content, tool_calls=calls, echo=echo):
-            history.keep(AssistantReply(content=content, tool_calls=calls, echo=echo))
-        case HistoryRewritten(rewrite=rewrite):
-            history.rewrite(rewrite)
-        case RewriteHistory(change=change):
-            history.change(change)
-        case TurnCompleted() | TurnFailed() as end:
-            history.close(end)
+    body = envelope.body
+    if isinstance(body, SaidStep):
+        take_step(talk.history, body)
+    if isinstance(body, RequestCompletion) and isinstance(body.mode, OfferTools):
+        talk.tools = talk.tools if body.mode.tools is None else body.mode.tools

@@ -10,14 +10,13 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue.engine.said_steps import take_step
 from grue.errors import NothingToResume, TraceError
 from grue.messages import (
-    AssistantReply,
     CallId,
     CompletionReceived,
     HistoryRewritten,
     RequestCompletion,
-    RequireAnswer,
     Resumption,
     RewriteHistory,
     RunTurn,
@@ -149,19 +148,10 @@ class RecordedTurn:
             ValueError: It does not fit.
         """
         for body in self.said:
-            match body:
-                case _AskedAgain():
-                    history.forget()
-                case RequestCompletion(new=new, mode=mode):
-                    history.say(new, mode.answer if isinstance(mode, RequireAnswer) else None)
-                case CompletionReceived():
-                    history.keep(
-                        AssistantReply(content=body.content, tool_calls=body.tool_calls, echo=body.echo)
-                    )
-                case HistoryRewritten(rewrite=rewrite):
-                    history.rewrite(rewrite)
-                case RewriteHistory(change=change):
-                    history.change(change)
+            if isinstance(body, _AskedAgain):
+                history.forget()
+            else:
+                take_step(history, body)
 
     def _state(self, path: str | PathLike[str]) -> Transition:
         """Return the state after the last event, and the commands that follow from that event.

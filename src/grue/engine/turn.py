@@ -10,7 +10,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -49,6 +49,9 @@ from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled
 from grue.protocol.safe_text import well_formed
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
+
+if TYPE_CHECKING:
+    from grue.engine.kept_conversation import KeptConversation
 
 T = TypeVar("T")
 
@@ -277,9 +280,9 @@ class Turn(Generic[T]):
         )
 
     @property
-    def continues_conversation(self) -> bool:
-        """Whether the turn adds to a conversation that goes on after it."""
-        return self._request.conversation is not None
+    def conversation(self) -> "KeptConversation | None":
+        """The conversation that the turn continues."""
+        return self._request.conversation
 
     def recalled_command(self, number: int) -> RunTurn:
         """Return the message that an earlier run of this turn was started with, except for its budget.

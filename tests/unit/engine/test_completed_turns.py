@@ -13,6 +13,7 @@ from grue.errors import TraceError
 from grue.messages import RunTurn, TurnCompleted
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceWriter
+from grue.turn_request import TurnOutcome
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -43,9 +44,14 @@ def recorded(tmp_path: Path, *bodies: RunTurn | TurnCompleted, secret: str = "")
     return CompletedTurns(tmp_path / "trace.jsonl")
 
 
+def found(completed: CompletedTurns, command: RunTurn, answer: AnswerSpec[Any]) -> TurnOutcome[Any] | None:
+    recalled = completed.recall(command, answer)
+    return None if recalled is None else recalled.outcome
+
+
 def test_the_same_question_has_its_outcome(tmp_path: Path) -> None:
     recall = recorded(tmp_path, asked(1), asked(2), completed(2), completed(1, "south", "forced"))
-    outcome = recall.outcome(asked(1), TEXT)
+    outcome = found(recall, asked(1), TEXT)
     assert outcome is not None
     assert (outcome.response, outcome.kind, outcome.turn) == ("south", "forced", 1)
     assert outcome.duration_s >= 0
@@ -58,12 +64,12 @@ def test_the_same_question_has_its_outcome(tmp_path: Path) -> None:
 )
 def test_another_question_has_none(tmp_path: Path, changed: dict[str, Any]) -> None:
     recall = recorded(tmp_path, asked(1), completed(1))
-    assert recall.outcome(asked(**{"turn": 1, **changed}), TEXT) is None
+    assert found(recall, asked(**{"turn": 1, **changed}), TEXT) is None
 
 
 def test_a_question_asked_anew_forgets_what_it_came_to(tmp_path: Path) -> None:
     recall = recorded(tmp_path, asked(1), completed(1), asked(1))
-    assert recall.outcome(asked(1), TEXT) is None
+    assert found(recall, asked(1), TEXT) is None
 
 
 def test_turns_of_the_same_number_that_overlap_keep_their_answers_apart(tmp_path: Path) -> None:
@@ -73,19 +79,19 @@ def test_turns_of_the_same_number_that_overlap_keep_their_answers_apart(tmp_path
     own, item = (recorder.record(asked(1, user), sender="host").seq for user in ("own", "item"))
     recorder.record(completed(1, "of own"), sender="agent", cause=own)
     writer.flush()
-    assert CompletedTurns(path).outcome(asked(1, "item"), TEXT) is None
+    assert found(CompletedTurns(path), asked(1, "item"), TEXT) is None
     recorder.record(completed(1, "of item"), sender="agent", cause=item)
     writer.close()
     recall = CompletedTurns(path)
     for user in ("own", "item"):
-        outcome = recall.outcome(asked(1, user), TEXT)
+        outcome = found(recall, asked(1, user), TEXT)
         assert outcome is not None
         assert outcome.response == f"of {user}"
 
 
 def test_an_answer_is_read_by_the_check_as_it_is_now(tmp_path: Path) -> None:
     recall = recorded(tmp_path, asked(1), completed(1, "7"), asked(2), completed(2, "x", "fallback"))
-    read = recall.outcome(asked(1), AnswerSpec(int))
+    read = found(recall, asked(1), AnswerSpec(int))
     assert read is not None
     assert read.response == 7
 
@@ -95,18 +101,18 @@ def test_an_answer_is_read_by_the_check_as_it_is_now(tmp_path: Path) -> None:
     def refuse(_: str) -> str:
         raise ValueError("no")
 
-    assert recall.outcome(asked(1), AnswerSpec(bug)) is None
-    assert recall.outcome(asked(1), AnswerSpec(refuse)) is None
-    fallen = recall.outcome(asked(2), AnswerSpec(refuse, fallback="home"))
+    assert found(recall, asked(1), AnswerSpec(bug)) is None
+    assert found(recall, asked(1), AnswerSpec(refuse)) is None
+    fallen = found(recall, asked(2), AnswerSpec(refuse, fallback="home"))
     assert fallen is not None
     assert fallen.response == "home"
-    assert recall.outcome(asked(2), AnswerSpec(refuse)) is None
+    assert found(recall, asked(2), AnswerSpec(refuse)) is None
 
 
 def test_what_a_secret_was_taken_out_of_is_asked_again(tmp_path: Path) -> None:
     secret = "made-up-secret-value"
     recall = recorded(tmp_path, asked(1), completed(1, f"it is {secret}"), secret=secret)
-    assert recall.outcome(asked(1), TEXT) is None
+    assert found(recall, asked(1), TEXT) is None
 
 
 def test_a_trace_that_is_missing_is_said(tmp_path: Path) -> None:
