@@ -209,6 +209,63 @@ def chat(
 
 
 @app.command()
+def run(
+    context: typer.Context,
+    agent: Annotated[
+        str | None, typer.Argument(metavar="[AGENT.yaml]", help="The agent.", show_default="agent.yaml")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="[TASK]", help="What it is to do.", show_default="the agent's own")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use a scripted model, which knows the bundled example.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for trace, logs and artifacts.", show_default="runs/RUN")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this run folder.")
+    ] = None,
+    stream: _Stream = False,
+    langfuse: Annotated[
+        bool, typer.Option("--langfuse", help="Report to Langfuse, with the LANGFUSE_* variables.")
+    ] = False,
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Report to OpenTelemetry, as the OTEL_* variables say.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Run a task with an agent that acts step by step; see docs/guides/skill-agent.md."""
+    with plain_errors():
+        from grue.cli.run import STATUSES, RunOptions, run_task
+
+        take_interrupts()
+        if resume is not None:
+            _refuse_beside_resume(context)
+        if agent is not None and task is None and not agent.endswith((".yaml", ".yml")):
+            agent, task = None, agent
+        options = RunOptions(
+            agent=None if agent is None else Path(agent),
+            task=task or "",
+            offline=offline,
+            model=model,
+            base_url=base_url,
+            run_dir=run_dir,
+            resume=resume,
+            stream=stream,
+            langfuse=langfuse,
+            otel=otel,
+            output="quiet" if quiet else "json" if as_json else "live",
+        )
+        status = STATUSES.get(run_task(options).reason, FAILED)
+        if status:
+            raise typer.Exit(status)
+
+
+@app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder of episodes.")] = Path("runs"),
     html: Annotated[

@@ -34,16 +34,22 @@ class LiveView:
     Args:
         output: Where to print. A status line is shown if the output `redraws`.
         max_turns: Turns of the episode, for an episode that is resumed; 0: as `EpisodeStarted` says.
+        story: Turns messages into lines; default: that of a game.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, output: Output, *, max_turns: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        output: Output,
+        *,
+        max_turns: int = 0,
+        story: Story | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._output = output
         self._clock = clock
         self._arrived: deque[tuple[float, Envelope[Any]]] = deque()
-        self._story = Story(beside_status=output.redraws)
+        self._story = story or Story(beside_status=output.redraws)
         self._progress = Progress(max_turns)
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()

@@ -12,7 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.cli.live_story import call_text, tool_name
-from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
+from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.hosts.zork.facts import Decided, Observed
 from grue.messages import (
     CallTools,
     CheckToolSupport,
@@ -131,8 +132,9 @@ class Progress:
                 self.turn, self.score, self.max_score = turn, score, max_score
             case EpisodeEnded():
                 self.doing = {"end": Doing(activity="finishing", since=now)}
-            case RunTurn(limits=limits):
+            case RunTurn(turn=turn, limits=limits):
                 self.doing.clear()
+                self.turn = max(self.turn, turn)
                 self.deadline = None if limits.turn_timeout_s is None else now + limits.turn_timeout_s
             case TurnCompleted() | TurnFailed():
                 self.doing.clear()

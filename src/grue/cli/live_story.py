@@ -141,7 +141,7 @@ class Story:
 
     def _configured(self, body: McpInitialized) -> Iterator[Line]:
         if body.problem():
-            yield _complaint(body.problem())
+            yield complaint(body.problem())
 
     def _observed(self, body: Observed) -> Iterator[Line]:
         for paragraph in body.text.strip().split("\n"):
@@ -167,7 +167,7 @@ class Story:
     def _returned(self, body: ToolReturned) -> Iterator[Line]:
         yield from self._done(body.call_id, body.duration_s)
         if body.result.is_error:
-            yield _complaint(body.result.error_message or "")
+            yield complaint(body.result.error_message or "")
 
     def _settled(self, body: ToolTimedOut | ServerDied) -> Iterator[Line]:
         yield from self._done(body.call_id, body.duration_s)
@@ -207,11 +207,12 @@ def _tool_line(call: ToolCalled, lasted: str) -> Line:
     return Line(f"{lasted}: {call_text(call)}", DIM, "    ", f"  {tool_name(call)}", CYAN)
 
 
-def _complaint(text: str, severity: Severity = "warn") -> Line:
+def complaint(text: str, severity: Severity = "warn") -> Line:
+    """Return the line for a problem; the text may be untrusted."""
     return Line(f"  ! {printable(text, _TEXT_CHARS)}", COLOURS[severity], "    ")
 
 
 def _problem(body: Struct) -> Iterator[Line]:
     text = problem_in(body)
     if text:
-        yield _complaint(text, severity_of(body))
+        yield complaint(text, severity_of(body))

@@ -5,8 +5,9 @@ import sys
 from contextlib import ExitStack, chdir, closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from grue.cli.backends import Backends
 from grue.cli.live import LiveView
 from grue.cli.live_json import JsonLines
 from grue.cli.live_terminal import Terminal
@@ -26,10 +27,6 @@ from grue.observers.run_folder import RunFolder
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Recorder
 from grue.terminal_approval import ask_at_terminal
-
-if TYPE_CHECKING:
-    from grue.observers.langfuse import LangfuseObserver
-    from grue.observers.otel import OtelObserver
 
 
 def play_episode(options: PlayOptions) -> EpisodeResult:
@@ -56,7 +53,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
     recorder = Recorder()
     episode_id = past.started.episode_id if past else f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     folder_path = options.resume or options.run_dir or Path("runs") / episode_id
-    backends = _backends(options, episode_id)
+    backends = Backends.chosen(episode_id, langfuse=options.langfuse, otel=options.otel)
     with (
         closing(game),
         backends,
@@ -109,39 +106,6 @@ def _finish(
     if options.output != "json":
         say(_summary(result, folder.path))
     return result
-
-
-class _Backends(ExitStack):
-    """Observers that use the network. Closing the stack sends what is left, within seconds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observers: list[LangfuseObserver | OtelObserver] = []
-
-    def add(self, observer: "LangfuseObserver | OtelObserver") -> None:
-        """Use this observer, and close it with the stack."""
-        self.observers.append(observer)
-        self.callback(observer.close)
-
-
-def _backends(options: PlayOptions, episode_id: str) -> _Backends:
-    """Return the observers that the options ask for.
-
-    Raises:
-        MissingDependencyError: A package that one of them needs is not installed.
-    """
-    backends = _Backends()
-    if options.langfuse:
-        from grue.observers.langfuse import LangfuseObserver, require_langfuse
-
-        require_langfuse()
-        backends.add(LangfuseObserver(session_id=episode_id))
-    if options.otel:
-        from grue.observers.otel import OtelObserver, require_otel
-
-        require_otel()
-        backends.add(OtelObserver(session_id=episode_id))
-    return backends
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:

@@ -6,7 +6,8 @@ commands for two games, the house and Zork I (`repertoire.py`), and explores oth
 (`exploring.py`). At some turns it calls a thinking tool, if the request offers one whose schema it can
 satisfy (`thinking.py`).
 
-For `grue chat --offline` it makes the tool calls that the user spells out (`chatting.py`).
+For `grue chat --offline` it makes the tool calls that the user spells out (`chatting.py`). For `grue run
+--offline` it writes the report of the bundled example (`reporting.py`).
 
 It replaces only the network (`transport.py`). Everything else is real: the request is encoded, sent with
 httpx, and checked as strictly as a provider checks it (`chat_request.py`). The reply depends on the request
@@ -16,7 +17,8 @@ alone (`script.py`), it is decoded, and the tools that it calls are called.
 from grue.offline.chatting import reply_in_chat
 from grue.offline.playbook import Playbook
 from grue.offline.repertoire import playbook_for
+from grue.offline.reporting import reply_to_task
 from grue.offline.script import MODEL
 from grue.offline.transport import ScriptedModelTransport
 
-__all__ = ["MODEL", "Playbook", "ScriptedModelTransport", "playbook_for", "reply_in_chat"]
+__all__ = ["MODEL", "Playbook", "ScriptedModelTransport", "playbook_for", "reply_in_chat", "reply_to_task"]

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, field
 from grue import LlmSettings, MCPConfigError, ToolPolicy
 from grue.connections import McpServer, ToolServer
 from grue.hosts.skill_agent.mcp_manager import OnConnectFailure
+from grue.models import LlmEndpoint
 from grue.settings import (
     AgentSampling,
     GameConfiguration,
@@ -58,7 +59,8 @@ class AgentConfig(Struct, kw_only=True):
     """The settings of a skill agent.
 
     Attributes:
-        llm: The model: an endpoint's settings.
+        llm: The model: an endpoint, or its settings.
+        task: The task of a run that names none.
         servers: MCP servers by name, in the order in which they get shared tool names.
         mcp_enabled: Whether the servers are connected.
         tool_call_timeout_s: Time limit of a tool call.
@@ -78,7 +80,8 @@ class AgentConfig(Struct, kw_only=True):
         path: The file that the settings come from; `None`: none.
     """
 
-    llm: LlmSettings
+    llm: LlmSettings | LlmEndpoint
+    task: str = ""
     servers: dict[str, ToolServer] = field(default_factory=dict)
     mcp_enabled: bool = True
     tool_call_timeout_s: float = 60.0
@@ -93,6 +96,11 @@ class AgentConfig(Struct, kw_only=True):
     workspace: Path = field(default_factory=Path)
     instructions: str = ""
     path: Path | None = None
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return (self.llm if isinstance(self.llm, LlmSettings) else self.llm.settings).model
 
 
 class _McpTable(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +139,7 @@ class _AgentTable(Struct, kw_only=True, forbid_unknown_fields=True):
     skills: _SkillsTable | None = None
     workspace: str = "."
     instructions: str = ""
+    task: str = ""
 
 
 def load_config(path: str | PathLike[str]) -> AgentConfig:
@@ -163,6 +172,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
         restrict_tools=skills is not None and skills.restrict_tools,
         workspace=folder / table.workspace,
         instructions=table.instructions,
+        task=table.task,
         path=path,
     )
 

@@ -42,7 +42,8 @@ class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
     def summary(self) -> str:
         """Return how many tools there are, and of which servers."""
-        return f"{len(self.tools)} tools from {', '.join(self.servers) or 'no server'}"
+        count = len(self.tools)
+        return f"{count} tool{'' if count == 1 else 's'} from {', '.join(self.servers) or 'no server'}"
 
 
 class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):

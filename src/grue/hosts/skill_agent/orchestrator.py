@@ -167,7 +167,7 @@ class Orchestrator:
             started = RunStarted(
                 episode_id=run.run_id,
                 task=run.task,
-                model=config.llm.model,
+                model=config.model,
                 servers=tuple(config.servers) if config.mcp_enabled else (),
                 scripted=self.scripted,
                 max_turns=config.limits.max_turns,
@@ -290,7 +290,7 @@ class Orchestrator:
         result = RunResult(
             run_id=run.run_id,
             task=run.task,
-            model=self._config.llm.model,
+            model=self._config.model,
             reason=end.reason,
             detail=end.detail,
             answer=end.answer,

@@ -1,0 +1,41 @@
+"""Langfuse and OpenTelemetry as the options of a command choose them."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from grue.observers.langfuse import LangfuseObserver
+    from grue.observers.otel import OtelObserver
+
+
+class Backends(ExitStack):
+    """Observers that use the network. Closing the stack sends what is left, within seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observers: list[LangfuseObserver | OtelObserver] = []
+
+    @classmethod
+    def chosen(cls, episode_id: str, *, langfuse: bool, otel: bool) -> Self:
+        """Return the observers that the options ask for.
+
+        Raises:
+            MissingDependencyError: A package that one of them needs is not installed.
+        """
+        backends = cls()
+        if langfuse:
+            from grue.observers.langfuse import LangfuseObserver, require_langfuse
+
+            require_langfuse()
+            backends.add(LangfuseObserver(session_id=episode_id))
+        if otel:
+            from grue.observers.otel import OtelObserver, require_otel
+
+            require_otel()
+            backends.add(OtelObserver(session_id=episode_id))
+        return backends
+
+    def add(self, observer: "LangfuseObserver | OtelObserver") -> None:
+        """Use this observer, and close it with the stack."""
+        self.observers.append(observer)
+        self.callback(observer.close)

@@ -1,0 +1,175 @@
+"""`grue run`: run a task with the skill agent and print how it went."""
+
+import os
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from grue.cli.backends import Backends
+from grue.cli.live import LiveView
+from grue.cli.live_terminal import Terminal
+from grue.cli.run_story import RunLines, RunStory
+from grue.cli.saying import say, shown_path
+from grue.errors import MCPConfigError
+from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
+from grue.hosts.skill_agent.past import read_run
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.keys import key_names, needs_key
+from grue.messages import JsonObject
+from grue.offline import MODEL, ScriptedModelTransport, reply_to_task
+from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.protocol.chat_wire.profiles import profile_for
+from grue.runtime.trace import Recorder
+from grue.terminal_approval import ask_at_terminal
+
+OFFLINE_URL = "http://offline.invalid/v1"
+"""Never requested: the scripted model answers instead."""
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "skill_agent" / "agent.yaml"
+STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}
+"""The exit status by the reason for the end; 1 for every other reason."""
+_RECORDED = ("agent", "offline", "model", "base_url")
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """The options of `grue run`; see its help.
+
+    Attributes:
+        agent: The configuration; `None`: `agent.yaml`, or the example with `offline`.
+        task: The task; empty: that of the configuration.
+        resume: The run folder to resume, with the configuration of its first run.
+        output: `live`, `json` or `quiet`.
+    """
+
+    agent: Path | None = None
+    task: str = ""
+    offline: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    run_dir: Path | None = None
+    resume: Path | None = None
+    stream: bool = False
+    langfuse: bool = False
+    otel: bool = False
+    output: str = "live"
+
+
+def run_task(options: RunOptions) -> RunResult:
+    """Run a task and print it.
+
+    Raises:
+        MCPConfigError: An option or a file cannot be used; nothing was started.
+        TraceError: The run folder cannot be written, or cannot be resumed.
+        KeyboardInterrupt: Ctrl-C. The run folder holds the run up to that point.
+    """
+    if options.resume is None:
+        return _run(options)
+    folder = options.resume if options.resume.is_dir() else options.resume.parent
+    settings = read_run(folder).started.settings
+    try:
+        started = msgspec.convert(settings, RunOptions, dec_hook=lambda kind, value: kind(value))
+    except msgspec.ValidationError as error:
+        raise MCPConfigError(f"{folder} does not hold the options of a `grue run`: {error}.") from error
+    chosen = {name: getattr(started, name) for name in _RECORDED}
+    return _run(structs.replace(options, **chosen, resume=folder.absolute()))
+
+
+def _run(options: RunOptions) -> RunResult:
+    path = options.agent or _default_agent(options)
+    config = load_config(path)
+    task = options.task or config.task
+    if not task and options.resume is None:
+        raise MCPConfigError(
+            f"There is no task. Name one: grue run {shown_path(path)} 'TASK'; or set `task`."
+        )
+    _choose_model(config, options)
+    episode = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+    folder = options.resume or options.run_dir or Path("runs") / episode
+    recorder, folder = Recorder(), folder.absolute()
+    with ExitStack() as stack:
+        backends = stack.enter_context(
+            Backends.chosen(folder.name, langfuse=options.langfuse, otel=options.otel)
+        )
+        lines = RunLines(sys.stdout)
+        view = stack.enter_context(ExitStack())
+        if options.output == "json":
+            recorder.add(lines)
+        elif options.output == "live":
+            story = RunStory(beside_status=Terminal(sys.stdout).redraws)
+            recorder.add(view.enter_context(LiveView(Terminal(sys.stdout), story=story)))
+        for observer in backends.observers:
+            recorder.add(observer)
+        at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+        agent = Orchestrator(
+            config, folder=folder, approve=ask_at_terminal if at_terminal else None, recorder=recorder
+        )
+        agent.stream, agent.scripted, agent.settings = (
+            options.stream,
+            options.offline,
+            _settings(options, path),
+        )
+        try:
+            result = agent.run(task) if options.resume is None else agent.resume()
+        except KeyboardInterrupt:
+            view.close()
+            if options.output != "json":
+                say(f"\ninterrupted. To go on: grue run --resume {shown_path(folder)}")
+            raise
+        view.close()
+        if options.output == "json":
+            lines.write({**msgspec.to_builtins(result), "type": "result"})
+        else:
+            say(_summary(result, folder))
+    return result
+
+
+def _default_agent(options: RunOptions) -> Path:
+    here = Path("agent.yaml")
+    if here.exists() or not options.offline:
+        return here
+    if EXAMPLE.exists():
+        return EXAMPLE
+    raise MCPConfigError("There is no agent.yaml here, and no docs/examples/skill_agent beside grue.")
+
+
+def _choose_model(config: AgentConfig, options: RunOptions) -> None:
+    llm = config.llm
+    assert isinstance(llm, LlmSettings), "load_config reads settings"
+    if options.offline:
+        profile = structs.replace(profile_for(OFFLINE_URL, MODEL, None), streams=False)
+        llm = structs.replace(llm, base_url=OFFLINE_URL, model=MODEL, api_key="", profile=profile, wire=None)
+        config.llm = LlmEndpoint(llm, transport=ScriptedModelTransport(script=reply_to_task))
+        return
+    llm = structs.replace(llm, model=options.model or llm.model)
+    if options.base_url is not None and options.base_url != llm.base_url:
+        llm = structs.replace(llm, base_url=options.base_url, api_key=None)
+    config.llm = llm = LlmEndpoint(llm).settings
+    if not llm.api_key and needs_key(llm.base_url):
+        names = " or ".join(key_names(llm.base_url))
+        raise MCPConfigError(
+            f"There is no key for {shown_endpoint(llm.base_url)}: set {names} in the environment, name"
+            " another endpoint with --base-url, or try the example with --offline."
+        )
+
+
+def _settings(options: RunOptions, path: Path) -> JsonObject:
+    chosen = {name: getattr(options, name) for name in _RECORDED}
+    settings: JsonObject = msgspec.to_builtins({**chosen, "agent": str(path.absolute())}, enc_hook=str)
+    return settings
+
+
+def _summary(result: RunResult, folder: Path) -> str:
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    where = shown_path(shown)
+    counted = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
+    counts = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
+    goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: grue run --resume {where}"
+    questions = "".join(f"\n  {each.name} {each.arguments}" for each in result.questions)
+    ended = f"{result.reason}: {result.detail}"
+    return (
+        f"\n{ended}; {counts}, {result.duration_s:.1f} s, {result.model}{questions}\n"
+        f"The trace is in {where}; to read it: grue trace show {where}{goes_on}"
+    )
