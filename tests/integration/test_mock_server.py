@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import grue
 
 pytest.importorskip("mcp", reason="the mock server needs the extra: pip install 'grue[mcp]'")
 
@@ -126,8 +127,7 @@ def test_the_command_serves_a_server_of_the_users_until_it_is_interrupted(tmp_pa
     ],
 )
 def test_what_is_wrong_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    done = _serve(*arguments, cwd=tmp_path)
-    _, said = done.communicate(timeout=DEADLINE_S)
+    done = grue("mock-server", *arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert says in said
-    assert "Traceback" not in said
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

@@ -31,23 +31,27 @@ class Configured(Struct, frozen=True):
     context: ContextPolicy | None
 
 
-def from_configuration(path: str | PathLike[str]) -> Configured:
+def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
     """Load a TOML file and, where it enables MCP, the file of servers that it names.
+
+    Args:
+        path: The TOML file.
+        servers: `False`: read neither the file of servers nor the tool lock.
 
     Raises:
         MCPConfigError: A file is missing or invalid.
     """
     config = GameConfiguration.from_toml(path)
-    servers: dict[str, McpServer] = {}
+    found: dict[str, McpServer] = {}
     lock: ToolLock | None = None
-    if config.mcp_enabled:
+    if config.mcp_enabled and servers:
         lock = tool_lock(config)
-        servers = read_servers(config.mcp_config_path)
+        found = read_servers(config.mcp_config_path)
     policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
     budget = episode_budget(config)
     return Configured(
         llm=llm_settings(config),
-        servers=servers,
+        servers=found,
         limits=turn_limits(config),
         policy=policy,
         tool_lock=lock,

@@ -37,7 +37,7 @@ from grue.hosts.agent_loop.names import Tools, beside, prefixed, prefixed_lock, 
 from grue.turn_request import Image
 
 if TYPE_CHECKING:
-    from grue.models import LlmEndpoint, LlmFactory
+    from grue.models import LlmEndpoint
     from grue.settings import ToolLock
 
 _SOON_S = 1e-6
@@ -62,6 +62,17 @@ class RunnerOptions(TypedDict, total=False):
     budget: Budget
 
 
+class LoopOptions(RunnerOptions, total=False):
+    """Further arguments of `AgentLoop.from_toml`, with the meaning that they have for an `AgentLoop`."""
+
+    system: str
+    invoke_mcp_tool: InvokeMcpTool | None
+    mcp_tools: Iterable[McpTool]
+    servers: Mapping[str, ToolServer] | None
+    tools: Tools
+    on_event: Callable[[LoopEvent], object] | None
+
+
 class AgentLoop:
     """A conversation with a model that has tools. Use it as a context manager, or call `close`.
 
@@ -69,7 +80,7 @@ class AgentLoop:
     input at a time; the loop may be used from any thread.
 
     Args:
-        llm: The model, as for a `Runner`.
+        llm: The model: an endpoint or its settings.
         system: Its instructions.
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
             `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
@@ -101,7 +112,7 @@ class AgentLoop:
 
     def __init__(
         self,
-        llm: "LlmSettings | LlmEndpoint | LlmFactory",
+        llm: "LlmSettings | LlmEndpoint",
         *,
         system: str = "",
         invoke_mcp_tool: InvokeMcpTool | None = None,
@@ -143,31 +154,28 @@ class AgentLoop:
         cls,
         path: str | PathLike[str] = "pyproject.toml",
         *,
-        llm: LlmSettings | None = None,
-        system: str = "",
-        tools: Tools = (),
-        on_event: Callable[[LoopEvent], object] | None = None,
-        **options: Unpack[RunnerOptions],
+        llm: "LlmSettings | LlmEndpoint | None" = None,
+        **options: Unpack[LoopOptions],
     ) -> Self:
         """Make a loop from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file, as `Runner.from_toml`.
 
-        The rules of its tool policy hold for the configured names, with and without the prefix `mcp.`.
+        The rules of its tool policy hold for the configured names, with and without the prefix `mcp.`. With
+        `invoke_mcp_tool` the file of servers is not read.
 
         Args:
             path: The file.
             llm: The model; `None`: the configured one.
-            system: As for the loop.
-            tools: As for the loop.
-            on_event: As for the loop.
-            **options: They win over the file.
+            **options: Arguments of the loop and of a `Runner`. They win over the file.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid.
         """
         from grue.settings import from_configuration  # it loads pydantic
 
-        configured = from_configuration(path)
-        settings: RunnerOptions = {
+        injected = options.get("invoke_mcp_tool") is not None
+        configured = from_configuration(path, servers=not injected)
+        settings: LoopOptions = {
+            "servers": configured.servers,
             "limits": configured.limits,
             "policy": configured.policy,
             "tool_lock": configured.tool_lock,
@@ -176,14 +184,7 @@ class AgentLoop:
             "context": configured.context,
             **options,
         }
-        return cls(
-            llm or configured.llm,
-            system=system,
-            servers=configured.servers,
-            tools=tools,
-            on_event=on_event,
-            **settings,
-        )
+        return cls(llm or configured.llm, **settings)
 
     def __enter__(self) -> Self:
         return self

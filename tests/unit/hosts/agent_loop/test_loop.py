@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from grue import BudgetSpent, LlmSettings, MCPError, ToolPolicy, ToolRule, TurnLimits
+from grue import (
+    BudgetSpent,
+    LlmSettings,
+    MCPConfigError,
+    MCPError,
+    ToolPolicy,
+    ToolRule,
+    TurnLimits,
+)
+from grue.hosts import agent_loop
 from grue.hosts.agent_loop import AgentLoop, ApprovalAsked, LoopEvent, ToolEnded, ToolStarted, Words
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer, silence, text_reply, tool_calls_reply
@@ -188,3 +197,29 @@ def test_questions_are_reported_and_an_input_has_the_number_it_is_given() -> Non
     assert [(each.name, each.reason) for each in asked.questions] == [("tools.look", "why not")]
     first = next(index for index, each in enumerate(events) if isinstance(each, ToolStarted))
     assert events.index(asked) < first
+
+
+def test_with_an_injected_function_the_file_of_servers_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.grue.mcp]\nenabled = true\nconfig_file = 'nowhere.json'\n"
+        '[[tool.grue.tool_policy.rules]]\ntools = ["files.delete"]\nverdict = "deny"\n',
+        encoding="utf-8",
+    )
+    calls = tool_calls_reply(("mcp.files.read", {}), ("mcp.files.delete", {}))
+    with ScriptedLlmServer([calls, text_reply("done")]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        how: dict[str, Any] = {"llm": settings, "invoke_mcp_tool": lambda name, _: name}
+        path = tmp_path / "pyproject.toml"
+        with AgentLoop.from_toml(path, trace=tmp_path / "loop.jsonl", **how) as loop:
+            loop.run("Go.")
+            assert loop.last_outcome is not None
+            read, deleted = loop.last_outcome.tool_calls
+    assert read.result.content == "files.read"
+    assert deleted.settlement == "denied"
+    with pytest.raises(MCPConfigError, match=r"nowhere\.json"):
+        AgentLoop.from_toml(path, llm=settings)
+
+
+def test_the_host_stays_small() -> None:
+    modules = Path(str(agent_loop.__file__)).parent.glob("*.py")
+    assert sum(len(module.read_text(encoding="utf-8").splitlines()) for module in modules) < 900
