@@ -16,7 +16,7 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
 # Many tests wait for a process: more workers than cores keep the cores busy. Modules that share something slow to
 # make stay in one worker (tests/conftest.py).
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 
 # A fifth of the examples of Hypothesis. CI tries all of them, without coverage.
 QUICK := --hypothesis-profile=quick

@@ -278,6 +278,7 @@ def test_a_batch_is_a_band_from_its_command_to_its_last_answer(open_messages: An
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_exact_json_leaves_strings_as_they_are_written(open_messages: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     body = '{"type":"Observed","turn":1,"text":"one\\ntwo \\u202eend","score":12345678901234567890}'
@@ -295,6 +296,7 @@ def test_exact_json_leaves_strings_as_they_are_written(open_messages: Any, tmp_p
     expect(json_view).to_contain_text("12345678901234567890")
 
 
+@pytest.mark.slow
 def test_dark_and_light_follow_the_system_until_toggled(open_messages: Any, html: Path) -> None:
     def darkness(page: Any) -> bool:
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -307,6 +309,7 @@ def test_dark_and_light_follow_the_system_until_toggled(open_messages: Any, html
     assert (darkness(light), darkness(dark)) == (True, False)
 
 
+@pytest.mark.slow
 def test_a_narrow_window_shows_one_pane_at_a_time(open_messages: Any, html: Path, trace: Path) -> None:
     watched = open_messages(html, size=(360, 640))
     page = watched.page

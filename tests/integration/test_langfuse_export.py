@@ -315,6 +315,7 @@ def run_from_the_environment(**environment: str) -> "subprocess.CompletedProcess
 KEYS = {"LANGFUSE_PUBLIC_KEY": "pk-made-up", "LANGFUSE_SECRET_KEY": "sk-made-up"}
 
 
+@pytest.mark.slow
 def test_a_client_of_the_environment_sends_by_the_end_of_the_program(receiver: OtlpReceiver) -> None:
     done = run_from_the_environment(**KEYS, LANGFUSE_BASE_URL=receiver.url)
     assert (done.returncode, done.stderr) == (0, "")

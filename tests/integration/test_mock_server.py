@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import grue
+from commands import grue, mock_server
 
 pytest.importorskip("mcp", reason="the mock server needs the extra: pip install 'grue[mcp]'")
 
@@ -41,7 +41,8 @@ def reference(
 ) -> Iterator[Any]:
     """The reference server, with two items in a page, over each wire."""
     if request.param == "stdio":
-        yield mock_mcp_process("--page-size", "2")
+        whole = request.function is test_a_client_sees_the_same_server_over_each_wire
+        yield (mock_mcp_process if whole else mock_server)("--page-size", "2")
     else:
         yield mock_mcp_server(transport=request.param, page_size=2)
 

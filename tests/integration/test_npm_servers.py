@@ -24,6 +24,7 @@ from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 from grue.tool_sessions.server_specs import McpServer, StdioServer
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+pytestmark = pytest.mark.slow
 
 LIMITS = TurnLimits(server_startup_timeout_s=20.0, tool_call_timeout_s=10.0)
 ROOT = "file:///srv/adventure"

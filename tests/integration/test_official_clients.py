@@ -9,6 +9,8 @@ import pytest
 from grue.testing.llm_faults import error_in_stream, rate_limited
 from grue.testing.llm_server import ScriptedLlmServer, completion, refusal_reply, text_reply, tool_calls_reply
 
+pytestmark = pytest.mark.slow  # importing the packages takes seconds
+
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 LONG = "You are in a dark cave. Zürich is 6.000 km away — 🐉 is near. " * 4
 USAGE = {

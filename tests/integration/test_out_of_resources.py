@@ -73,7 +73,14 @@ def url() -> Any:
 
 @pytest.mark.parametrize(
     ("way", "left"),
-    [("turn", 2), ("turn", 5), ("episode", 2), ("handle", 1), ("map", 0), ("tool client", 2)],
+    [
+        ("turn", 2),
+        ("map", 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("turn", 5), ("episode", 2), ("handle", 1), ("tool client", 2))
+        ),
+    ],
 )
 def test_without_descriptors_the_error_is_typed_and_the_next_try_succeeds(
     way: str, left: int, url: str

@@ -10,10 +10,11 @@ from typing import Any
 
 import anyio
 import pytest
+from commands import mock_server
 from transport_servers import QUICK, faulty
 from worded_turns import WordedModel, ask, worded_model
 
-from grue import FunctionTools, Recorder, Runner, ToolPolicy, ToolRule, TraceWriter, TurnLimits
+from grue import FunctionTools, Recorder, Runner, StdioServer, ToolPolicy, ToolRule, TraceWriter, TurnLimits
 from grue.errors import (
     MCPError,
     MCPRequestError,
@@ -289,9 +290,9 @@ def test_each_thread_gets_its_own_answers(model: WordedModel, mode: Mode) -> Non
 
 
 @pytest.fixture
-def mock(mock_mcp_process: Callable[..., Any]) -> Any:
+def mock() -> StdioServer:
     """The reference server, with two items in a page of each list."""
-    return mock_mcp_process("--page-size", "2")
+    return mock_server("--page-size", "2")
 
 
 def reference(mode: Mode, model: WordedModel, mock: Any) -> Runner:

@@ -235,7 +235,7 @@ def test_another_trace_of_the_same_runner_is_refused(job: Job, stage: Stage, tmp
     recorder.observers[0].close()  # type: ignore[attr-defined]  # it is the writer
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_whenever_it_is_killed_a_call_never_runs_twice_without_being_said(
     job: Job, stage: Stage, kills: int, llm: ScriptedLlmServer
 ) -> None:

@@ -228,7 +228,9 @@ atexit.register(lambda: print(spawned, "mcp" in sys.modules, file=sys.stderr))
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("--spawn-ahead",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--spawn-ahead",), marks=pytest.mark.slow)], ids=["plain", "ahead"]
+)
 def test_cold_the_first_server_starts_before_what_talks_to_it_is_imported(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:

@@ -26,6 +26,7 @@ def block(language: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow
 def test_what_it_shows_of_a_game_and_of_its_trace_is_what_is_printed() -> None:
     checked = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "refresh_readme.py"), "--check"],

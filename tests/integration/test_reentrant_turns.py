@@ -22,10 +22,15 @@ def url() -> Iterator[str]:
     ("way", "lifetime", "where"),
     [
         ("same", "turn", "mcp.types"),
-        ("handle", "turn", "mcp"),
-        ("map", "turn", "mcp"),
-        ("client", "turn", "mcp.shared.exceptions"),
-        ("other", "turn", "0.3"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("handle", "turn", "mcp"),
+                ("map", "turn", "mcp"),
+                ("client", "turn", "mcp.shared.exceptions"),
+                ("other", "turn", "0.3"),
+            )
+        ),
         ("same", "episode", "0.3"),
     ],
 )

@@ -17,6 +17,7 @@ import psutil
 
 from grue.testing import faulty_server
 from grue.testing.leftovers import _MARK
+from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.reading import EpisodeTrace, read_episode
 
 DEADLINE_S = 60.0
@@ -103,6 +104,12 @@ def faulty(*flags: str) -> dict[str, Any]:
     """The entry of a server that fails as told."""
     program, *args = faulty_server.argv(*flags)
     return {"command": program, "args": args}
+
+
+def mock_server(*args: str) -> StdioServer:
+    """The server of `grue mock-server --stdio ARGS`, forked from a process that has imported the SDK."""
+    command, *rest = forked("grue", "mock-server", "--stdio", *args)
+    return StdioServer(name="reference", command=command, args=tuple(rest))
 
 
 def wait_for_body(folder: Path, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
