@@ -6,6 +6,7 @@ The loop keeps nothing that the trace has not: a run that was killed goes on fro
 
 import math
 import time
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
@@ -165,7 +166,11 @@ class DecisionLoop:
         """Carry out the actions of a plan that are not done yet."""
         steps, judge = self._parts.steps, self._parts.judge
         steps.turn = plan.turn
-        todo = plan.actions[sum(each.turn == plan.turn for each in self.results) :]
+        done = [each for each in self.results if each.turn == plan.turn]
+        todo = plan.actions[len(done) :]
+        for action, result in zip(plan.actions, done, strict=False):
+            if _has_finished(result):  # the process was killed before the end was recorded
+                return self._finished(action, result, todo)
         judgement = judge.judge(plan.turn, todo, self.results)
         for problem in judgement.problems:
             steps.note(problem)
@@ -176,12 +181,25 @@ class DecisionLoop:
                 return RunEnd("parked", f"{len(judgement.asked.questions)} actions wait for an approval")
         for position, judged in enumerate(judgement.actions):
             end = self._step_limit() or self._step(judged)
-            if end is not None and end.reason in ("finished", "gave_up", "step_failed"):
-                for rest in judgement.actions[position + 1 :]:
-                    self._end(ended(rest.action, "skipped", error="the run ended before"))
+            if end is not None and end.reason == "step_failed":
+                self._skip(todo[position + 1 :])
             if end is not None:
                 return end
+            if _has_finished(self.results[-1]):
+                return self._finished(judged.action, self.results[-1], todo[position + 1 :])
         return None
+
+    def _finished(
+        self, action: PlannedAction, result: StepExecutionResult, rest: Sequence[PlannedAction]
+    ) -> RunEnd:
+        self._skip(rest)
+        if action.params.get("success") is False:
+            return RunEnd("gave_up", "the model says that it could not do the task", result.output)
+        return RunEnd("finished", "the task is done", result.output)
+
+    def _skip(self, actions: Sequence[PlannedAction]) -> None:
+        for action in actions:
+            self._end(ended(action, "skipped", error="the run ended before"))
 
     def _step_limit(self) -> RunEnd | None:
         most = self._parts.limits.max_steps
@@ -200,10 +218,6 @@ class DecisionLoop:
             return None
         result = self._parts.steps.run(action, judged.tool)
         self.results.append(result)
-        if action.type == "finish" and result.status == "completed":
-            if action.params.get("success") is False:
-                return RunEnd("gave_up", "the model says that it could not do the task", result.output)
-            return RunEnd("finished", "the task is done", result.output)
         return self._after(result)
 
     def _after(self, result: StepExecutionResult) -> RunEnd | None:
@@ -216,6 +230,10 @@ class DecisionLoop:
         result = self._parts.steps.end(result)
         self.results.append(result)
         return result
+
+
+def _has_finished(result: StepExecutionResult) -> bool:
+    return result.action == "finish" and result.status == "completed"
 
 
 def _ignore(delta: TextDelta) -> None:

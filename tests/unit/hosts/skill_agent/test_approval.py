@@ -1,0 +1,160 @@
+"""Actions under a policy: denied, asked about, changed, parked and taken up again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from skill_runs import Ran, act, call, finish, run, scripted
+
+from grue import ApprovalDecision, ApprovalQuestion, ToolPolicy, ToolRule
+from grue.errors import TraceError
+from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult
+from grue.hosts.skill_agent.facts import ApprovalsAsked
+from grue.testing.fake_tools import FakeToolServer
+from grue.traces import read_episode
+
+WRITE = ("write_file", {"path": "a.txt", "content": "x"})
+ASK = (ToolRule(tools=("agent.write_file", "cave.*"), verdict="ask", reason="it writes"),)
+
+
+def settings(folder: Path, **policy: Any) -> dict[str, Any]:
+    cave = FakeToolServer("cave")
+    cave.answers("dig", "a hole")
+    rules = policy.pop("rules", ASK)
+    return {"workspace": folder, "servers": {"cave": cave}, "policy": ToolPolicy(rules=rules, **policy)}
+
+
+def ran(folder: Path, *actions: tuple[str, dict[str, Any]], approve: Any = None, **policy: Any) -> Ran:
+    return run([act(*actions), act(finish())], config=settings(folder, **policy), approve=approve)
+
+
+def test_all_actions_of_a_reply_are_one_question_and_nothing_runs_before(tmp_path: Path) -> None:
+    asked: list[tuple[ApprovalQuestion, ...]] = []
+
+    def approve(questions: tuple[ApprovalQuestion, ...]) -> bool:
+        asked.append(questions)
+        assert not (tmp_path / "b.txt").exists()
+        return True
+
+    rules = (ToolRule(tools=("cave.*",), verdict="ask"),)
+    write = ("write_file", {"path": "b.txt", "content": "x"})
+    done = ran(tmp_path, write, call("dig", deep=1), call("cave.dig"), approve=approve, rules=rules)
+    ((first, second),) = asked
+    assert (first.name, first.arguments, second.name) == ("cave.dig", {"deep": 1}, "cave.dig")
+    assert done.statuses == ["completed"] * 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        (True, "completed", ""),
+        (False, "denied", "denied: a person denied it"),
+        (None, "denied", "denied: it needs an approval, and there was none"),
+        ("deny", "denied", "denied: not now"),
+        ("other", "denied", "denied: it needs an approval, and there was none"),
+    ],
+)
+def test_an_action_is_carried_out_only_if_a_person_says_so(
+    tmp_path: Path, answer: object, status: str, said: str
+) -> None:
+    def approve(questions: tuple[ApprovalQuestion, ...]) -> Any:
+        if answer == "deny":
+            return [each.deny("not now") for each in questions]
+        if answer == "other":
+            return []
+        return answer
+
+    done = ran(tmp_path, WRITE, approve=approve)
+    assert done.statuses[0] == status
+    assert done.results()[0].get("error", "") == said
+    assert (tmp_path / "a.txt").exists() == (status == "completed")
+
+
+def test_arguments_can_be_changed(tmp_path: Path) -> None:
+    def approve(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
+        return [each.change({"path": "c.txt", "content": "y"}) for each in questions]
+
+    assert ran(tmp_path, WRITE, approve=approve).statuses == ["completed"] * 2
+    assert (tmp_path / "c.txt").read_text() == "y"
+    config = settings(tmp_path)
+    server = config["servers"]["cave"]
+    run(
+        [act(call("dig", deep=1)), act(finish())],
+        config=config,
+        approve=lambda questions: [each.change({"deep": 2}) for each in questions],
+    )
+    assert server.calls == [("dig", {"deep": 2})]
+
+
+def test_a_denied_action_does_not_end_a_run_that_stops_at_failures(tmp_path: Path) -> None:
+    config = {**settings(tmp_path), "on_step_failure": "stop"}
+    assert run([act(WRITE), act(finish())], config=config).result.succeeded
+
+
+def test_limits_of_calls_count_within_a_reply(tmp_path: Path) -> None:
+    rules = (ToolRule(tools=("agent.write_file",), max_calls=1),)
+    assert ran(tmp_path, WRITE, WRITE, rules=rules).statuses == ["completed", "denied", "completed"]
+
+
+# --- Parking ---
+
+
+def parked(folder: Path, *actions: tuple[str, dict[str, Any]], **policy: Any) -> RunResult:
+    """Park a run in `run`."""
+    config = settings(folder, parking=True, **policy)
+    result = run([act(*actions)], folder=folder / "run", config=config).result
+    assert result.reason == "parked"
+    return result
+
+
+def resumed(folder: Path, decisions: list[ApprovalDecision], **policy: Any) -> RunResult:
+    """Go on with it, in what could be another process."""
+    config = settings(folder, parking=True, **policy)
+    with scripted(act(finish("went on"))) as (_, llm):
+        return Orchestrator(AgentConfig(llm=llm, **config), folder=folder / "run").resume(decisions)
+
+
+def test_a_parked_run_goes_on_with_the_decisions_of_another_process(tmp_path: Path) -> None:
+    waiting = parked(tmp_path, ("note", {"text": "first"}), WRITE, call("dig"))
+    assert [each.name for each in waiting.questions] == ["agent.write_file", "cave.dig"]
+    assert not (tmp_path / "a.txt").exists()
+    assert waiting.steps == (), "nothing of the reply has run"
+    write, dig = waiting.questions
+    result = resumed(tmp_path, [write.approve(), dig.deny("no digging")])
+    assert [(step.action, step.status) for step in result.steps] == [
+        ("note", "completed"),
+        ("write_file", "completed"),
+        ("mcp_call", "denied"),
+        ("finish", "completed"),
+    ]
+    assert result.steps[2].error == "denied: no digging"
+    assert (result.turns, result.requests) == (2, 2), "the parked reply is not asked for again"
+
+
+def test_without_a_decision_it_waits_on_and_a_decision_about_other_arguments_does_not_count(
+    tmp_path: Path,
+) -> None:
+    (question,) = parked(tmp_path, WRITE).questions
+    assert resumed(tmp_path, []).reason == "parked"
+    other = replace(question.approve(), arguments_digest="of other arguments")
+    assert resumed(tmp_path, [other]).reason == "parked"
+    assert resumed(tmp_path, [question.approve()]).succeeded
+    with pytest.raises(TraceError, match="the run is over"):
+        resumed(tmp_path, [question.approve()])
+
+
+def test_an_expired_question_is_denied(tmp_path: Path) -> None:
+    (question,) = parked(tmp_path, WRITE, park_for_s=0.000001).questions
+    result = resumed(tmp_path, [question.approve()], park_for_s=0.000001)
+    assert result.steps[0].status == "denied"
+    assert not (tmp_path / "a.txt").exists()
+
+
+def test_what_was_asked_and_decided_is_in_the_trace(tmp_path: Path) -> None:
+    (question,) = parked(tmp_path, WRITE).questions
+    resumed(tmp_path, [question.approve()])
+    bodies = [each.body for each in read_episode(tmp_path / "run" / "trace.jsonl").envelopes]
+    first, second = (each for each in bodies if isinstance(each, ApprovalsAsked))
+    assert first.summary() == "agent.write_file: no answer (parked)"
+    assert second.summary() == "agent.write_file: approve"
