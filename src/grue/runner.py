@@ -72,7 +72,7 @@ class Runner(AsyncToolAccess):
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. A factory can have a
             method `support_check`, which returns when the actor gets `CheckToolSupport`.
-        servers: Tool servers by name; names may not contain a dot. Empty: turns without tools.
+        servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
         recorder: Records all messages; `None`: a new one without observers.

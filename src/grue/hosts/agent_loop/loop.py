@@ -4,6 +4,7 @@ Come here for the public methods. The names of tools are made in `names.py`, the
 `injected.py`, and the events are in `events.py`. The loop of a turn itself is the runner's.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -11,6 +12,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
+import anyio
 from msgspec.structs import replace
 
 from grue import (
@@ -144,8 +146,8 @@ class AgentLoop:
         self.conversation: Conversation = self.runner.conversation(system)
         self.last_outcome: TurnOutcome[str] | None = None
         self._on_event = on_event
-        self._events: SimpleQueue[LoopEvent | None] = SimpleQueue()
-        self._feed = EventFeed(lambda event: self._events.put(event))
+        self._put: Callable[[LoopEvent], object] = lambda _: None
+        self._feed = EventFeed(lambda event: self._put(event))
         if on_event is not None:
             self.runner.recorder.add(self._feed)
 
@@ -222,15 +224,32 @@ class AgentLoop:
             ConversationBusy: Another thread is running an input.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        if self._injected is not None:
-            self._injected.calls.clear()
-        request: TurnRequest[str] = replace(self.conversation.request(text, images=images), turn=turn)
+        request = self._request(text, images, turn)
         if self._on_event is None:
             outcome = self.runner.run_turn(request)
         else:
             outcome = self._run_reporting(request, self._on_event)
         self.last_outcome = outcome
         return outcome.response
+
+    async def run_async(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
+        """Do the same as `run` without blocking the caller's event loop, in which `on_event` is called.
+
+        Cancellation cancels the input and waits for its clean-up, for at most a few seconds.
+        """
+        request = self._request(text, images, turn)
+        if self._on_event is None:
+            outcome = await self.runner.run_turn_async(request)
+        else:
+            outcome = await self._run_reporting_async(request, self._on_event)
+        self.last_outcome = outcome
+        return outcome.response
+
+    def _request(self, text: str, images: Sequence[Image], turn: int | None) -> TurnRequest[str]:
+        if self._injected is not None:
+            self._injected.calls.clear()
+        on_delta = None if self._on_event is None else self._feed.words
+        return replace(self.conversation.request(text, images=images), turn=turn, on_delta=on_delta)
 
     def _run_reporting(
         self, request: TurnRequest[str], on_event: Callable[[LoopEvent], object]
@@ -241,8 +260,9 @@ class AgentLoop:
         would have to find its way out, and recording a fact would wait for the recorder for ever, since
         observers are called while the recorder is locked.
         """
-        events = self._events = SimpleQueue()
-        handle = self.runner.start_turn(replace(request, on_delta=self._feed.words))
+        events: SimpleQueue[LoopEvent | None] = SimpleQueue()
+        self._put = events.put
+        handle = self.runner.start_turn(request)
         try:
             _refuse_endless_wait(handle)
             handle.when_done(lambda: events.put(None))
@@ -254,6 +274,23 @@ class AgentLoop:
                 handle.result(_CANCELLED_WITHIN_S)
             raise
         return handle.result()
+
+    async def _run_reporting_async(
+        self, request: TurnRequest[str], on_event: Callable[[LoopEvent], object]
+    ) -> TurnOutcome[str]:
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[LoopEvent | None]()
+        self._put = lambda event: loop.call_soon_threadsafe(events.put_nowait, event)
+        turn = asyncio.ensure_future(self.runner.run_turn_async(request))
+        turn.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                on_event(event)
+        except BaseException:
+            turn.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([turn], timeout=_CANCELLED_WITHIN_S)
+            raise
+        return await turn
 
 
 def _next(events: "SimpleQueue[LoopEvent | None]") -> LoopEvent | None:

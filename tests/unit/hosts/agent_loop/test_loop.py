@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from grue import (
     BudgetSpent,
+    LLMError,
     LlmSettings,
     MCPConfigError,
     MCPError,
@@ -197,6 +199,44 @@ def test_questions_are_reported_and_an_input_has_the_number_it_is_given() -> Non
     assert [(each.name, each.reason) for each in asked.questions] == [("tools.look", "why not")]
     first = next(index for index, each in enumerate(events) if isinstance(each, ToolStarted))
     assert events.index(asked) < first
+
+
+@pytest.mark.anyio
+async def test_in_an_event_loop_events_arrive_there_and_the_loop_goes_on() -> None:
+    events: list[LoopEvent] = []
+
+    def report(event: LoopEvent) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        events.append(event)
+        if isinstance(event, Words) and event.text == "x":
+            raise ValueError("I have heard enough")
+
+    script = [asks("north"), text_reply("A forest."), text_reply("x"), text_reply("Yes.")]
+    with ScriptedLlmServer(script) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with AgentLoop(settings, tools=[look], on_event=report) as loop:
+            assert await loop.run_async("Look.") == "A forest."
+            assert [type(event) for event in events][:2] == [ToolStarted, ToolEnded]
+            assert "".join(event.text for event in events if isinstance(event, Words)) == "A forest."
+            with pytest.raises(ValueError, match="heard enough"):
+                await loop.run_async("And now?")
+            assert await loop.run_async("Still there?") == "Yes."
+        with AgentLoop(settings) as loop, pytest.raises(LLMError):
+            await loop.run_async("The script has ended.")
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_input_ends_and_the_next_one_goes_on() -> None:
+    def script(request: Any) -> LlmReply:
+        return text_reply("Here I am.") if len(llm.requests) > 1 else silence()
+
+    with ScriptedLlmServer(script) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with AgentLoop(settings, on_event=lambda _: None) as loop:
+            with anyio.move_on_after(0.3) as scope:
+                await loop.run_async("Look.")
+            assert scope.cancelled_caught
+            assert await loop.run_async("Are you there?") == "Here I am."
 
 
 def test_with_an_injected_function_the_file_of_servers_is_not_read(tmp_path: Path) -> None:
