@@ -408,7 +408,7 @@ class Runner(AsyncToolAccess):
             concurrency: Number of turns that run in parallel; at least 1. Each has its own server processes.
             resume_from: The trace of an earlier run of the same batch. A turn that it completed is not run
                 again, unless its texts, servers or answer schema have changed.
-            progress: Show a progress bar on standard error, if that is a terminal.
+            progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, as a generator.
 
         Raises:

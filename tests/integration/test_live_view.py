@@ -99,7 +99,10 @@ def test_a_thinking_model_is_waited_for_in_the_last_row(at_terminal: Callable[..
         at.type("\x03")
         assert at.ended() == 130
     assert_left_clean(at)
-    assert any(row.startswith("interrupted: 0 of 100 points") for row in at.rows)
+    [ending] = [row for row in at.scrolled if row.startswith("interrupted: 0 of 100 points")]
+    assert " 1 turn, " in ending, "the turn that was given up was not played"
+    assert at.scrolled.count("Overgrown Garden") == 1, "what the game showed is not told twice"
+    assert any("grue play --resume" in row for row in at.scrolled)
 
 
 def test_a_tool_call_shows_its_time_while_it_runs_and_when_it_is_done(

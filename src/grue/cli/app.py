@@ -49,6 +49,12 @@ _McpConfig = Annotated[
 _SpawnAhead = Annotated[
     bool, typer.Option("--spawn-ahead", help="Start each turn's server during the move before it.")
 ]
+_Pace = Annotated[
+    float, typer.Option(min=0, max=60, help="Seconds to wait before each move.", show_default="0")
+]
+_Langfuse = Annotated[
+    bool, typer.Option("--langfuse", help="Report to Langfuse, with the LANGFUSE_* variables.")
+]
 _Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's replies.")]
 
 
@@ -74,9 +80,8 @@ def play(
     ] = None,
     spawn_ahead: _SpawnAhead = False,
     stream: _Stream = False,
-    langfuse: Annotated[
-        bool, typer.Option("--langfuse", help="Report to Langfuse, with the LANGFUSE_* variables.")
-    ] = False,
+    pace: _Pace = 0.0,
+    langfuse: _Langfuse = False,
     otel: Annotated[
         bool, typer.Option("--otel", help="Report to OpenTelemetry, as the OTEL_* variables say.")
     ] = False,
@@ -106,6 +111,7 @@ def play(
             resume=resume,
             spawn_ahead=spawn_ahead,
             stream=stream,
+            pace_s=pace,
             langfuse=langfuse,
             otel=otel,
             output="quiet" if quiet else "json" if as_json else "live",
@@ -123,6 +129,7 @@ _WITH_RESUME = (
     "as_json",
     "spawn_ahead",
     "stream",
+    "pace",
     "langfuse",
     "otel",
 )

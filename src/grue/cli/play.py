@@ -11,6 +11,7 @@ from grue.cli.backends import Backends
 from grue.cli.live import LiveView
 from grue.cli.live_json import JsonLines
 from grue.cli.live_terminal import Terminal
+from grue.cli.pace import PacedGame
 from grue.cli.play_options import PlayOptions, as_started, recorded
 from grue.cli.project import declines_mcp, project_configuration
 from grue.cli.saying import say, shown_path
@@ -48,7 +49,7 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
 
 def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
     config, server = _configuration(options)
-    game = open_game(options.game, interpreter=options.interpreter)
+    game = PacedGame(open_game(options.game, interpreter=options.interpreter))
     client = _client(options, config, game)
     recorder = Recorder()
     episode_id = past.started.episode_id if past else f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -81,6 +82,7 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
             past=past,
         )
         orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
+        game.pace_s = options.pace_s
         if options.output == "quiet":
             for change in orchestrator.changes:
                 say(f"grue: {change.text}.", err=True)

@@ -22,6 +22,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
         started_in: The folder in which the episode is played; `None`: the working directory.
         spawn_ahead: Start each turn's server while the host plays the move before it.
         stream: Stream the model's replies.
+        pace_s: Seconds to wait before each move.
         langfuse: Report to Langfuse.
         otel: Report to OpenTelemetry.
         output: `live` lines for people, `json` objects for programs, `quiet` for the end only.
@@ -42,6 +43,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     started_in: Path | None = None
     spawn_ahead: bool = False
     stream: bool = False
+    pace_s: float = 0.0
     langfuse: bool = False
     otel: bool = False
     output: Literal["live", "json", "quiet"] = "live"
@@ -95,6 +97,7 @@ def as_started(options: PlayOptions, past: Past) -> PlayOptions:
         output=options.output,
         spawn_ahead=options.spawn_ahead,
         stream=options.stream,
+        pace_s=options.pace_s,
         langfuse=options.langfuse,
         otel=options.otel,
         turns=options.turns or past.max_turns or started.turns,

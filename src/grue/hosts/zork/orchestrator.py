@@ -230,7 +230,7 @@ class ZorkOrchestratorV2:
             scripted=self.setup.scripted,
             reason=reason,
             detail=self._end.detail if self._end else "still being played",
-            turns=state.turn,
+            turns=len(state.moves) if reason == "interrupted" else state.turn,
             score=seen.score,
             max_score=seen.max_score,
             deaths=state.deaths,
@@ -467,11 +467,11 @@ class ZorkOrchestratorV2:
         self._end = EpisodeEnded(
             reason=reason,
             detail=detail,
-            turns=self.game_state.turn,
+            turns=len(self.game_state.moves) if reason == "interrupted" else self.game_state.turn,
             score=seen.score,
             max_score=seen.max_score,
         )
-        if self.game_state.turn:
+        if self.game_state.turn == self._end.turns > 0:  # otherwise it is recorded already
             self._note(_observed(self.game_state.turn, seen))
         self._note(self._end)
 
