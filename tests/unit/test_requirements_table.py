@@ -67,6 +67,7 @@ ITEMS = [
     *(f"R{number}.{part}" for number, parts in enumerate(CRITERIA, 1) for part in range(1, parts + 1)),
     *(f"P{number}" for number in range(1, 49)),
     *(f"L{number}" for number in range(1, 29)),
+    *(f"S{number}" for number in range(1, 30)),
     *(f"D{number}" for number in range(3, 13)),
     *(f"B{number}" for number in range(1, 52)),
     *(f"`{item}`" for item in (*EVENTS, *LOG_LINES, *TEXTS)),
