@@ -44,3 +44,22 @@ def test_headings_stand_on_lines_of_their_own(page: Path) -> None:
                 f"{page.name}: a paragraph follows on a heading's line: {line}"
             )
         assert " ## " not in line, f"{page.name}: a heading inside a line: {line}"
+
+
+@each_case("page", PAGES)
+def test_links_lead_somewhere(page: Path) -> None:
+    """`make docs` checks the same in the built site."""
+    prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", prose):
+        path, _, place = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if target.name == "example.html":
+            continue  # a page that is made when the site is built
+        assert target.exists(), f"{page.name} refers to {link}"
+        if place and target.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert place in {_anchor(heading) for heading in headings}, f"{page.name} refers to {link}"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())

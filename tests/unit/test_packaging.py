@@ -1,7 +1,15 @@
 """What the package asks for, before anything of it runs (R14)."""
 
+import importlib.util
+import re
+import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -24,3 +32,81 @@ def test_nothing_depends_on_mcptools() -> None:
     needed = [*PROJECT["dependencies"], *(name for extra in extras for name in extra)]
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert [name for name in (*needed, *pinned) if "mcptools" in name.replace("-", "").lower()] == []
+
+
+def test_what_an_index_shows_refers_to_no_file_of_the_repository() -> None:
+    pytest.importorskip("hatchling", reason="it builds the package")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    shown = module.for_an_index((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert "make play" in shown
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", shown) == []
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a wheel and a source distribution, built without a network."""
+    pytest.importorskip("hatchling", reason="it builds the package")
+    folder = tmp_path_factory.mktemp("built")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (
+            archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")
+        )
+    source = ROOT / "src"
+    kept = {
+        str(path.relative_to(source))
+        for path in source.glob("grue/**/*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert inside == kept
+    assert {"grue/py.typed", "grue/tracing/viewer_page/page.html", "grue/servers/think.py"} <= inside
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert {f"Provides-Extra: {extra}" for extra in ("mcp", "fernz", "otel", "langfuse", "yaml")} <= {
+        *metadata.splitlines()
+    }
+
+
+@pytest.mark.slow
+def test_the_source_distribution_holds_what_builds_tests_and_documents(built: Path) -> None:
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    needed = ("hatch_build.py", "pyproject.toml", "Makefile", "mkdocs.yml", "LICENSE", "tools/docs_site.py")
+    assert {*needed, "tests/unit/test_packaging.py", "docs/start.md", "docs/pictures/play-live.svg"} <= inside
+    assert not [name for name in inside if "__pycache__" in name or name.startswith(("build/", ".venv"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_plays(built: Path, tmp_path: Path) -> None:
+    """Unpacked elsewhere, with nothing of the checkout within reach."""
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r})\n"
+        "import grue; from pathlib import Path\n"
+        f"assert Path(grue.__file__).is_relative_to({str(tmp_path)!r}), grue.__file__\n"
+        "sys.argv = ['grue', 'play', '--offline', '--no-mcp', '--turns', '2', '--quiet']\n"
+        "from grue.cli.main import main; main()"
+    )
+    played = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "2 turns" in played.stdout, played.stderr
