@@ -14,17 +14,20 @@ PHASE is `start` (before anything is read), `initialize`, `list` or `call`. Stan
 script, so that it boots in about 20 ms.
 """
 
+from __future__ import annotations
+
 import argparse
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False  # importing it from typing would double the time that this server takes to boot
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 PHASES = {"initialize": "initialize", "tools/list": "list", "tools/call": "call"}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,12 +63,15 @@ GARBAGE = (
 
 def argv(*flags: str) -> tuple[str, ...]:
     """Return the command line that runs this server with `flags`, in this interpreter."""
-    return (sys.executable, "-I", __file__, *flags)
+    return (sys.executable, "-I", "-S", __file__, *flags)
 
 
 def _flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="faulty_server", description="An MCP server over stdio, with the faults that the flags add."
+        prog="faulty_server",
+        description="An MCP server over stdio, with the faults that the flags add.",
+        # Without a width, argparse imports shutil at once to find out the terminal's.
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=100),
     )
     add = parser.add_argument
     phases = ("start", *PHASES.values())
@@ -220,10 +226,9 @@ class FaultyServer:
         if flags.ignore_term:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if flags.grandchild:
-            subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
+            _start_sleep("600")
         if flags.runaway:
-            command = ["sleep", str(flags.runaway)]
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            _start_sleep(str(flags.runaway), start_new_session=True)
         if flags.daemon is not None:
             _start_daemon(flags.daemon, {} if flags.bare else dict(os.environ))
         if flags.fork and os.fork() == 0:
@@ -362,11 +367,20 @@ class FaultyServer:
 
     def _write(self, line: bytes) -> None:
         step = len(line) if self._flags.drip is None else 1
-        with self._writing, contextlib.suppress(OSError):  # after `--close-stdout-at`
-            for start in range(0, len(line), step):
-                sys.stdout.buffer.write(line[start : start + step])
-                sys.stdout.buffer.flush()
-                time.sleep(self._flags.drip or 0)
+        try:
+            with self._writing:
+                for start in range(0, len(line), step):
+                    sys.stdout.buffer.write(line[start : start + step])
+                    sys.stdout.buffer.flush()
+                    time.sleep(self._flags.drip or 0)
+        except OSError:
+            pass  # after `--close-stdout-at`; importing contextlib would slow down the start
+
+
+def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:
+    import subprocess  # few starts need it
+
+    subprocess.Popen(["sleep", seconds], stdin=subprocess.DEVNULL, start_new_session=start_new_session)
 
 
 def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
