@@ -102,10 +102,12 @@ class EventFeed:
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
         """Report what an envelope says about a tool call; most say nothing."""
         del line
+        if not envelope.turn:
+            return
         match envelope.body:
             case CompletionReceived(tool_calls=calls):
                 self._names = {call.call_id: call.name for call in calls}
-            case ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments) if envelope.turn:
+            case ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
                 name = self._names[call_id] = f"{server}.{tool}"
                 self._put(ToolStarted(call_id=call_id, name=name, arguments=arguments))
             case AskApproval(questions=questions):

@@ -6,7 +6,8 @@ Come here for the public methods. The names of tools are made in `names.py`, the
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -19,6 +20,7 @@ from grue import (
     Budget,
     ContextPolicy,
     Conversation,
+    ConversationBusy,
     FailurePolicy,
     LlmSettings,
     MCPConfigError,
@@ -27,7 +29,6 @@ from grue import (
     Recorder,
     Runner,
     ToolPolicy,
-    TurnHandle,
     TurnLimits,
     TurnOutcome,
     TurnRequest,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from grue.models import LlmEndpoint
     from grue.settings import ToolLock
 
-_SOON_S = 1e-6
 _NOTICE_S = 0.05
 _CANCELLED_WITHIN_S = 3.0
 """How long an interrupted `run` waits for the clean-up of its turn."""
@@ -146,6 +146,7 @@ class AgentLoop:
         self.conversation: Conversation = self.runner.conversation(system)
         self.last_outcome: TurnOutcome[str] | None = None
         self._on_event = on_event
+        self._free = threading.Lock()
         self._put: Callable[[LoopEvent], object] = lambda _: None
         self._feed = EventFeed(lambda event: self._put(event))
         if on_event is not None:
@@ -221,14 +222,14 @@ class AgentLoop:
             MCPServerStartupError: An MCP server did not start at the first input.
             LLMError: The model gave no completion, after all retries.
             MCPError: Any other error of `Runner.run_turn`.
-            ConversationBusy: Another thread is running an input.
+            ConversationBusy: An input is running, in another thread or around this call.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        request = self._request(text, images, turn)
-        if self._on_event is None:
-            outcome = self.runner.run_turn(request)
-        else:
-            outcome = self._run_reporting(request, self._on_event)
+        with self._one_input(text, images, turn) as request:
+            if self._on_event is None:
+                outcome = self.runner.run_turn(request)
+            else:
+                outcome = self._run_reporting(request, self._on_event)
         self.last_outcome = outcome
         return outcome.response
 
@@ -237,19 +238,26 @@ class AgentLoop:
 
         Cancellation cancels the input and waits for its clean-up, for at most a few seconds.
         """
-        request = self._request(text, images, turn)
-        if self._on_event is None:
-            outcome = await self.runner.run_turn_async(request)
-        else:
-            outcome = await self._run_reporting_async(request, self._on_event)
+        with self._one_input(text, images, turn) as request:
+            if self._on_event is None:
+                outcome = await self.runner.run_turn_async(request)
+            else:
+                outcome = await self._run_reporting_async(request, self._on_event)
         self.last_outcome = outcome
         return outcome.response
 
-    def _request(self, text: str, images: Sequence[Image], turn: int | None) -> TurnRequest[str]:
-        if self._injected is not None:
-            self._injected.calls.clear()
-        on_delta = None if self._on_event is None else self._feed.words
-        return replace(self.conversation.request(text, images=images), turn=turn, on_delta=on_delta)
+    @contextlib.contextmanager
+    def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
+        """Yield the request of an input. Refuse a second input meanwhile, whose events would get mixed up."""
+        if not self._free.acquire(blocking=False):
+            raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
+        try:
+            if self._injected is not None:
+                self._injected.calls.clear()
+            on_delta = None if self._on_event is None else self._feed.words
+            yield replace(self.conversation.request(text, images=images), turn=turn, on_delta=on_delta)
+        finally:
+            self._free.release()
 
     def _run_reporting(
         self, request: TurnRequest[str], on_event: Callable[[LoopEvent], object]
@@ -264,7 +272,6 @@ class AgentLoop:
         self._put = events.put
         handle = self.runner.start_turn(request)
         try:
-            _refuse_endless_wait(handle)
             handle.when_done(lambda: events.put(None))
             while (event := _next(events)) is not None:
                 on_event(event)
@@ -300,14 +307,3 @@ def _next(events: "SimpleQueue[LoopEvent | None]") -> LoopEvent | None:
             return events.get(timeout=_NOTICE_S)
         except Empty:
             pass
-
-
-def _refuse_endless_wait(handle: TurnHandle[Any]) -> None:
-    """Raise if the caller is a tool call of a turn that this turn has to wait for."""
-    try:
-        handle.result(_SOON_S)
-    except TimeoutError:
-        pass
-    except MCPError:
-        if not handle.done():
-            raise

@@ -134,17 +134,19 @@ def test_ctrl_c_ends_the_input_and_the_conversation_goes_on(reporting: bool) -> 
         assert loop.run("Are you there?") == "Here I am."
 
 
-def test_a_tool_that_runs_its_own_loop_is_told_that_it_would_wait_for_ever() -> None:
+@pytest.mark.parametrize("on_event", [None, lambda _: None])
+def test_a_second_input_meanwhile_is_refused(on_event: Any) -> None:
     def recurse() -> str:
         """Ask the loop itself."""
         return loop.run("Again.")
 
-    script = [tool_calls_reply(("tools.recurse", {})), text_reply("done")]
-    with looping(script, tools=[recurse], on_event=lambda _: None) as (loop, _):
+    script = [tool_calls_reply(("tools.recurse", {})), text_reply("done"), text_reply("next")]
+    with looping(script, tools=[recurse], on_event=on_event) as (loop, _):
         assert loop.run("Go.") == "done"
         assert loop.last_outcome is not None
         (call,) = loop.last_outcome.tool_calls
-    assert "cannot wait for another turn of its own episode" in str(call.result.error_message)
+        assert loop.run("And now?") == "next"
+    assert "ConversationBusy: The agent loop is in the middle of an input" in str(call.result.error_message)
 
 
 def test_a_turn_that_fails_raises_its_error_with_and_without_a_callback() -> None:
