@@ -6,7 +6,6 @@ say next. `llm_transport/` does the HTTP.
 """
 
 import functools
-import time
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -178,7 +177,7 @@ class LlmActor(Actor[LlmCommand]):
     async def _complete(
         self, command: RequestCompletion, envelope: Envelope[LlmCommand]
     ) -> CompletionReceived | CompletionFailed:
-        begun = time.monotonic()
+        begun = anyio.current_time()
         lent = self._lent_as(command.conversation)
         conversation = self._conversation(command.conversation) if lent is None else lent.encoded
         profile, model = self._endpoint.profile, self._endpoint.settings.model
@@ -218,7 +217,7 @@ class LlmActor(Actor[LlmCommand]):
             finish_reason=reply.finish_reason,
             model=reply.model or model,
             usage=reply.usage,
-            elapsed_s=time.monotonic() - begun,
+            elapsed_s=anyio.current_time() - begun,
             echo=kept.echo,
             prompt_tokens=reply.prompt_tokens,
         )

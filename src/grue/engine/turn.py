@@ -8,10 +8,10 @@ how a turn's end is reported to the host.
 import contextlib
 import contextvars
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never
 
+import anyio
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -183,7 +183,7 @@ class Turn(Generic[T]):
         settings, memory = self._settings, self._memory
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
         self._report_uncounted(number, budget, known=None)
-        started = time.monotonic()
+        started = anyio.current_time()
         check = AnswerCheck(self.answer)
         images = await images_for(self._request, settings.limits)
         with continued(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
@@ -203,7 +203,7 @@ class Turn(Generic[T]):
         match end:
             case TurnCompleted():
                 response = self.answer.fallback if end.kind == "fallback" else check.accepted
-                return outcome_of(end, response, time.monotonic() - started)
+                return outcome_of(end, response, anyio.current_time() - started)
             case TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))
             case TurnFailed():

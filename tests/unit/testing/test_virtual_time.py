@@ -10,7 +10,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from grue import FunctionTools, LlmSettings, Runner, TurnLimits, TurnRequest
+from grue.llm_transport.endpoint import LlmEndpoint
+from grue.offline import ScriptedModelTransport, reply_in_chat
 from grue.runtime.aside import aside
+from grue.testing.trace_watch import TraceWatch
 from grue.testing.virtual_time import Deadlock, run_in_virtual_time, virtual_loop, virtual_time
 
 
@@ -144,3 +148,26 @@ def test_the_same_program_gives_the_same_order_as_in_real_time() -> None:
         return seen
 
     assert run_in_virtual_time(program) == anyio.run(program) == ["first", "a", "b", "d cancelled", "end"]
+
+
+def test_a_whole_turn_takes_no_time_and_records_the_same_times_each_run() -> None:
+    async def sleep() -> None:
+        await anyio.sleep(3600)
+
+    async def turn() -> tuple[float, list[tuple[float, str]]]:
+        watch = TraceWatch(clock=anyio.current_time)
+        settings = LlmSettings(base_url="http://offline.invalid/v1", model="m", api_key="")
+        runner = Runner(
+            llm=LlmEndpoint(settings, transport=ScriptedModelTransport(script=reply_in_chat)),
+            servers={"mine": FunctionTools({"sleep": sleep})},
+            limits=TurnLimits(tool_call_timeout_s=30),
+            recorder=watch.recorder,
+        )
+        outcome = await runner.run_turn_async(TurnRequest(system="s", user="call mine.sleep"))
+        assert outcome.tool_calls[0].settlement == "timed_out"
+        return outcome.duration_s, [(each.t, type(each.body).__name__) for each in watch.envelopes]
+
+    duration_s, times = run_in_virtual_time(turn)
+    assert duration_s == 30
+    assert {name: t for t, name in times}["ToolTimedOut"] == 30
+    assert run_in_virtual_time(turn) == (duration_s, times)
