@@ -14,6 +14,7 @@ from grue.hosts.agent_loop import LoopEvent
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import Budget, FailurePolicy, ToolPolicy, ToolRule, TurnLimits
 from grue.offline import MODEL, ScriptedModelTransport, reply_in_chat
+from grue.runtime.redaction import Redaction
 from grue.testing.fake_tools import FakeToolServer
 
 ASKING = ToolPolicy(rules=(ToolRule(verdict="ask", reason="you wanted to be asked"),))
@@ -99,7 +100,7 @@ def _ignore(event: LoopEvent) -> None:
 def run_program(folder: Path, reader: ScriptedReader, **wired: Any) -> tuple[ChatProgram, KeptScreen]:
     """Run a chat's program with this reader."""
     screen = KeptScreen()
-    program = ChatProgram(screen)
+    program = ChatProgram(screen, Redaction({}), folder.parent)
     program.reader = reader
     with talk(folder, on_event=program.on_event, **wired) as program.talk:
         program.run()

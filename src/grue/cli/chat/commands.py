@@ -41,10 +41,12 @@ class ChatCommands:
     Args:
         talk: The conversation.
         screen: Where the output goes.
+        here: The folder that the user is in. The chat itself runs where it was started first.
     """
 
-    def __init__(self, talk: Talk, screen: Screen) -> None:
+    def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:
         self._talk = talk
+        self._here = here
         self._screen = screen
         self._run: dict[str, Callable[[str], None]] = {
             "/tools": self._tools,
@@ -92,7 +94,7 @@ class ChatCommands:
         path = Path(wanted)
         with suppress(RuntimeError):  # there is no home
             path = path.expanduser()
-        self._talk.save(path)
+        self._talk.save(self._here / path)
         self._screen.show([Line(f"The conversation is in {shown_path(path)}.", GREEN)])
 
     def _model(self, wanted: str) -> None:

@@ -66,6 +66,12 @@ def question_lines(question: ApprovalQuestion) -> Iterator[Line]:
         yield Line(f"  {printable(question.reason, _CALL_CHARS)}", DIM, "  ")
 
 
+def request_lines(message: str) -> Iterator[Line]:
+    """Return what a server asks the user."""
+    yield Line("A tool server asks you:", YELLOW)
+    yield Line(f"  {printable(message, _QUESTION_CHARS)}", "", "  ")
+
+
 def tool_lines(tools: Sequence[ToolDefinition], wanted: str) -> Iterator[Line]:
     """Return the tools; the whole definition if `wanted` is the name of one."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]

@@ -1,17 +1,17 @@
 """`grue chat`: read, ask, print, until the user leaves."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, chdir
 from pathlib import Path
 
-from grue.approvals import ApprovalDecision, ApprovalQuestion
 from grue.cli.chat import lines
+from grue.cli.chat.asking import CallsQuestion, ServerQuestion
 from grue.cli.chat.commands import ChatCommands, UnknownCommand
 from grue.cli.chat.facts import read_chat
 from grue.cli.chat.options import ChatOptions, as_started
+from grue.cli.chat.person import Person
 from grue.cli.chat.reading import LineReader, Reader
 from grue.cli.chat.screen import PipeScreen, Screen, TerminalScreen
 from grue.cli.chat.talk import Talk
@@ -20,14 +20,12 @@ from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import shown_path
 from grue.errors import LLMError, MCPError, MissingDependencyError
-from grue.hosts.agent_loop import ApprovalAsked, LoopEvent
+from grue.hosts.agent_loop import LoopEvent
 from grue.past import ends_episode
 from grue.protocol.safe_text import printable
 from grue.protocol.secret_names import secrets_in
 from grue.runtime.redaction import Redaction
 from grue.tracing.presentation import DIM
-
-NOBODY = "it needs an approval, and there is no terminal to ask at"
 
 
 def chat(options: ChatOptions) -> bool:
@@ -59,7 +57,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             screen = stack.enter_context(TerminalScreen(Terminal(sys.stdout), redaction))
         for note in wiring.notes:
             screen.tell(lines.notice(note))
-        program = ChatProgram(screen)
+        program = ChatProgram(screen, redaction, here)
         talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
         where = shown_path(talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path)
         reason = "interrupted"
@@ -100,6 +98,8 @@ class ChatProgram:
 
     Args:
         screen: Where it prints.
+        redaction: The secrets that are not to be shown.
+        here: The folder that the user is in.
 
     Attributes:
         talk: The conversation. Set it before `run`.
@@ -107,13 +107,14 @@ class ChatProgram:
         failed: An input had no answer, or was no command.
     """
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, redaction: Redaction, here: Path) -> None:
         self.talk: Talk
         asks = sys.stdin.isatty() and sys.stdout.isatty()
         self.reader: Reader = LineReader(sys.stdin.buffer, asks=asks)
         self.failed = False
         self._screen = screen
-        self._always: set[str] = set()
+        self._here = here
+        self._person = Person(lambda: self.reader, screen, redaction)
 
     def start_tools(self, servers: Sequence[str]) -> list[str]:
         """Start the servers, and return the names of all tools.
@@ -131,7 +132,7 @@ class ChatProgram:
         Raises:
             KeyboardInterrupt: Ctrl-C, where nobody can be asked.
         """
-        commands = ChatCommands(self.talk, self._screen)
+        commands = ChatCommands(self.talk, self._screen, self._here)
         while True:
             try:
                 text = self.reader.read()
@@ -154,13 +155,17 @@ class ChatProgram:
                 if self._is_final(error):
                     return
 
-    def on_event(self, event: LoopEvent) -> None:
+    def on_event(self, event: LoopEvent | CallsQuestion | ServerQuestion) -> None:
         """Take an event of a turn: print it, or ask the user."""
-        if isinstance(event, ApprovalAsked):
-            self.talk.approver.decide([self._ask(question) for question in event.questions])
-            self._screen.begin()
-        else:
-            self._screen.on_event(event)
+        match event:
+            case CallsQuestion(calls=calls):
+                event.answer([self._person.decide(call) for call in calls])
+                self._screen.begin()
+            case ServerQuestion(request=request):
+                event.answer(self._person.fill_in(request))
+                self._screen.begin()
+            case _:
+                self._screen.on_event(event)
 
     def status(self) -> str:
         """Return the row below the prompt."""
@@ -195,47 +200,6 @@ class ChatProgram:
             and isinstance(error, LLMError)
             and ends_episode(error, answered=bool(self.talk.spent.requests))
         )
-
-    def _ask(self, question: ApprovalQuestion) -> ApprovalDecision:
-        if not self.reader.asks:
-            return question.deny(NOBODY)
-        if question.name in self._always:
-            return question.approve()
-        self._screen.show(lines.question_lines(question))
-        while True:
-            given = self.reader.answer("Call it? [y]es, [n]o, [a]lways, [e]dit, or why not: ")
-            match given.lower():
-                case "y" | "yes":
-                    return question.approve()
-                case "a" | "always":
-                    self._always.add(question.name)
-                    return question.approve()
-                case "e" | "edit":
-                    changed = self._edited(question)
-                    if changed is not None:
-                        return changed
-                case "" | "n" | "no":
-                    return question.deny("the user does not want this call")
-                case _:
-                    return question.deny(f"the user says: {given}")
-
-    def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return the decision with other arguments; `None`: they are no JSON object."""
-        before = json.dumps(question.arguments, ensure_ascii=False)
-        if not before.isprintable():
-            before = json.dumps(question.arguments)
-        if "[redacted:" in before:
-            self._screen.tell(lines.complaint("The arguments hold a secret, and cannot be edited here."))
-            return None
-        try:
-            arguments = json.loads(self.reader.answer("Arguments: ", before))
-        except ValueError as error:
-            self._screen.tell(lines.complaint(f"That is not JSON: {error}."))
-            return None
-        if not isinstance(arguments, dict):
-            self._screen.tell(lines.complaint("The arguments are a JSON object."))
-            return None
-        return question.approve() if arguments == question.arguments else question.change(arguments)
 
 
 def turns_text(count: int) -> str:

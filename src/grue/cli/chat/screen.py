@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
+from msgspec.structs import replace
+
 from grue.cli.chat import lines
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Output
@@ -131,6 +133,8 @@ class TerminalScreen:
     def _print(self, line: Line) -> None:
         self._row.hide()
         self._end_line()
+        redacted = self._redaction.redact_text
+        line = replace(line, lead=redacted(line.lead), text=redacted(line.text))
         width = max(_NARROWEST, min(self._output.size().columns, _WIDEST))
         self._output.write("".join(f"{row}\n" for row in line.rows(width, colour=self._output.colour)))
 

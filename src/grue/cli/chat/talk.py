@@ -17,7 +17,7 @@ from typing import Any, Self
 from msgspec import Struct
 
 import grue
-from grue.cli.chat.approving import Approver
+from grue.cli.chat.asking import Asker
 from grue.cli.chat.facts import (
     ChatPast,
     EpisodeStarted,
@@ -33,7 +33,7 @@ from grue.cli.chat.wiring import ChatWiring
 from grue.conversation import Conversation
 from grue.errors import ConversationError
 from grue.facts import ConditionChanged, EpisodeEnded, EpisodeResumed
-from grue.hosts.agent_loop import AgentLoop, LoopEvent
+from grue.hosts.agent_loop import AgentLoop
 from grue.messages import ContextPolicy, ToolDefinition
 from grue.observers.run_folder import RunFolder
 from grue.protocol.budget import Spent
@@ -74,11 +74,10 @@ class Talk:
     Args:
         options: The options of the command.
         wiring: The model, servers and policy.
-        on_event: Called with each event of a turn, in the thread that calls `say`.
+        on_event: Called with each event of a turn (`LoopEvent`, `Question`), in the thread that calls `say`.
 
     Attributes:
         path: The run folder.
-        approver: Answers the questions of the turns.
         changed: What differs from the earlier run of a chat that is resumed.
 
     Raises:
@@ -86,10 +85,8 @@ class Talk:
         ConversationError: Its conversation file cannot be read or written.
     """
 
-    def __init__(
-        self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[LoopEvent], object]
-    ) -> None:
-        self.approver = Approver()
+    def __init__(self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[Any], object]) -> None:
+        self._asker = Asker()
         self._options = options
         self._wiring = wiring
         self._began = time.monotonic()
@@ -106,6 +103,7 @@ class Talk:
             self._past = read_chat(self.path) if past else None
             self._recorder.add(self._note)
             self._loop = open_things.enter_context(self._open_loop(on_event))
+            self._asker.report = self._loop.report
             self._calls: dict[int, list[str]] = {}
             self._said: list[Said] = []
             self._turn = 0
@@ -168,7 +166,6 @@ class Talk:
             MCPError: There is no answer. What was said is kept.
             KeyboardInterrupt: Ctrl-C was pressed. Likewise.
         """
-        self.approver.begin()
         file = self._file()
         self._turn += 1
         said = Said(turn=self._turn, file=file.name, size=file.stat().st_size)
@@ -253,7 +250,7 @@ class Talk:
         """Wait until everything is in the trace file."""
         self._folder.flush()
 
-    def _open_loop(self, on_event: Callable[[LoopEvent], object]) -> AgentLoop:
+    def _open_loop(self, on_event: Callable[[Any], object]) -> AgentLoop:
         wiring = self._wiring
         return AgentLoop(
             wiring.endpoint,
@@ -266,7 +263,8 @@ class Talk:
             tool_lock=wiring.tool_lock,
             budget=wiring.budget,
             context=ContextPolicy(),
-            approve=self.approver.ask,
+            approve=self._asker.approve,
+            elicit=self._asker.elicit,
             recorder=self._recorder,
         )
 

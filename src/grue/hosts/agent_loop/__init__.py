@@ -13,7 +13,7 @@ In a test, `AgentLoop(llm, invoke_mcp_tool=invoke)` calls `invoke(name, argument
 no server is started, and `mcp` need not be installed.
 """
 
-from grue.hosts.agent_loop.events import ApprovalAsked, LoopEvent, ToolEnded, ToolStarted, Words
+from grue.hosts.agent_loop.events import LoopEvent, ToolEnded, ToolStarted, Words
 from grue.hosts.agent_loop.injected import InvokeMcpTool, McpCall
 from grue.hosts.agent_loop.loop import AgentLoop
 from grue.hosts.agent_loop.shared_client import (
@@ -25,7 +25,6 @@ from grue.hosts.agent_loop.shared_client import (
 
 __all__ = [
     "AgentLoop",
-    "ApprovalAsked",
     "InvokeMcpTool",
     "LoopEvent",
     "McpCall",

@@ -11,8 +11,6 @@ from msgspec import Struct
 
 from grue.connections import tool_results
 from grue.messages import (
-    ApprovalQuestion,
-    AskApproval,
     CompletionReceived,
     ServerDied,
     TextDelta,
@@ -71,17 +69,7 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
 
 
-class ApprovalAsked(Struct, frozen=True, kw_only=True):
-    """The tool policy asks about calls, and `approve` is asked. A coroutine function can wait there.
-
-    Attributes:
-        questions: All questions of a reply; untrusted.
-    """
-
-    questions: tuple[ApprovalQuestion, ...]
-
-
-LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded | ApprovalAsked
+LoopEvent: TypeAlias = Words | ToolStarted | ToolEnded
 
 
 class EventFeed:
@@ -110,8 +98,6 @@ class EventFeed:
             case ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
                 name = self._names[call_id] = f"{server}.{tool}"
                 self._put(ToolStarted(call_id=call_id, name=name, arguments=arguments))
-            case AskApproval(questions=questions):
-                self._put(ApprovalAsked(questions=questions))
             case ToolReturned(result=result) as body:
                 self._ended(body.call_id, result, body.duration_s)
             case ToolTimedOut(timeout_s=timeout_s) as body:

@@ -34,7 +34,7 @@ from grue import (
     TurnRequest,
 )
 from grue.connections import ToolServer
-from grue.hosts.agent_loop.events import EventFeed, LoopEvent
+from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.hosts.agent_loop.names import Tools, beside, prefixed, prefixed_lock, prefixed_policy
 from grue.turn_request import Image
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from grue.models import LlmEndpoint
     from grue.settings import ToolLock
 
+_DONE = object()
 _NOTICE_S = 0.05
 _CANCELLED_WITHIN_S = 3.0
 """How long an interrupted `run` waits for the clean-up of its turn."""
@@ -72,7 +73,7 @@ class LoopOptions(RunnerOptions, total=False):
     mcp_tools: Iterable[McpTool]
     servers: Mapping[str, ToolServer] | None
     tools: Tools
-    on_event: Callable[[LoopEvent], object] | None
+    on_event: Callable[[Any], object] | None
 
 
 class AgentLoop:
@@ -93,8 +94,9 @@ class AgentLoop:
         servers: MCP servers by name, without the prefix.
         tools: Further tools: functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by
             name.
-        on_event: Called with each event of an input, in the thread that has called `run`. An exception
-            cancels the input and is raised by `run`. `None`: replies are not streamed.
+        on_event: Called with each event of an input (`LoopEvent`, or what `report` was given), in the thread
+            that has called `run`. An exception cancels the input and is raised by `run`. `None`: replies are
+            not streamed.
         **options: `limits`, `trace`, `tool_policy`, `approve` and others (`RunnerOptions`), as for a
             `Runner`. The tool policy and the tool lock name servers as follows: the policy by the names that
             the model sees, the lock as `servers` does.
@@ -121,7 +123,7 @@ class AgentLoop:
         mcp_tools: Iterable[McpTool] = (),
         servers: Mapping[str, ToolServer] | None = None,
         tools: Tools = (),
-        on_event: Callable[[LoopEvent], object] | None = None,
+        on_event: Callable[[Any], object] | None = None,
         **options: Unpack[RunnerOptions],
     ) -> None:
         self._injected: InjectedTools | None = None
@@ -147,7 +149,7 @@ class AgentLoop:
         self.last_outcome: TurnOutcome[str] | None = None
         self._on_event = on_event
         self._free = threading.Lock()
-        self._put: Callable[[LoopEvent], object] = lambda _: None
+        self._put: Callable[[Any], object] = lambda _: None
         self._feed = EventFeed(lambda event: self._put(event))
         if on_event is not None:
             self.runner.recorder.add(self._feed)
@@ -259,8 +261,17 @@ class AgentLoop:
         finally:
             self._free.release()
 
+    def report(self, event: object) -> None:
+        """Have `on_event` called with an event of your own. Outside an input the event is dropped.
+
+        Any thread may call it. So an `approve` or `elicit` callback can hand its question to the thread that
+        has called `run`, for example because the terminal belongs to that thread.
+        """
+        with contextlib.suppress(RuntimeError):  # the event loop of an earlier `run_async` has ended
+            self._put(event)
+
     def _run_reporting(
-        self, request: TurnRequest[str], on_event: Callable[[LoopEvent], object]
+        self, request: TurnRequest[str], on_event: Callable[[Any], object]
     ) -> TurnOutcome[str]:
         """Run a turn and call `on_event` here, in the caller's thread, while the turn runs in its own.
 
@@ -268,12 +279,12 @@ class AgentLoop:
         would have to find its way out, and recording a fact would wait for the recorder for ever, since
         observers are called while the recorder is locked.
         """
-        events: SimpleQueue[LoopEvent | None] = SimpleQueue()
+        events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put
         handle = self.runner.start_turn(request)
         try:
-            handle.when_done(lambda: events.put(None))
-            while (event := _next(events)) is not None:
+            handle.when_done(lambda: events.put(_DONE))
+            while (event := _next(events)) is not _DONE:
                 on_event(event)
         except BaseException:
             handle.cancel()
@@ -283,14 +294,14 @@ class AgentLoop:
         return handle.result()
 
     async def _run_reporting_async(
-        self, request: TurnRequest[str], on_event: Callable[[LoopEvent], object]
+        self, request: TurnRequest[str], on_event: Callable[[Any], object]
     ) -> TurnOutcome[str]:
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[LoopEvent | None]()
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self._put = lambda event: loop.call_soon_threadsafe(events.put_nowait, event)
         turn = asyncio.ensure_future(self.runner.run_turn_async(request))
-        turn.add_done_callback(lambda _: events.put_nowait(None))
+        turn.add_done_callback(lambda _: events.put_nowait(_DONE))
         try:
-            while (event := await events.get()) is not None:
+            while (event := await events.get()) is not _DONE:
                 on_event(event)
         except BaseException:
             turn.cancel()
@@ -300,7 +311,7 @@ class AgentLoop:
         return await turn
 
 
-def _next(events: "SimpleQueue[LoopEvent | None]") -> LoopEvent | None:
+def _next(events: "SimpleQueue[Any]") -> Any:
     # A signal that is delivered to another thread does not wake this one, so look for it now and then.
     while True:
         try:

@@ -45,6 +45,8 @@ def test_save_writes_a_new_file_and_says_where(tmp_path: Path) -> None:
     assert lines[-2].startswith(f"! Cannot write {saved}: ")
     assert lines[-1].startswith("! Write /save and the name of a new file")
     assert "a dark cave" in saved.read_text()
+    output(tmp_path / "again", CALL, "/save here.md")
+    assert (tmp_path / "again" / "here.md").exists(), "it is relative to the user's folder"
 
 
 def test_model_and_cost(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from chats import ASKING, KeptScreen, ScriptedReader, cave, run_program
 
-from grue.cli.chat.program import NOBODY
+from grue.cli.chat.person import NOBODY
 from grue.messages import ToolPolicy, ToolRule
 from grue.testing.fake_tools import FakeToolServer
 

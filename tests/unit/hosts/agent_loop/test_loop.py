@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from grue import (
+    ApprovalQuestion,
     BudgetSpent,
     LLMError,
     LlmSettings,
@@ -21,7 +22,7 @@ from grue import (
     TurnLimits,
 )
 from grue.hosts import agent_loop
-from grue.hosts.agent_loop import AgentLoop, ApprovalAsked, LoopEvent, ToolEnded, ToolStarted, Words
+from grue.hosts.agent_loop import AgentLoop, LoopEvent, ToolEnded, ToolStarted, Words
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer, silence, text_reply, tool_calls_reply
 
@@ -189,18 +190,27 @@ def test_a_configuration_makes_a_loop(tmp_path: Path) -> None:
             assert [call.settlement for call in loop.last_outcome.tool_calls] == ["denied"]
 
 
-def test_questions_are_reported_and_an_input_has_the_number_it_is_given() -> None:
-    events: list[LoopEvent] = []
+def test_an_event_of_ones_own_comes_in_the_callers_thread_and_an_input_has_the_number_it_is_given() -> None:
+    events: list[Any] = []
+
+    async def approve(questions: tuple[ApprovalQuestion, ...]) -> bool:
+        loop.report((questions[0].reason, threading.current_thread()))
+        return True
+
+    def report(event: Any) -> None:
+        events.append(event if not isinstance(event, tuple) else (*event, threading.current_thread()))
+
     policy = ToolPolicy(rules=(ToolRule(verdict="ask", reason="why not"),))
     script = [asks("north"), text_reply("A forest.")]
-    with looping(script, on_event=events.append, tool_policy=policy, approve=lambda _: True) as (loop, _llm):
+    with looping(script, on_event=report, tool_policy=policy, approve=approve) as (loop, _llm):
         assert loop.run("What is north?", turn=7) == "A forest."
         assert loop.last_outcome is not None
         assert loop.last_outcome.turn == 7
-    (asked,) = [each for each in events if isinstance(each, ApprovalAsked)]
-    assert [(each.name, each.reason) for each in asked.questions] == [("tools.look", "why not")]
+    (mine,) = [each for each in events if isinstance(each, tuple)]
+    assert (mine[0], mine[2]) == ("why not", threading.current_thread())
+    assert mine[1] is not mine[2]
     first = next(index for index, each in enumerate(events) if isinstance(each, ToolStarted))
-    assert events.index(asked) < first
+    assert events.index(mine) < first
 
 
 @pytest.mark.anyio

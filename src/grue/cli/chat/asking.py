@@ -1,0 +1,73 @@
+"""Carry questions from a turn to the person at the terminal, and the answers back.
+
+The turn runs in a thread of its own, and the terminal belongs to the main thread: two readers of one terminal
+would take each other's keys. So the turn reports a question as an event, with a future, and waits. A turn
+that is cancelled stops waiting at once; an answer that comes later is dropped.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Generic, TypeVar
+
+from grue.approvals import ApprovalDecision, ApprovalQuestion
+from grue.messages import JsonObject
+from grue.tool_sessions.server_requests import Declined, ElicitationRequest
+
+A = TypeVar("A")
+
+
+class Question(Generic[A]):
+    """A question that a turn waits for; an event of the loop."""
+
+    def __init__(self) -> None:
+        self._answered: Future[A] = Future()
+
+    async def wait(self) -> A:
+        """Return the answer. Called in the turn's event loop."""
+        return await asyncio.wrap_future(self._answered)
+
+    def answer(self, answer: A) -> None:
+        """Answer, from any thread."""
+        with contextlib.suppress(InvalidStateError):  # the turn was cancelled
+            self._answered.set_result(answer)
+
+
+class CallsQuestion(Question[Sequence[ApprovalDecision]]):
+    """May these calls of a reply be made?"""
+
+    def __init__(self, calls: tuple[ApprovalQuestion, ...]) -> None:
+        super().__init__()
+        self.calls = calls
+
+
+class ServerQuestion(Question[JsonObject | Declined]):
+    """A server asks the user for input."""
+
+    def __init__(self, request: ElicitationRequest) -> None:
+        super().__init__()
+        self.request = request
+
+
+class Asker:
+    """The callbacks of a runner that ask: `approve` and `elicit`.
+
+    Attributes:
+        report: Passes a question to the main thread. Set it before the first turn.
+    """
+
+    def __init__(self) -> None:
+        self.report: Callable[[Question[Any]], object]
+
+    async def approve(self, calls: tuple[ApprovalQuestion, ...]) -> Sequence[ApprovalDecision]:
+        """Ask about tool calls."""
+        question = CallsQuestion(calls)
+        self.report(question)
+        return await question.wait()
+
+    async def elicit(self, request: ElicitationRequest) -> JsonObject | Declined:
+        """Ask what a server wants to know."""
+        question = ServerQuestion(request)
+        self.report(question)
+        return await question.wait()

@@ -1,0 +1,114 @@
+"""Ask the person at the terminal: about tool calls, and what a server wants to know."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from grue.approvals import ApprovalDecision, ApprovalQuestion
+from grue.cli.chat import lines
+from grue.cli.chat.forms import Field, fields_of, value_of
+from grue.cli.chat.reading import Reader
+from grue.cli.chat.screen import Screen
+from grue.messages import JsonObject
+from grue.protocol.safe_text import printable
+from grue.runtime.redaction import Redaction
+from grue.tool_sessions.server_requests import Declined, ElicitationRequest
+
+NOBODY = "it needs an approval, and there is no terminal to ask at"
+_ANSWER_CHARS = 1000
+
+
+class Person:
+    """Asks, and remembers what is always allowed.
+
+    Args:
+        reader: Returns what answers are read from.
+        screen: Where questions are shown.
+        redaction: The secrets that are not to be shown.
+    """
+
+    def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
+        self._reader = reader
+        self._screen = screen
+        self._redaction = redaction
+        self._always: set[str] = set()
+
+    def decide(self, question: ApprovalQuestion) -> ApprovalDecision:
+        """Return the person's decision about a call. Where nobody can be asked, the call is denied.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        reader = self._reader()
+        if not reader.asks:
+            return question.deny(NOBODY)
+        if question.name in self._always:
+            return question.approve()
+        self._screen.show(lines.question_lines(question))
+        while True:
+            given = reader.answer("Call it? [y]es, [n]o, [a]lways, [e]dit, or why not: ")
+            match given.lower():
+                case "y" | "yes":
+                    return question.approve()
+                case "a" | "always":
+                    self._always.add(question.name)
+                    return question.approve()
+                case "e" | "edit":
+                    changed = self._edited(question)
+                    if changed is not None:
+                        return changed
+                case "" | "n" | "no":
+                    return question.deny("the user does not want this call")
+                case _:
+                    return question.deny(f"the user says: {given[:_ANSWER_CHARS]}")
+
+    def fill_in(self, request: ElicitationRequest) -> JsonObject | Declined:
+        """Return what the person answers to a server, or that it is declined.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        reader = self._reader()
+        if not reader.asks:
+            return Declined("there is no terminal to ask at")
+        self._screen.show(lines.request_lines(request.message))
+        if request.schema is None:
+            done = reader.answer("Have you done it? [y/N]: ")
+            return {} if done.lower() in ("y", "yes") else Declined("the user has not done it")
+        if reader.answer("Answer the server? [y/N]: ").lower() not in ("y", "yes"):
+            return Declined("the user does not want to answer")
+        filled: JsonObject = {}
+        for field in fields_of(request.schema):
+            given = self._filled(field)
+            if given is not None:
+                filled[field.name] = given
+        return filled
+
+    def _filled(self, field: Field) -> Any:
+        """Return the value of a field; `None`: it was left empty, and may be."""
+        while True:
+            text = self._reader().answer(field.prompt, printable(field.default))
+            if not text and not field.required:
+                return None
+            try:
+                return value_of(field, text)
+            except (ValueError, RecursionError) as error:
+                self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
+
+    def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
+        """Return the decision with other arguments; `None`: they are no JSON object."""
+        before = json.dumps(question.arguments, ensure_ascii=False)
+        if not before.isprintable():
+            before = json.dumps(question.arguments)
+        if self._redaction.redact_text(before) != before:
+            self._screen.tell(lines.complaint("The arguments hold a secret, and cannot be edited here."))
+            return None
+        try:
+            arguments = json.loads(self._reader().answer("Arguments: ", before))
+        except (ValueError, RecursionError) as error:
+            self._screen.tell(lines.complaint(f"That is not JSON: {error}."))
+            return None
+        if not isinstance(arguments, dict):
+            self._screen.tell(lines.complaint("The arguments are a JSON object."))
+            return None
+        return question.approve() if arguments == question.arguments else question.change(arguments)

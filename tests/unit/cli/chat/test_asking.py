@@ -1,0 +1,60 @@
+"""Questions wait in the turn's event loop, and answers come from another thread."""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from grue.approvals import ApprovalQuestion
+from grue.cli.chat.asking import Asker, CallsQuestion, Question, ServerQuestion
+from grue.tool_sessions.server_requests import Declined, ElicitationRequest
+
+pytestmark = pytest.mark.anyio
+
+CALL = ApprovalQuestion(call_id="1", name="a.b", arguments={}, arguments_digest="x", definition_digest="y")
+REQUEST = ElicitationRequest("Who are you?", None)
+
+
+def asker(report: Callable[[Question[Any]], object]) -> Asker:
+    asking = Asker()
+    asking.report = report
+    return asking
+
+
+async def test_a_question_is_answered_by_another_thread() -> None:
+    async with anyio.create_task_group() as group:
+
+        def report(question: Question[Any]) -> None:
+            answer = [CALL.approve()] if isinstance(question, CallsQuestion) else {"name": "Ada"}
+            group.start_soon(anyio.to_thread.run_sync, question.answer, answer)
+
+        with anyio.fail_after(10):
+            assert await asker(report).approve((CALL,)) == [CALL.approve()]
+            assert await asker(report).elicit(REQUEST) == {"name": "Ada"}
+
+
+async def test_each_question_gets_its_own_answer() -> None:
+    asked: list[Any] = []
+    answers: dict[str, Any] = {}
+    asking = asker(asked.append)
+
+    async def ask(name: str) -> None:
+        answers[name] = await asking.elicit(ElicitationRequest(name, None))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, "first")
+            group.start_soon(ask, "second")
+            await anyio.wait_all_tasks_blocked()
+            for question in reversed(asked):
+                question.answer(Declined(question.request.message))
+    assert answers == {"first": Declined("first"), "second": Declined("second")}
+
+
+async def test_an_answer_after_the_turn_was_cancelled_is_dropped() -> None:
+    asked: list[ServerQuestion] = []
+    with anyio.move_on_after(0.01):
+        await asker(asked.append).elicit(REQUEST)
+    asked[0].answer({})

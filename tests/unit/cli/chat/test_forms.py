@@ -1,0 +1,67 @@
+"""The forms that servers ask users to fill in."""
+
+from typing import Any
+
+import pytest
+
+from grue.cli.chat.forms import Field, fields_of, value_of
+
+
+def test_fields_have_what_the_schema_says() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "title": "Your name", "default": "Ada"},
+            "age": {"type": "integer", "description": "In years"},
+            "colour": {"enum": ["red", "blue"]},
+            "odd": True,
+        },
+        "required": ["name", "colour"],
+    }
+    name, age, colour, odd = fields_of(schema)
+    assert (name.prompt, name.default) == ("Your name: ", "Ada")
+    assert age.prompt == "In years, integer, may be empty: "
+    assert colour.prompt == "colour (red | blue): "
+    assert odd.prompt == "odd, may be empty: "
+
+
+@pytest.mark.parametrize("schema", [{}, {"properties": 3}, {"properties": {}, "required": 7}])
+def test_a_form_without_fields_has_none(schema: dict[str, Any]) -> None:
+    assert list(fields_of(schema)) == []
+
+
+def test_what_a_server_writes_is_printable_and_bounded() -> None:
+    schema = {"properties": {f"f{number}": {"title": "\x1b[2J" + "x" * 900} for number in range(1000)}}
+    fields = list(fields_of(schema))
+    assert len(fields) == 50
+    assert fields[0].prompt.isprintable()
+    assert len(fields[0].prompt) <= 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("string", "7", "7"),
+        ("integer", "7", 7),
+        ("number", "0.5", 0.5),
+        ("boolean", "Yes", True),
+        ("boolean", "n", False),
+        ("array", "[1]", [1]),
+    ],
+)
+def test_a_text_becomes_a_value(kind: str, text: str, value: object) -> None:
+    assert value_of(Field(name="x", label="x", kind=kind), text) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        (Field(name="x", label="x", kind="integer"), "many"),
+        (Field(name="x", label="x", kind="boolean"), "maybe"),
+        (Field(name="x", label="x", kind="array"), "[1"),
+        (Field(name="x", label="x", options=("a", "b")), "c"),
+    ],
+)
+def test_another_text_is_refused(field: Field, text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        value_of(field, text)
