@@ -46,6 +46,7 @@ pytestmark = pytest.mark.anyio
 
 SERVER = "tools"
 THOUGHT = {"thought": "A lamp!", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
+ECHOED = {"text": "hi"}  # the faulty server's first tool is echo
 COMMANDS = {
     "well": (sys.executable, "-I", "-S", think.__file__),
     "erring": faulty_server.argv("--error-at", "call"),
@@ -136,7 +137,7 @@ class Session(NamedTuple):
 
     async def call(self, *tools: str, timeout_s: float = 5.0) -> list[Any]:
         calls = tuple(
-            ServerCall(call_id=f"call_{number}", tool=tool, arguments=THOUGHT)
+            ServerCall(call_id=f"call_{number}", tool=tool, arguments=ECHOED if tool == "echo" else THOUGHT)
             for number, tool in enumerate(tools)
         )
         await self.tell(CallTools(server=SERVER, batch=1, calls=calls, timeout_s=timeout_s))
