@@ -20,6 +20,7 @@ from conversations import conversation_section
 from episodes import episode_section
 from frames import frames_section
 from large import large_section
+from manager import manager_section
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
 from messaging import ask_section, record_section
 from scaling import agents_section, long_turn_section, many_turns_section
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "episode": episode_section,
     "frames": frames_section,
     "sessions": sessions_section,
+    "manager": manager_section,
     "cold": cold_section,
     "import": import_section,
     "version": version_section,

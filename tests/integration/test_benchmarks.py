@@ -19,7 +19,7 @@ pytest.importorskip("mcp")
 
 
 HANG_S = 600
-"""A quick run of all fifteen sections takes a minute and a half alone; other tests run beside it."""
+"""A quick run of all sixteen sections takes a minute and a half alone; other tests run beside it."""
 
 
 def python(*args: str | Path) -> str:
@@ -85,7 +85,8 @@ def test_every_part_runs_and_is_stored(quick_run: Ran) -> None:
     stored = quick_run.out.read_text()
     sections = {section["name"]: section for section in json.loads(stored)["sections"]}
     assert (
-        " ".join(sections) == "turn episode frames sessions cold import version ask record long agents many"
+        " ".join(sections)
+        == "turn episode frames sessions manager cold import version ask record long agents many"
     )
     labels = [figure["label"] for figure in sections["turn"]["figures"]]
     assert labels[:3] == ["grue", "hand-written script", "blocking pipes and sockets"]

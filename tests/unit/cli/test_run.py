@@ -1,0 +1,106 @@
+"""`grue run` within a process: what is chosen, printed and recorded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from skill_runs import act, finish, scripted
+
+from grue.cli import run as run_module
+from grue.cli.run import EXAMPLE, STATUSES, RunOptions, run_task
+from grue.errors import MCPConfigError, TraceError
+from grue.messages import CompletionReceived
+from grue.traces import read_episode
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the example without its server, in which the report is not written yet."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EXAMPLE.parent, tmp_path / "agent")
+    (tmp_path / "agent" / "workspace" / "report.md").unlink(missing_ok=True)
+    path = tmp_path / "agent" / "agent.yaml"
+    path.write_text(path.read_text().replace("mcp:\n", "mcp:\n  enabled: false\n"))
+    return path
+
+
+def test_the_example_runs_live(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run")))
+    assert (result.reason, result.model) == ("finished", "grue-offline-script")
+    printed = capsys.readouterr().out
+    assert "Write the weekly report." in printed
+    assert "write_file report.md" in printed
+    assert "The trace is in run; to read it: grue trace show run" in printed
+    assert (agent.parent / "workspace" / "report.md").exists()
+
+
+def test_json_and_quiet(agent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_task(RunOptions(agent=agent, offline=True, output="json"))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (lines[0]["type"], lines[-1]["type"]) == ("episode_started", "result")
+    run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
+    assert capsys.readouterr().out.startswith("\nfinished: the task is done; 4 turns, 8 steps")
+
+
+def test_another_task_is_given_up_by_the_script(agent: Path) -> None:
+    shutil.rmtree(agent.parent / "skills" / "weekly-report")
+    result = run_task(RunOptions(agent=agent, offline=True, output="quiet"))
+    assert result.reason == "gave_up"
+    assert STATUSES.get(result.reason, 1) == 1
+
+
+def test_a_run_that_was_cut_off_is_resumed_with_its_own_options(
+    agent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent.write_text(agent.read_text().replace("max_turns: 20", "max_turns: 2"))
+    first = run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
+    assert STATUSES[first.reason] == 4
+    assert "To go on: grue run --resume run" in capsys.readouterr().out
+    agent.write_text(agent.read_text().replace("max_turns: 2", "max_turns: 20"))
+    result = run_task(RunOptions(resume=Path("run/trace.jsonl"), output="live"))
+    assert result.succeeded
+    assert "Resuming" in capsys.readouterr().out
+    requests = sum(isinstance(each.body, CompletionReceived) for each in read_episode("run").envelopes)
+    assert requests == result.requests == 4
+    with pytest.raises(TraceError, match="the run is over"):
+        run_task(RunOptions(resume=Path("run")))
+
+
+def test_the_default_agent_and_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("GRUE_API_KEY", "OPENROUTER_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert run_module._default_agent(RunOptions(offline=True)) == EXAMPLE
+    assert run_module._default_agent(RunOptions()) == Path("agent.yaml")
+    monkeypatch.setattr(run_module, "EXAMPLE", tmp_path / "nowhere")
+    with pytest.raises(MCPConfigError, match=r"no agent\.yaml here"):
+        run_module._default_agent(RunOptions(offline=True))
+    (tmp_path / "agent.yaml").write_text("instructions: x")
+    with pytest.raises(MCPConfigError, match="There is no task"):
+        run_task(RunOptions())
+    with pytest.raises(MCPConfigError, match="There is no key for"):
+        run_task(RunOptions(task="x"))
+
+
+def test_model_and_endpoint_can_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.yaml").write_text("mcp: {servers: {s: {command: /nowhere/at/all}}}")
+    with scripted(act(finish("ok"))) as (server, _):
+        result = run_task(RunOptions(task="x", model="other", base_url=server.base_url, stream=True))
+    assert result.model == "other"
+    assert "! " in capsys.readouterr().out, "the server that does not start is a problem in the story"
+
+
+def test_ctrl_c_says_how_to_go_on(
+    agent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grue.hosts.skill_agent.orchestrator.Orchestrator.run", press)
+    with pytest.raises(KeyboardInterrupt):
+        run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
+    assert "interrupted. To go on: grue run --resume" in capsys.readouterr().out
