@@ -15,6 +15,7 @@ from grue.runtime.actor import Note
 from grue.tool_sessions.confined_folder import ConfinedFolder, RefusedPath
 from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
+from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import McpServer
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Listing",
     "McpServer",
     "Note",
+    "OAuth",
     "RefusedPath",
     "ServerExit",
     "ServerFailed",

@@ -76,6 +76,14 @@ class MCPServerStartupError(MCPError):
         self.stderr_tail = stderr_tail
 
 
+class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it reports, like the messages
+    """A server wants a person to log in. The text names the command, `grue login SERVER`.
+
+    Attributes:
+        server: Its name in the configuration.
+    """
+
+
 class MCPToolCallError(MCPError):
     """A tool call outside a turn failed, and the caller asked for an error (`check=True`).
 

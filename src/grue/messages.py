@@ -486,6 +486,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
         elapsed_s: From the start of the spawn.
         stderr_tail: The last lines that the server wrote to stderr; untrusted, control characters removed.
         remedy: What to do.
+        needs_login: Whether only a person's login at the server helps.
     """
 
     server: ServerName
@@ -497,6 +498,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
     elapsed_s: float = 0.0
     stderr_tail: str = ""
     remedy: str = ""
+    needs_login: bool = False
 
 
 class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):

@@ -72,7 +72,9 @@ class ToolClient(ToolAccess):
         self.recorder = recorder or Recorder()
         self._servers = usable_servers(servers)
         self._options = ClientOptions(
-            limits=process_limits or ProcessLimits(), abilities=Abilities(elicit=elicit)
+            limits=process_limits or ProcessLimits(),
+            abilities=Abilities(elicit=elicit),
+            on_secret=self.recorder.hide,
         )
         hide_secrets(self.recorder, self._servers.values())
         self._registry = ProcessRegistry()

@@ -346,6 +346,35 @@ def call(
 
 
 @app.command()
+def login(
+    server: Annotated[str, typer.Argument(help="A server by URL.")],
+    mcp_config: _McpConfig = None,
+    scope: Annotated[
+        str | None, typer.Option(help="Further scopes to ask for.", show_default="what the server says")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser where there is one.")] = True,
+) -> None:
+    """Log in to an MCP server by URL: print the address to open, wait, and store the tokens."""
+    with plain_errors():
+        from grue.cli.login import login as log_in
+
+        take_interrupts()
+        log_in(server, mcp_config, scope=scope, browser=browser)
+
+
+@app.command()
+def logout(
+    server: Annotated[str, typer.Argument(help="A server by URL.")], mcp_config: _McpConfig = None
+) -> None:
+    """Forget the tokens of an MCP server, and have them revoked where that is possible."""
+    with plain_errors():
+        from grue.cli.login import logout as log_out
+
+        take_interrupts()
+        log_out(server, mcp_config)
+
+
+@app.command()
 def doctor(
     mcp_config: _McpConfig = None,
     no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,

@@ -15,6 +15,7 @@ import anyio
 from grue import __version__
 from grue.cli.doctor_llm import look_at_llm
 from grue.cli.finding import Finding
+from grue.cli.login import stored_login
 from grue.cli.project import (
     BUNDLED,
     PROJECT_FILE,
@@ -88,6 +89,7 @@ def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
         return
     yield from _server_file(known, mcp_config)
     yield from _keys(known)
+    yield from _logins(known)
     yield from _node(known)
     yield from _servers(known, config, network=network)
     yield from look_at_llm(config, network=network)
@@ -185,6 +187,14 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
         if ours:
             text += f'\n"inherit_env": "no_keys" hides grue\'s own keys from it: {", ".join(ours)}'
         yield Finding("note" if ours else "ok", text)
+
+
+def _logins(known: KnownServers) -> Iterator[Finding]:
+    """Say which logins are stored, and until when."""
+    for name, server in known.servers.items():
+        told = stored_login(server) if isinstance(server, HttpServer) else None
+        if told is not None:
+            yield Finding("ok", f"{name} ({known.source}), login: {told}")
 
 
 def _node(known: KnownServers) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ from grue.config.env_file import read_env_file
 from grue.config.interpolation import Scope, expand
 from grue.config.offered_tools import ToolsConfig, with_tools
 from grue.config.reading import nearest, read_config_text
+from grue.config.server_auth import AuthConfig, expanded_auth, to_oauth
 from grue.config.strict_json import parse_json
 from grue.config.wording import entry_problem
 from grue.errors import MCPConfigError
@@ -51,7 +52,7 @@ _UNUSED_KEYS = frozenset(("oauth",))
 _MISSPELT_FROM = 0.75
 
 _ONLY_STARTED = ("args", "env", "envFile", "inherit_env", "cwd")
-_ONLY_BY_URL = ("headers",)
+_ONLY_BY_URL = ("headers", "auth")
 _MILLISECONDS_FROM = 1000
 """Hosts disagree on the unit of `timeout`. A value of 1000 or more is taken as milliseconds."""
 
@@ -117,6 +118,7 @@ class MCPServerConfig(BaseModel):
         timeout_seconds: The same, always in seconds.
         startup_timeout_seconds: Longest time for the handshake and the listing of tools together.
         tools: Which of its tools are offered. `allow_tools` and similar keys of other hosts mean the same.
+        auth: How grue authorises itself at the `url` (OAuth); `False`: not at all.
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
         check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
 
@@ -140,6 +142,7 @@ class MCPServerConfig(BaseModel):
     timeout_seconds: _Seconds | None = None
     startup_timeout_seconds: _Seconds | None = None
     tools: ToolsConfig | None = None
+    auth: AuthConfig | bool | None = None
     required: bool | None = None
     check_arguments: bool = True
 
@@ -390,6 +393,7 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
             url=config.url,
             transport=_http_transport(config),
             headers=dict(config.headers or {}),
+            auth=to_oauth(name, config.auth, config.headers or {}),
             options=options,
         )
     assert config.command is not None, "a server has either a command or a URL"
@@ -490,5 +494,6 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
             "cwd": None if cwd is None else str(scope.workspace_folder / cwd),
             "url": at("url", config.url),
             "headers": each("headers", config.headers),
+            "auth": expanded_auth(config.auth, at, beside),
         }
     )

@@ -1,6 +1,14 @@
 """Translate the end of a failed turn into the exception that the host gets."""
 
-from grue.errors import AnswerError, ApprovalPending, LLMError, MCPError, MCPServerStartupError, TurnTimedOut
+from grue.errors import (
+    AnswerError,
+    ApprovalPending,
+    LLMError,
+    MCPError,
+    MCPServerStartupError,
+    NeedsLogin,
+    TurnTimedOut,
+)
 from grue.messages import (
     DeadlineMissed,
     Interrupted,
@@ -20,7 +28,8 @@ def error_for(end: TurnFailed) -> MCPError:
     failure: TurnFailure = end.failure
     match failure:
         case ServerFailure():
-            return MCPServerStartupError(
+            kind = NeedsLogin if failure.needs_login else MCPServerStartupError
+            return kind(
                 failure_text(failure),
                 server=failure.server,
                 phase=failure.phase,

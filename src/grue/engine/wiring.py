@@ -130,6 +130,7 @@ def connect_fresh(
         limits=wiring.process_limits,
         abilities=Abilities(sample=sample, elicit=wiring.elicit),
         pinning=pinning(wiring.tool_lock, name, on_tool_drift),
+        on_secret=wiring.recorder.hide,
     )
     return connect_to(name, wiring.servers[name], registry, options)
 

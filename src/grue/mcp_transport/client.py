@@ -102,6 +102,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         max_pages: Most pages of the tool listing that are read.
         on_notice: Called with each notice, in the event loop; must not block or raise.
         pinning: Which tool definitions are approved; `None`: all.
+        on_secret: Called with the name and the value of each token that is obtained, before it is used.
     """
 
     limits: ProcessLimits = ProcessLimits()
@@ -109,6 +110,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     max_pages: int = 100
     on_notice: Callable[[ServerNotice], None] | None = None
     pinning: Pinning | None = None
+    on_secret: Callable[[str, str], None] | None = None
 
 
 class McpClient:
@@ -134,7 +136,7 @@ class McpClient:
     ) -> None:
         self._server = server
         self._options = options or ClientOptions()
-        self._wire = _wire(server, registry, self._options.limits)
+        self._wire = _wire(server, registry, self._options)
         self._link: sdk.Link | None = None
         self._inputs = InputSchemas(self._notify)
         self._outputs = OutputSchemas(self._notify)
@@ -205,7 +207,7 @@ class McpClient:
             if sdk.is_closed(error, link.stream):
                 raise await self._broken(link) from error
             if isinstance(error.data, WireFault):
-                raise await self._failed(error.data.cause, error.data.remedy) from error
+                raise await self._failed_by(error.data) from error
             raise await self._failed(f"{self._method} failed: {error.message} ({error.code})") from error
         except (RuntimeError, ValueError) as error:
             cause = f"its answer to {self._method} is not usable: {first_fault(error)}"
@@ -295,7 +297,7 @@ class McpClient:
             fault = error.data if isinstance(error.data, WireFault) else None
             if fault is not None and fault.ends_session:
                 self._lost = True
-                raise await self._failed(fault.cause, fault.remedy) from error
+                raise await self._failed_by(fault) from error
             text = self._wire.redactor.text(plain_text(error.message[:_MESSAGE_CHARS]))
             details = None if fault is not None else json_value(error.data)
             raise ToolRefusedError(text, code=error.code, details=details) from error
@@ -410,6 +412,10 @@ class McpClient:
     async def _broken(self, link: "sdk.Link") -> ServerFailed:
         return await self._failed(await self._wire.broken(self._method, link.stream.broken))
 
+    async def _failed_by(self, fault: WireFault) -> ServerFailed:
+        failed = await self._failed(fault.cause, fault.remedy)
+        return ServerFailed(replace(failed.failure, needs_login=fault.needs_login))
+
     async def _failed(self, cause: str, remedy: str | None = None) -> ServerFailed:
         wire = self._wire
         status = wire.status
@@ -445,12 +451,12 @@ async def _off_loop(convert: Callable[[JsonObject], T], answer: JsonObject) -> T
     return convert(answer) if is_small(answer) else await aside(convert, answer)
 
 
-def _wire(server: McpServer, registry: ProcessRegistry, limits: ProcessLimits) -> Wire:
+def _wire(server: McpServer, registry: ProcessRegistry, options: ClientOptions) -> Wire:
     match server:
         case StdioServer():
-            return ProcessWire(server, registry, limits)
+            return ProcessWire(server, registry, options.limits)
         case HttpServer():
-            return HttpWire(server, limits)
+            return HttpWire(server, options.limits, options.on_secret)
 
 
 @functools.cache

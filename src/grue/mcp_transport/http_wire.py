@@ -5,6 +5,7 @@ import `processes/`, except the limits.
 """
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -19,6 +20,7 @@ from grue.tool_sessions.server_specs import HttpServer
 from grue.vocabulary import ServerPhase
 
 if TYPE_CHECKING:
+    from grue.mcp_transport.authorization import Authorization
     from grue.mcp_transport.message_stream import MessageStream
     from grue.mcp_transport.sdk_http import HttpStream
 
@@ -32,8 +34,15 @@ _LEAVE_AT_LEAST_S = 0.3
 class HttpWire:
     """The wire to a server over HTTP. Everything about a process is `None` or empty."""
 
-    def __init__(self, server: HttpServer, limits: ProcessLimits) -> None:
-        self.redactor = Redactor({**os.environ, **server.named_values()})
+    def __init__(
+        self,
+        server: HttpServer,
+        limits: ProcessLimits,
+        on_secret: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._secrets = {**os.environ, **server.named_values()}
+        self.redactor = Redactor(self._secrets)
+        self._on_secret = on_secret
         self._server = server
         self._limits = limits
         self._close_by = float("inf")
@@ -59,9 +68,23 @@ class HttpWire:
         """Connect in the background, and return the stream of messages; imports the SDK."""
         from grue.mcp_transport.sdk_http import HttpStream
 
-        self._stream = HttpStream(self._server, self._limits, notify)
+        self._stream = HttpStream(self._server, self._limits, notify, self._authorization())
         self._tasks.start(self._stream.carry)
         return self._stream
+
+    def _authorization(self) -> "Authorization | None":
+        if self._server.auth is None:
+            return None
+        from grue.mcp_transport.authorization import Authorization
+
+        return Authorization(self._server, self._hide)
+
+    def _hide(self, name: str, value: str) -> None:
+        """Keep a token out of errors, notices and the trace."""
+        self._secrets[name] = value
+        self.redactor = Redactor(self._secrets)
+        if self._on_secret is not None:
+            self._on_secret(name, value)
 
     async def broken(self, method: str, why: str | None) -> str:
         """Return the stream's cause, or a general text if it has none."""

@@ -23,11 +23,11 @@ import httpcore2  # noqa: F401 - httpx2 does it with its first client: a turn is
 import httpx2
 import mcp_types as types
 import msgspec
-import pydantic
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
+from grue.mcp_transport.authorization import Authorization
 from grue.mcp_transport.http_faults import (
     COMPRESSED,
     CUT_SHORT,
@@ -43,9 +43,11 @@ from grue.mcp_transport.http_faults import (
     too_long_fault,
     transport_fault,
 )
-from grue.mcp_transport.incoming import is_usable, read_any_message, refusal_of
+from grue.mcp_transport.incoming import is_usable, read_any_message
 from grue.mcp_transport.message_stream import MAX_UNASKED, MessageStream, encode_message
+from grue.mcp_transport.oauth_faults import AuthorizationRefused
 from grue.mcp_transport.sdk_events import FilteredEvents, LargeAnswers
+from grue.mcp_transport.sdk_faults import broken_by, refusal_in, with_own_fault
 from grue.processes.limits import ProcessLimits
 from grue.protocol.safe_text import beginning, plain_text
 from grue.tool_sessions.failures import WireFault, first_fault
@@ -89,13 +91,21 @@ class HttpStream(MessageStream):
         remedy: What the user can do about that, if the fault says so.
         large: Large answers that bypass the SDK.
         notify: Receives the server's notices.
+        authorization: Adds tokens to requests; `None`: the headers of the configuration are enough.
         transport: The transport that is used now.
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 
-    def __init__(self, server: HttpServer, limits: ProcessLimits, notify: Notify) -> None:
+    def __init__(
+        self,
+        server: HttpServer,
+        limits: ProcessLimits,
+        notify: Notify,
+        authorization: Authorization | None = None,
+    ) -> None:
         self.large = LargeAnswers()
         self.notify = notify
+        self.authorization = authorization
         self.broken: str | None = None
         self.remedy: str | None = None
         self._server = server
@@ -123,7 +133,7 @@ class HttpStream(MessageStream):
             with self._scope:
                 await self._carry()
         except Exception as error:  # noqa: BLE001 - any exception of the transports breaks the stream
-            self.break_off(_broken_by(error))
+            self.break_off(broken_by(error))
         finally:
             self.break_off(CUT_SHORT)
             self._outbound.close()
@@ -223,10 +233,10 @@ class HttpStream(MessageStream):
             if not isinstance(item, Exception):
                 if is_usable(item.message):
                     item.message = self.large.put_back(item.message)
-                    self._deliver(_with_own_fault(item))
+                    self._deliver(with_own_fault(item))
                 continue
             self.notify("noise", first_fault(item))
-            refusal = _refusal_in(item)
+            refusal = refusal_in(item)
             if refusal is not None:
                 self._deliver(SessionMessage(refusal))
         self._finished.set()  # what the transport raises while it ends is the cause
@@ -279,14 +289,25 @@ class _Client(httpx2.AsyncClient):
         limit_s = None if _is_awaited(request, head) else self._server.connect_timeout_s
         try:
             with anyio.fail_after(limit_s):
-                response = await super().send(request, **options)
+                response = await self._sent(request, options)
                 outcome = await self._judge(request, response, head)
         except TimeoutError:
             return _empty_success(request)
+        except AuthorizationRefused as error:
+            outcome = error.fault
         except httpx2.RequestError as error:
             where = f"{request.url.host}:{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
             outcome = transport_fault(error, where, self._server.connect_timeout_s)
         return self._refused(request, head, outcome) if isinstance(outcome, WireFault) else outcome
+
+    async def _sent(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
+        plain = super().send
+
+        async def send(request: httpx2.Request) -> httpx2.Response:
+            return await plain(request, **options)
+
+        authorization = self._stream.authorization
+        return await (send(request) if authorization is None else authorization.send(request, send))
 
     def _refused(self, request: httpx2.Request, head: "_Head", fault: WireFault) -> httpx2.Response:
         if head.is_request and head.id is not None:
@@ -435,43 +456,6 @@ async def _body(response: httpx2.Response, limit: int) -> bytes | None:
 def _content_type(response: httpx2.Response) -> str:
     kind: str = response.headers.get("content-type", "")
     return kind.partition(";")[0].strip().lower()
-
-
-def _with_own_fault(item: SessionMessage) -> SessionMessage:
-    """Return a message. An error that the SDK's transport made up gets our own fault and text."""
-    message = item.message
-    if isinstance(message, types.JSONRPCError):
-        fault = _fault_of(message.error)
-        if fault is not None:
-            message.error = types.ErrorData(code=message.error.code, message=fault.cause, data=fault)
-    return item
-
-
-def _fault_of(error: types.ErrorData) -> WireFault | None:
-    if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream ended"):
-        return CUT_SHORT
-    if error.code == types.CONNECTION_CLOSED and error.message.startswith("SSE stream failed: "):
-        words = error.message.removeprefix("SSE stream failed: ")
-        return WireFault(f"its stream of events is not usable: {words}", ends_session=False)
-    if error.code == types.PARSE_ERROR and error.message.startswith("Failed to parse SSE message: "):
-        return NOT_A_MESSAGE
-    return None
-
-
-def _refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return the error for an answer that the transport could not read; `None` if it was no answer."""
-    if not isinstance(error, pydantic.ValidationError):
-        return None
-    values = (each["input"] for each in error.errors())
-    return next((refusal_of(value) for value in values if isinstance(value, dict)), None)
-
-
-def _broken_by(error: Exception) -> WireFault:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, RuntimeError):  # the SSE transport ended before the server named an endpoint
-        return WireFault("its stream of events ended before it named an endpoint", ends_session=True)
-    return WireFault(f"its stream of events is not usable: {first_fault(error)}", ends_session=True)
 
 
 @functools.cache

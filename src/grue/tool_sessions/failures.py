@@ -39,11 +39,13 @@ class WireFault(Struct, frozen=True):
         cause: One clause, without secrets or control characters.
         ends_session: Whether every later exchange would fail too.
         remedy: What the user can do; `None`: the transport's own advice for the phase.
+        needs_login: Whether only a person's login helps.
     """
 
     cause: str
     ends_session: bool
     remedy: str | None = None
+    needs_login: bool = False
 
 
 class ToolTimedOutError(MCPError, TimeoutError):

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from grue.errors import MCPConfigError
 from grue.tool_sessions.environment import InheritEnv, inherited
+from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_options import ServerOptions
 
@@ -87,6 +88,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
             first, and then, if the address refuses it, SSE.
         headers: Sent with every request to that URL, and nowhere else.
         connect_timeout_s: Time limit for opening a connection, and for sending one notification.
+        auth: How grue authorises itself (OAuth); `None`: by the headers, if at all.
         options: Time limits and tool choices.
 
     Raises:
@@ -98,6 +100,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
     transport: HttpTransport = "auto"
     headers: Mapping[str, str] = field(default_factory=dict)
     connect_timeout_s: float = 5.0
+    auth: OAuth | None = None
     options: ServerOptions = ServerOptions()
 
     def __post_init__(self) -> None:
@@ -144,6 +147,7 @@ class HttpServer(Struct, frozen=True, kw_only=True):
                 "URL password": password,
                 "URL": f"basic {b64encode(f'{user}:{password}'.encode()).decode()}",
             }
+        found |= {} if self.auth is None else self.auth.secrets()
         opaque = [part for part in parts.path.split("/") if _OPAQUE.fullmatch(part)]
         return found | {f"URL key {number}": part for number, part in enumerate(opaque, start=1)}
 

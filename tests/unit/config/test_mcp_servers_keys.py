@@ -9,6 +9,7 @@ import pytest
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.errors import MCPConfigError
+from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_options import ServerOptions
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
@@ -49,9 +50,10 @@ def test_a_file_from_other_hosts_documentation_works_as_it_is(tmp_path: Path) ->
             name="github",
             url="https://api.githubcopilot.com/mcp/",
             headers={"Authorization": "Bearer hunter2hunter2"},
+            transport="http",
             options=ServerOptions(call_timeout_s=60),
         ),
-        HttpServer(name="events", url="http://localhost:8931/sse", transport="sse"),
+        HttpServer(name="events", url="http://localhost:8931/sse", transport="sse", auth=OAuth()),
         StdioServer(
             name="database",
             command="uvx",

@@ -22,7 +22,7 @@ KEY = "0123456789abcdef0123"
 def test_the_address_shows_where_and_no_secret(url: str, address: str) -> None:
     server = HttpServer(name="far", url=url, headers={"X-Key": "hunter2"})
     assert server.address == address
-    assert repr(server) == f"HttpServer(name='far', url={address!r}, transport='http')"
+    assert repr(server) == f"HttpServer(name='far', url={address!r}, transport='auto')"
     assert "hunter2" not in repr(server)
 
 

@@ -177,7 +177,8 @@ class MCPManager:
             limit_s = turn.startup_timeout_s
         command = OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
         # The session must not refer to the manager, or an open session would keep the manager alive.
-        options = ClientOptions(pinning=pinning(self.tool_lock, self.server_name, on_tool_drift(self.config)))
+        pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
+        options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
         # A turn does its own retries and keeps its own connection state, so here it gets one attempt.
         known = self.connection if turn is None else Untried()

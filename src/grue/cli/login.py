@@ -1,0 +1,94 @@
+"""`grue login` and `grue logout`: the tokens of servers by URL."""
+
+import os
+import sys
+import time
+import webbrowser
+from pathlib import Path
+
+from grue.cli.project import known_servers, no_such_server, project_configuration
+from grue.cli.saying import say
+from grue.errors import MCPConfigError
+from grue.loading import load
+from grue.mcp_transport.token_store import TokenRecord, TokenStore
+from grue.tool_sessions.server_specs import HttpServer
+
+
+def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: bool) -> None:
+    """Have a person log in to a server, and store the tokens.
+
+    Args:
+        server: Its name.
+        mcp_config: A file of MCP servers; `None`: the project's.
+        scope: Further scopes to ask for.
+        browser: Open a browser where there is one.
+
+    Raises:
+        MCPError: There is no such server, or the login was refused.
+    """
+    chosen = _by_url(server, mcp_config)
+
+    def show(address: str) -> None:
+        say(f"To log in to {server}, open this address in a browser:\n{address}", err=True)
+        if browser and _has_browser():
+            webbrowser.open(address)
+
+    record = load("grue.mcp_transport.login").log_in(chosen, show, scope=scope)
+    say(f"Logged in to {server}: {stored(record)}.")
+
+
+def logout(server: str, mcp_config: Path | None) -> None:
+    """Forget the tokens of a server.
+
+    Raises:
+        MCPConfigError: There is no such server.
+    """
+    found, revoked = load("grue.mcp_transport.login").log_out(_by_url(server, mcp_config))
+    if not found:
+        say(f"There is no login to {server}.")
+    else:
+        say(f"Logged out of {server}." + (" Its tokens are revoked." if revoked else ""))
+
+
+def stored_login(server: HttpServer) -> str | None:
+    """Return what is stored for a server and until when, without any secret; `None`: nothing is."""
+    store = TokenStore(server)
+    record = store.load()
+    if record is None:
+        return None
+    return f"{stored(record)}; in {store.file}"
+
+
+def stored(record: TokenRecord) -> str:
+    """Return in words what a record holds and until when."""
+    if not record.access_token:
+        return "the login has ended"
+    until = "a token without an end"
+    if record.expires_at is not None:
+        ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.expires_at))
+        until = f"a token {'until' if record.expires_at > time.time() else 'that ended'} {ends}"
+    renewed = ", renewed by itself" if record.refresh_token else ""
+    issuer = f" of {record.issuer}" if record.issuer else ""
+    scope = f", for {record.scope}" if record.scope else ""
+    return f"{until}{renewed}{issuer}{scope}"
+
+
+def _by_url(name: str, mcp_config: Path | None) -> HttpServer:
+    known = known_servers(project_configuration(), mcp_config, unasked=True)
+    server = known.servers.get(name)
+    if name in known.unusable:
+        raise MCPConfigError(known.unusable[name])
+    if server is None:
+        raise MCPConfigError(no_such_server(name, known))
+    if not isinstance(server, HttpServer):
+        raise MCPConfigError(f"'{name}' is a program, and only servers by URL have a login.")
+    if server.auth is None:
+        raise MCPConfigError(f"'{name}' is authorised by its headers, or has \"auth\": false.")
+    return server
+
+
+def _has_browser() -> bool:
+    on_screen = sys.platform == "darwin" or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
+    return on_screen and sys.stderr.isatty()

@@ -1,0 +1,98 @@
+"""`auth` in a server's entry: OAuth for a server by URL."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from grue.errors import MCPConfigError
+from grue.tool_sessions.oauth_settings import OAuth
+
+
+class AuthConfig(BaseModel):
+    """How grue authorises itself at a server by URL. The texts may refer to variables.
+
+    Attributes:
+        grant: `authorization_code` (`grue login`) or `client_credentials`.
+        client_id: The registered client; `None`: grue registers itself.
+        client_secret: Its secret.
+        private_key: Its private key in the PEM format.
+        private_key_file: A file with that key, relative to the configuration file.
+        signing_algorithm: How the key signs.
+        secret_method: How the secret is sent.
+        issuer: The authorization server that the credentials belong to.
+        scope: The scopes to ask for, separated by spaces.
+        client_metadata_url: An https URL with the client's metadata.
+        redirect_port: The port that the browser returns to; 0: any.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
+    client_id: str | None = None
+    client_secret: str | None = Field(default=None, repr=False)
+    private_key: str | None = Field(default=None, repr=False)
+    private_key_file: str | None = None
+    signing_algorithm: str = "RS256"
+    secret_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"  # noqa: S105
+    issuer: str | None = None
+    scope: str | None = None
+    client_metadata_url: str | None = None
+    redirect_port: int = Field(default=0, ge=0, le=65535)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "AuthConfig":
+        if self.private_key is not None and self.private_key_file is not None:
+            raise ValueError("has a private_key and a private_key_file: keep only one")
+        return self
+
+
+def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str]) -> OAuth | None:
+    """Return the settings for the transports; `None`: the headers are all there is.
+
+    Without `auth`, a server whose headers have no `Authorization` may ask for a login.
+
+    Args:
+        name: The server's name.
+        config: Its `auth`, expanded; `False`: none.
+        headers: Its headers.
+
+    Raises:
+        MCPConfigError: The settings contradict one another, or the key cannot be read.
+    """
+    if config is False or (config is None and any(key.lower() == "authorization" for key in headers)):
+        return None
+    if not isinstance(config, AuthConfig):
+        return OAuth()
+    values: dict[str, Any] = config.model_dump(exclude={"private_key_file"})
+    if config.private_key_file is not None:
+        try:
+            values["private_key"] = Path(config.private_key_file).read_text(encoding="ascii")
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no PEM file"
+            raise MCPConfigError(
+                f"MCP server {name!r}: private_key_file cannot be read: {reason}."
+            ) from error
+    try:
+        return OAuth(**values)
+    except MCPConfigError as error:
+        raise MCPConfigError(f"MCP server {name!r}: {error}") from error
+
+
+def expanded_auth(
+    auth: AuthConfig | bool | None, at: Callable[[str, str | None], str | None], beside: Path
+) -> AuthConfig | bool | None:
+    """Return `auth` with every `${...}` expanded, and the path of its key absolute.
+
+    Args:
+        auth: As written.
+        at: Expands the text of a key.
+        beside: The folder of the configuration file.
+    """
+    if not isinstance(auth, AuthConfig):
+        return auth
+    texts = {key: at(f"auth.{key}", value) for key, value in auth if isinstance(value, str)}
+    if texts.get("private_key_file"):
+        texts["private_key_file"] = str((beside / str(texts["private_key_file"])).absolute())
+    return auth.model_copy(update=texts)

@@ -1,0 +1,126 @@
+"""Log in to a server by URL, as a person with a browser, and log out again.
+
+`grue login` and `grue logout` are these functions; hosts may call them too.
+"""
+
+from collections.abc import Callable
+
+import anyio
+import httpx2
+from mcp.client.auth import OAuthFlowError
+from mcp.shared.auth import AuthorizationCodeResult
+
+from grue.errors import MCPError
+from grue.mcp_transport.authorization import asks_for_token
+from grue.mcp_transport.loopback import Loopback
+from grue.mcp_transport.oauth import Authorizer, Person
+from grue.mcp_transport.oauth_faults import AuthorizationRefused
+from grue.mcp_transport.token_store import TokenRecord, TokenStore
+from grue.tool_sessions.server_specs import HttpServer
+
+_FIRST: dict[str, object] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "grue", "version": "1"},
+    },
+}
+_ASK_S = 20.0
+LOGIN_S = 300.0
+"""How long a login waits for the person."""
+
+
+class LoginRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
+    """A login did not succeed; the text says why."""
+
+
+def log_in(
+    server: HttpServer,
+    show: Callable[[str], object],
+    *,
+    scope: str | None = None,
+    timeout_s: float = LOGIN_S,
+) -> TokenRecord:
+    """Log in to a server and store the tokens; blocks until the person has finished in the browser.
+
+    Args:
+        server: The server; it has `auth` settings.
+        show: Called with the address to open, in a thread.
+        scope: Further scopes to ask for, separated by spaces.
+        timeout_s: How long to wait for the person.
+
+    Raises:
+        LoginRefused: The server wants no login, the authorization server refuses, or nobody finished it.
+    """
+    auth = server.auth
+    if auth is None or auth.grant != "authorization_code":
+        raise LoginRefused(f"'{server.name}' needs no login: `auth` in its configuration is enough.")
+    try:
+        with Loopback(auth.redirect_port) as loopback:
+
+            def returned() -> AuthorizationCodeResult:
+                came = loopback.wait(timeout_s)
+                if came is None:
+                    raise OAuthFlowError(f"nobody finished the login within {timeout_s:g} s")
+                if came["error"]:
+                    raise OAuthFlowError(came["error_description"] or came["error"])
+                return AuthorizationCodeResult(code=came["code"] or "", state=came["state"], iss=came["iss"])
+
+            return anyio.run(_log_in, server, Person(loopback.uri, show, returned), scope)
+    except OSError as error:
+        raise LoginRefused(
+            f"Port {auth.redirect_port} of 127.0.0.1 cannot be used: {error.strerror}."
+        ) from error
+    except AuthorizationRefused as refused:
+        text = f"Cannot log in to '{server.name}': {refused.fault.cause}."
+        raise LoginRefused(f"{text}\n{refused.fault.remedy}") from refused
+
+
+async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
+    refusal = await _refusal(server)
+    authorizer = Authorizer(server, TokenStore(server), lambda _name, _value: None)
+    return await authorizer.login(refusal, person, scope)
+
+
+async def _refusal(server: HttpServer) -> httpx2.Response:
+    """Return how the server refuses a request without a token."""
+    accept = {
+        "accept": "application/json, text/event-stream",
+        "accept-encoding": "identity",
+        **server.headers,
+    }
+    try:
+        async with httpx2.AsyncClient(headers=accept, timeout=_ASK_S) as client:
+            response = await _answer(client, "POST", server.url)
+            if not (asks_for_token(response) or response.is_success):
+                response = await _answer(client, "GET", server.url)  # a server of the older SSE transport
+    except httpx2.RequestError as error:
+        raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {error}") from error
+    if asks_for_token(response):
+        return response
+    text = f"'{server.name}' at {server.address} does not ask for a login (HTTP {response.status_code})."
+    raise LoginRefused(text)
+
+
+async def _answer(client: httpx2.AsyncClient, method: str, url: str) -> httpx2.Response:
+    """Return the head of the server's answer."""
+    async with client.stream(method, url, json=_FIRST if method == "POST" else None) as response:
+        return response
+
+
+def log_out(server: HttpServer) -> tuple[bool, bool]:
+    """Forget the tokens of a server, and ask its authorization server to revoke them.
+
+    Returns:
+        Whether there were any, and whether they were revoked.
+    """
+    store = TokenStore(server)
+    record = store.load()
+    if record is None:
+        return store.remove(), False
+    authorizer = Authorizer(server, store, lambda _name, _value: None)
+    revoked = anyio.run(authorizer.revoke, record)
+    return store.remove(), revoked

@@ -1,0 +1,63 @@
+"""The faults of an authorisation: their texts and their remedies."""
+
+from grue.tool_sessions.failures import WireFault
+
+
+class AuthorizationRefused(Exception):  # noqa: N818 - named as the event it reports
+    """There is no usable token. `fault` says why and what to do."""
+
+    def __init__(self, fault: WireFault) -> None:
+        super().__init__(fault.cause)
+        self.fault = fault
+
+
+_AGAIN = "Try again later; the authorization server's own log says more."
+
+
+def login_fault(server: str, status: int, *, scope: str | None, had_token: bool) -> WireFault:
+    """Return the fault of a server that only a person's login can help with.
+
+    Args:
+        server: Its name in the configuration.
+        status: The HTTP status of its refusal.
+        scope: The scopes that the login has to ask for; `None`: what the server says.
+        had_token: Whether there was a login before.
+    """
+    if scope is not None:
+        cause = f"the server wants the scopes {scope!r}, which the login does not grant"
+    elif had_token:
+        cause = "the login has expired or was revoked"
+    else:
+        cause = "the server wants a login"
+    option = "" if scope is None else f' --scope "{scope}"'
+    return WireFault(
+        f"{cause} (HTTP {status})",
+        ends_session=True,
+        remedy=f"Run: grue login {server}{option}",
+        needs_login=True,
+    )
+
+
+def oauth_fault(words: str) -> WireFault:
+    """Return the fault of an authorisation that failed for a reason that the SDK or the server names."""
+    return WireFault(
+        f"the authorisation failed: {words}",
+        ends_session=True,
+        remedy="Check `auth` in the server's configuration: client_id, its secret or key, issuer, scope.",
+    )
+
+
+def unavailable_fault(status: int | None, host: str = "") -> WireFault:
+    """Return the fault of an authorization server that does not answer, or fails."""
+    named = f" {host}" if host else ""
+    how = "does not answer" if status is None else f"failed (HTTP {status})"
+    return WireFault(f"the authorization server{named} {how}", ends_session=True, remedy=_AGAIN)
+
+
+def insecure_fault(host: str) -> WireFault:
+    """Return the fault of an authorization server that would get the credentials in the clear."""
+    return WireFault(
+        f"the authorization server {host} is named with http://, and nothing is sent there in the clear",
+        ends_session=True,
+        remedy="The server's metadata has to name its authorization server with https://.",
+    )

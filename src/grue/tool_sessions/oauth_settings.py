@@ -1,0 +1,76 @@
+"""How grue authorises itself at a server by URL, as data (OAuth 2.1 as MCP specifies it)."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from grue.errors import MCPConfigError
+
+Grant = Literal["authorization_code", "client_credentials"]
+"""Who authorises grue: a person in a browser (`grue login`), or credentials of a program."""
+
+SecretMethod = Literal["client_secret_basic", "client_secret_post"]
+
+
+class OAuth(Struct, frozen=True, kw_only=True):
+    """The authorisation at one server. Its `repr` shows no secret.
+
+    Without a `client_id` the client is registered when it is needed: by its metadata document, if there is
+    one and the authorization server takes it, or else dynamically.
+
+    Attributes:
+        grant: `authorization_code` needs one `grue login SERVER`, and then refreshes its token by itself.
+            `client_credentials` needs nobody.
+        client_id: The client as it is registered at the authorization server; `None`: not registered yet.
+        client_secret: Its secret, if it has one.
+        private_key: Its private key in the PEM format, in place of a secret, for `client_credentials`.
+        signing_algorithm: How the key signs, such as `RS256` or `ES256`.
+        secret_method: How the secret is sent.
+        issuer: The authorization server that the credentials belong to. They are sent to no other.
+        scope: The scopes to ask for, separated by spaces; `None`: what the server says.
+        client_metadata_url: An https URL with the client's metadata, which then is the client's id.
+        redirect_port: The port of the loopback address to which the browser returns; 0: any free one.
+
+    Raises:
+        MCPConfigError: The settings contradict one another.
+    """
+
+    grant: Grant = "authorization_code"
+    client_id: str | None = None
+    client_secret: str | None = None
+    private_key: str | None = None
+    signing_algorithm: str = "RS256"
+    secret_method: SecretMethod = "client_secret_basic"  # noqa: S105 - a method and no secret
+    issuer: str | None = None
+    scope: str | None = None
+    client_metadata_url: str | None = None
+    redirect_port: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that contradict one another."""
+        fault = self._fault()
+        if fault:
+            raise MCPConfigError(f"OAuth: {fault}.")
+
+    def _fault(self) -> str:
+        secrets = (self.client_secret is not None) + (self.private_key is not None)
+        if self.grant == "client_credentials" and (self.client_id is None or secrets != 1):
+            return "client_credentials needs a client_id, and a client_secret or a private_key"
+        if self.grant == "authorization_code" and self.private_key is not None:
+            return "a private_key is for the grant client_credentials"
+        if self.client_secret is not None and self.client_id is None:
+            return "a client_secret needs its client_id"
+        return ""
+
+    def secrets(self) -> dict[str, str]:
+        """Return the secrets by name, for redaction."""
+        named = {"client_secret": self.client_secret, "private_key": self.private_key}
+        return {name: value for name, value in named.items() if value}
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Return the fields with secrets redacted; rich shows them in tracebacks."""
+        hidden = dict.fromkeys(self.secrets(), "[redacted]")
+        return [(name, hidden.get(name, getattr(self, name))) for name in self.__struct_fields__]
+
+    def __repr__(self) -> str:
+        return f"OAuth({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"

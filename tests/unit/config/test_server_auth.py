@@ -1,0 +1,72 @@
+"""`auth` of a server by URL: what is read, what contradicts itself, and no secret in a text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue.config.mcp_servers import MCPConfig, to_tool_server
+from grue.errors import MCPConfigError
+from grue.tool_sessions.oauth_settings import OAuth
+from grue.tool_sessions.server_specs import HttpServer
+
+SECRET = "hunter2hunter2"
+
+
+def auth_of(folder: Path, entry: dict[str, Any], **environ: str) -> OAuth | None:
+    file = folder / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"far": {"url": "https://h/mcp", **entry}}}))
+    config = MCPConfig.from_file(file, environ=environ)
+    assert SECRET not in repr(config)
+    server = to_tool_server("far", config.server("far"))
+    assert isinstance(server, HttpServer)
+    assert SECRET not in repr(server)
+    assert SECRET not in repr(server.auth)
+    return server.auth
+
+
+def test_a_server_without_credentials_may_ask_for_a_login(tmp_path: Path) -> None:
+    assert auth_of(tmp_path, {}) == OAuth()
+    assert auth_of(tmp_path, {"auth": True}) == OAuth()
+    assert auth_of(tmp_path, {"auth": False}) is None
+    assert auth_of(tmp_path, {"headers": {"authorization": f"Bearer {SECRET}"}}) is None
+
+
+def test_credentials_of_a_program(tmp_path: Path) -> None:
+    entry = {"grant": "client_credentials", "client_id": "me", "client_secret": "${S}", "issuer": "https://i"}
+    found = auth_of(tmp_path, {"auth": entry}, S=SECRET)
+    assert found == OAuth(
+        grant="client_credentials", client_id="me", client_secret=SECRET, issuer="https://i"
+    )
+    (tmp_path / "key.pem").write_text(SECRET)
+    with_key = {"grant": "client_credentials", "client_id": "me", "private_key_file": "key.pem"}
+    found = auth_of(tmp_path, {"auth": with_key})
+    assert found == OAuth(grant="client_credentials", client_id="me", private_key=SECRET)
+    server = HttpServer(name="far", url="https://h/mcp", auth=found)
+    assert SECRET in server.named_values().values(), "it is redacted"
+
+
+@pytest.mark.parametrize(
+    ("auth", "words"),
+    [
+        ({"grant": "client_credentials"}, "needs a client_id, and a client_secret or a private_key"),
+        ({"client_secret": "x"}, "a client_secret needs its client_id"),
+        ({"client_id": "x", "private_key": "x"}, "for the grant client_credentials"),
+        ({"client_id": "x", "private_key_file": "none.pem"}, "private_key_file cannot be read"),
+        ({"private_key": "x", "private_key_file": "y"}, "keep only one"),
+        ({"redirect_port": 70000}, "redirect_port"),
+        ({"scopes": "x"}, "scopes"),
+    ],
+)
+def test_what_contradicts_itself_is_named(tmp_path: Path, auth: dict[str, Any], words: str) -> None:
+    with pytest.raises(MCPConfigError, match=words):
+        auth_of(tmp_path, {"auth": auth})
+
+
+def test_a_program_has_no_auth(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"near": {"command": "x", "auth": {"client_id": "y"}}}}))
+    assert MCPConfig.from_file(file).warnings == (
+        "MCP server 'near': 'auth' has no effect on a server with a 'command'.",
+    )
