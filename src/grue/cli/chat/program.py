@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, chdir
+from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 
 from grue.cli.chat import lines
@@ -19,7 +19,7 @@ from grue.cli.chat.wiring import wire_chat
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import shown_path
-from grue.errors import LLMError, MCPError, MissingDependencyError
+from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
 from grue.hosts.agent_loop import LoopEvent
 from grue.past import ends_episode
 from grue.protocol.safe_text import printable
@@ -60,7 +60,6 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         program = ChatProgram(screen, redaction, here)
         talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
         where = shown_path(talk.path.relative_to(here) if talk.path.is_relative_to(here) else talk.path)
-        reason = "interrupted"
         try:
             tools = program.start_tools(tuple(wiring.servers))
             if at_terminal:
@@ -73,12 +72,12 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             for change in talk.changed:
                 screen.tell(lines.notice(f"{change.text}."))
             program.run()
-            reason = "failed" if program.failed else "ended"
-        except MCPError:
-            reason = "failed"
+        except BaseException as error:
+            # The result says why the chat ended. If the folder is gone, raise the first error.
+            with suppress(TraceError):
+                talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
             raise
-        finally:
-            talk.finish(reason)
+        talk.finish("failed" if program.failed else "ended")
         if not options.quiet:
             screen.tell(Line(f"To go on: grue chat --resume {where}", DIM))
     return not program.failed or at_terminal

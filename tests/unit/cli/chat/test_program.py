@@ -1,12 +1,19 @@
 """The loop of a chat: inputs, commands, questions, stops and failures."""
 
+import io
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chats import ASKING, KeptScreen, ScriptedReader, cave, run_program
 
+from grue.cli.chat import program
+from grue.cli.chat.options import ChatOptions
 from grue.cli.chat.person import NOBODY
+from grue.cli.chat.reading import LineReader
+from grue.errors import ConversationError
 from grue.messages import ToolPolicy, ToolRule
 from grue.testing.fake_tools import FakeToolServer
 
@@ -116,3 +123,20 @@ def test_a_server_that_dies_is_told_and_the_chat_goes_on(tmp_path: Path) -> None
     assert "failed: " in screen.text
     assert "script" in screen.lines[-1]
     assert not program.failed, "the model has answered"
+
+
+def test_a_run_folder_that_goes_away_is_told_and_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Removing(LineReader):
+        def read(self) -> str | None:
+            shutil.rmtree("run", ignore_errors=True)
+            raise ConversationError("the first error")
+
+    monkeypatch.setattr(program, "LineReader", Removing)
+    monkeypatch.setattr(program.ChatProgram, "run", lambda self: self.reader.read())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(ConversationError, match="the first error"):
+        program.chat(ChatOptions(offline=True, mcp=False, run_dir=Path("run"), quiet=True))
