@@ -40,6 +40,7 @@ from grue.testing.llm_server import (
     tool_calls_reply,
 )
 from grue.tool_sessions.server_specs import StdioServer
+from grue.tracing.comparison import write_comparison
 from grue.tracing.viewer import write_html
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -105,15 +106,20 @@ SCENES = (
 def main(folder: Path) -> None:
     """Make all pictures."""
     with tempfile.TemporaryDirectory() as made:
-        house, faulty = Path(made, "house.html"), Path(made, "faulty.html")
-        write_html(_house_trace(Path(made)), house, title="The House, played offline")
+        house, faulty, both = Path(made, "house.html"), Path(made, "faulty.html"), Path(made, "both.html")
+        house_trace = _house_trace(Path(made), seed=7)
+        write_html(house_trace, house, title="The House, played offline")
+        write_comparison(house_trace, _house_trace(Path(made), seed=8), both)
         write_html(_faulty_trace(Path(made)), faulty, title="An episode in which things go wrong")
         folder.mkdir(parents=True, exist_ok=True)
         with _browser() as open_page:
             for name, page, scheme, size, steps in (
-                ("light", faulty, "light", (1240, 720), _third_turn),
-                ("dark", house, "dark", (1240, 720), _thinking_turn),
+                ("light", house, "light", (1240, 800), _thinking_turn),
+                ("request", house, "light", (1240, 690), _request),
+                ("dark", faulty, "dark", (1240, 720), _third_turn),
                 ("detail", faulty, "light", (1240, 690), _dead_server),
+                ("plot", house, "light", (1240, 480), _plot),
+                ("compare", both, "light", (1240, 690), _compare),
                 ("narrow", faulty, "dark", (360, 720), _narrow),
             ):
                 with open_page(page, scheme, size) as shown:
@@ -122,15 +128,35 @@ def main(folder: Path) -> None:
 
 
 def _third_turn(page: Page) -> None:
+    page.get_by_role("tab", name="Messages").click()
     page.get_by_role("listbox", name="Turns").get_by_role("option").filter(has_text="timeout").click()
 
 
 def _thinking_turn(page: Page) -> None:
     page.get_by_label("Order of the turns").select_option("longest")
     page.get_by_role("listbox", name="Turns").get_by_role("option").filter(has_text="open teapot").click()
+    page.locator(".passage.call summary").first.click()
+
+
+def _request(page: Page) -> None:
+    _thinking_turn(page)
+    page.keyboard.press("j")
+    page.locator(".passage.reply [data-request]").nth(1).click()
+
+
+def _plot(page: Page) -> None:
+    page.get_by_role("tab", name="Plot").click()
+    page.locator("svg.plot").focus()
+    page.keyboard.press("End")
+
+
+def _compare(page: Page) -> None:
+    page.keyboard.press("n")
+    page.keyboard.press("n")
 
 
 def _dead_server(page: Page) -> None:
+    page.get_by_role("tab", name="Messages").click()
     page.get_by_role("listbox", name="Turns").get_by_role("option").filter(has_text="died").click()
     page.get_by_role("link", name="ServerDied").click()
 
@@ -169,8 +195,8 @@ def _browser() -> Iterator[Callable[..., Any]]:
         yield open_page
 
 
-def _house_trace(folder: Path) -> Path:
-    run = folder / "house"
+def _house_trace(folder: Path, seed: int) -> Path:
+    run = folder / f"house-{seed}"
     command = (
         sys.executable,
         "-m",
@@ -179,7 +205,7 @@ def _house_trace(folder: Path) -> Path:
         "--offline",
         "--quiet",
         "--seed",
-        "7",
+        str(seed),
         "--run-dir",
         str(run),
     )

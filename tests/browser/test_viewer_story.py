@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from story_traces import full_story
-from viewer_traces import EpisodeTape, begin, long_episode
+from viewer_traces import EpisodeTape, TurnTape, begin, long_episode
 
 from grue.facts import EpisodeEnded
 from grue.hosts.zork.facts import Observed
@@ -240,3 +240,30 @@ def test_passages_that_unfold_do_not_move_what_is_above(open_page: Any, html: Pa
     page.locator(".passage.prompt", has_text="And now?").locator("summary").first.click()
     expect(page.locator(".passage.prompt", has_text="And now?").get_by_text("Play.")).to_be_visible()
     assert abs(head.bounding_box()["y"] - before) < 2
+
+
+def test_markdown_is_drawn_and_markup_in_it_stays_text(open_page: Any, tmp_path: Path) -> None:
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        begin(tape)
+        turn = TurnTape(tape)
+        turn.open()
+        turn.ask("# Plan\nGo **north**, say `hi`:\n```html\n<img src=x onerror=alert(1)>\n```\n2 * 3 * 4")
+        turn.close()
+    write_html(tmp_path / "trace.jsonl", tmp_path / "page.html")
+    watched = open_page(tmp_path / "page.html", at="turn-1")
+    said = watched.page.locator(".passage.reply .said")
+    expect(said.locator("b")).to_have_text(["# Plan", "north"])
+    expect(said.locator("code")).to_have_text(["hi", "<img src=x onerror=alert(1)>"])
+    expect(said).to_contain_text("2 * 3 * 4")
+    watched.assert_calm()
+
+
+def test_all_images_are_a_link_away_and_a_story_is_printed_whole(open_page: Any, html: Path) -> None:
+    page = open_page(html).page
+    page.get_by_role("link", name="show 1 image").click()
+    expect(page.locator("#count")).to_contain_text(" of 25 passages")
+    expect(page.locator("#passages").get_by_role("img").first).to_be_visible()
+    page.get_by_role("button", name="Clear", exact=True).click()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".passage").count() == 25
+    page.evaluate("dispatchEvent(new Event('afterprint'))")

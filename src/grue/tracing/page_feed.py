@@ -52,6 +52,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
 
     Attributes:
         live: The page follows the trace, and asks for what is new.
+        images: How many different images its messages show.
     """
 
     title: str
@@ -59,6 +60,7 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
     file: str
     cut_short: bool = False
     live: bool = False
+    images: int = 0
     actors: tuple[str, ...] = ()
     turns: tuple[TurnDigest, ...] = ()
     spans: tuple[Span, ...] = ()
@@ -109,6 +111,11 @@ class PageFeed:
     def taken(self) -> None:
         """Forget what is new: the caller has taken it."""
         self.spans, self.passages, self.changed = [], {}, set()
+
+    @property
+    def images(self) -> int:
+        """How many different images the messages show."""
+        return len(self._images)
 
     @property
     def actors(self) -> tuple[str, ...]:

@@ -60,6 +60,10 @@ class ImageTable:
             self._chars += len(data)
         return found[1] + f"{REFERENCE}{name}".encode() + found[4]
 
+    def __len__(self) -> int:
+        """Return how many different images there are."""
+        return len(self._places)
+
     def __iter__(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield each image: its id, its media type and its base64."""
         for name in tuple(self._places):

@@ -107,6 +107,7 @@ def write_messages(page: BinaryIO, reader: EpisodeReader, title: str, feed: Page
         header=reader.header,
         file=reader.path.name,
         cut_short=reader.cut_short,
+        images=feed.images,
         actors=feed.actors,
         turns=tuple(feed.digests()),
         spans=tuple(feed.spans),

@@ -3,6 +3,7 @@
 // change their heights, so the text does not jump under the reader's eyes.
 
 const MARGIN = 500;
+const MOST_PRINTED = 3000;
 
 class FlowList {
   /**
@@ -16,6 +17,11 @@ class FlowList {
     this.width = box.clientWidth;
     this.observer = new ResizeObserver(() => this.redraw());
     new ResizeObserver(() => this.resized()).observe(box);
+    addEventListener("beforeprint", () => this.printing());
+    addEventListener("afterprint", () => {
+      this.onPaper = false;
+      this.redraw();
+    });
     box.addEventListener("scroll", () => this.soon(), { passive: true });
     this.view.addEventListener("click", (event) => {
       const made = event.target.closest("[data-index]");
@@ -57,6 +63,13 @@ class FlowList {
     this.redraw();
   }
 
+  /** Draw all items for a printer, or as many as it is sensible to print. */
+  printing() {
+    if (!this.items.length || !this.box.clientHeight) return;
+    this.onPaper = true;
+    this.fill(0, Math.min(this.items.length, MOST_PRINTED) - 1);
+  }
+
   /** Compute where each item begins. */
   place() {
     const { items, heights } = this;
@@ -84,6 +97,7 @@ class FlowList {
 
   redraw(pinned = null) {
     const { box } = this;
+    if (this.onPaper) return;
     if (!this.items.length || !box.clientHeight) {
       this.forget();
       return;

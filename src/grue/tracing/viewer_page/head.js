@@ -31,6 +31,7 @@ function cardFacts(trace) {
     ["asked", `${many(overview.requests, "request")}, ${many(overview.tool_calls, "tool call")}`],
     ["tokens", tokens],
     ["cost", usage.cost_usd === undefined || usage.cost_usd === null ? "" : `${Number(usage.cost_usd.toPrecision(6))} USD`],
+    ["images", episode.images ? element("a", { href: "#q=grue-image" }, `show ${many(episode.images, "image")}`) : ""],
     ["started", clock(episode.header.started_at)],
     ...fields.map(([name, value]) => [name.replace(/_/g, " "), brieflyField(value)]),
   ]);

@@ -126,8 +126,8 @@ function drawReply({ trace, passage, message, state }) {
   const nothing = !body.content && !body.refusal && !calls;
   return [
     head,
-    body.reasoning ? element("div", { class: "thought" }, drawProse(body.reasoning)) : null,
-    body.content ? element("div", { class: "said" }, drawValue(body.content)) : null,
+    body.reasoning ? element("div", { class: "thought" }, drawMarkdown(body.reasoning)) : null,
+    body.content ? element("div", { class: "said" }, jsonIn(body.content) === undefined ? drawMarkdown(body.content) : drawValue(body.content)) : null,
     body.refusal ? element("p", { class: "told warn" }, badge("declines", "warn"), ` ${visible(body.refusal)}`) : null,
     nothing ? element("p", { class: "told warn" }, badge("empty", "warn"), " It said nothing.") : null,
     pieces.length ? fold({ passage, state }, "streamed", streamSummary(message, pieces), () => drawAttempts(pieces)) : null,
@@ -186,7 +186,7 @@ function drawUnfinished(pieces) {
   const note = element("p", { class: "summary waiting" }, last && !last.dropped ? "so far:" : "no reply yet");
   if (!last || last.dropped) return [note];
   const of = (wanted) => last.pieces.filter(({ part }) => (part === "reasoning") === wanted).map(({ text }) => text).join("");
-  return [note, of(true) ? element("div", { class: "thought" }, drawProse(of(true))) : null, of(false) ? element("div", { class: "said" }, drawProse(of(false))) : null];
+  return [note, of(true) ? element("div", { class: "thought" }, drawMarkdown(of(true))) : null, of(false) ? element("div", { class: "said" }, drawMarkdown(of(false))) : null];
 }
 
 // --- tools ---

@@ -45,17 +45,35 @@ function drawImage(id, name = "An image in the trace") {
 }
 
 /** Draw a text as prose, in its lines. A very long one is cut until its button is pressed. */
-function drawProse(text, kind = "") {
+function drawProse(text, kind = "", lines = (shown) => [visible(shown)]) {
   const box = element("div", { class: `prose ${kind}` });
   const clean = text.replace(/\r\n/g, "\n");
   if (clean.length <= LONG_PROSE * 1.3) {
-    box.append(visible(clean));
+    box.append(...lines(clean));
     return box;
   }
   const more = element("button", { type: "button", class: "more" }, `Show all ${clean.length.toLocaleString("en")} characters`);
-  more.addEventListener("click", () => box.replaceChildren(visible(clean)));
-  box.append(visible(clean.slice(0, LONG_PROSE)), "… ", more);
+  more.addEventListener("click", () => box.replaceChildren(...lines(clean)));
+  box.append(...lines(clean.slice(0, LONG_PROSE)), "… ", more);
   return box;
+}
+
+const MARKED_UP = /(^```[^\n]*\n[^]*?(?:\n```[^\S\n]*$|(?![^])))|(^#{1,6} [^\n]*$)|\*\*([^*\n]+)\*\*|`([^`\n]+)`/gm;
+
+/** Draw what a model writes: code, headings and bold text of Markdown; all else in its lines, as it stands. */
+function drawMarkdown(text, kind = "") {
+  return drawProse(text, kind, (shown) => {
+    const parts = [];
+    let end = 0;
+    for (const { index, 0: whole, 1: block, 2: heading, 3: bold, 4: code } of shown.matchAll(MARKED_UP)) {
+      if (index > end) parts.push(visible(shown.slice(end, index)));
+      if (block) parts.push(element("code", { class: "code-block" }, visible(block.replace(/^```[^\n]*\n/, "").replace(/\n```[^\S\n]*$/, ""))));
+      else if (code) parts.push(element("code", {}, visible(code)));
+      else parts.push(element("b", {}, visible(bold ?? heading)));
+      end = index + whole.length;
+    }
+    return [...parts, visible(shown.slice(end))];
+  });
 }
 
 /** Return a text's value if it is a JSON object or array, otherwise undefined. */
@@ -125,6 +143,7 @@ function drawEntry(name, value, depth) {
   if (!isTree) return [element("dt", {}, visible(name)), element("dd", {}, drawValue(inner, depth + 1))];
   if (Array.isArray(inner) && inner.length && isBrief(inner)) return [element("dt", {}, visible(name)), element("dd", {}, drawProse(inner.join(", "), "short"))];
   const whole = written(inner);
+  if (whole.length <= 2) return [element("dt", {}, visible(name)), element("dd", { class: "brief" }, whole)];
   if (whole.length <= LONG_VALUE && depth > 0) return [element("dt", {}, visible(name)), element("dd", { class: "brief" }, visible(whole))];
   const fold = lazyFold(
     [element("span", { class: "key" }, visible(name)), element("span", { class: "summary" }, sizeOf(inner))],
