@@ -7,10 +7,10 @@ lent to a turn in `engine/kept_conversation.py`, and how it is saved in `engine/
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from grue.answers import AnswerSpec
+from grue.engine.closing import Closing
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.recorded_conversation import resume_conversation
 from grue.errors import NothingToResume
@@ -69,7 +69,7 @@ class ResumeOptions(TypedDict, total=False):
     on_delta: Callable[[TextDelta], None]
 
 
-class Conversation:
+class Conversation(Closing):
     """Turns that follow each other. `Runner.conversation`, `load` and `from_trace` make one.
 
     The runner runs its turns, with the same tools, limits and model. A turn that fails or is cancelled keeps
@@ -123,14 +123,6 @@ class Conversation:
             ConversationError: The trace does not hold all of it, or a secret in it was redacted.
         """
         return cls(runner, resume_conversation(path, name))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def id(self) -> str:

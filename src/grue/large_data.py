@@ -7,7 +7,9 @@ first time costs most, about a millisecond per megabyte, so a copy is a long cal
 """
 
 from io import BytesIO
+from itertools import islice
 from secrets import token_hex
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -25,6 +27,7 @@ VERY_LONG = 16 * 2**20
 one call is quicker, and in the event loop nothing is gained by letting other threads run in between."""
 
 _MOST_NODES = 1000
+_PLAIN = frozenset((NoneType, bool, int, float))
 
 
 def count_of(data: str | bytes, marks: str) -> int:
@@ -46,6 +49,8 @@ def find_in(data: bytes, wanted: bytes, start: int = 0) -> int:
 
 def joined(*parts: bytes | memoryview) -> bytes:
     """Return the parts as one; copies each byte once."""
+    if sum(map(len, parts)) <= STEP:
+        return b"".join(parts)
     out = BytesIO()
     for part in parts:
         write_to(out, part)
@@ -54,6 +59,9 @@ def joined(*parts: bytes | memoryview) -> bytes:
 
 def write_to(out: BytesIO, part: bytes | memoryview) -> None:
     """Append to `out`."""
+    if len(part) <= STEP:
+        out.write(part)
+        return
     view = memoryview(part)
     # The generator is Python code, so threads can switch before each piece.
     out.writelines(view[at : at + STEP] for at in range(0, len(view), STEP))
@@ -116,12 +124,13 @@ def _has_long_text(body: object) -> bool:
     It runs for every message that is recorded, so it makes no calls into Python code.
     """
     queue = [body]
-    for _, node in zip(range(_MOST_NODES), queue, strict=False):
-        if node is None or node is True or node is False:
-            continue
-        if isinstance(node, str):
-            if len(node) >= VERY_LONG:
+    for node in islice(queue, _MOST_NODES):
+        kind = type(node)
+        if kind is str:
+            if len(node) >= VERY_LONG:  # type: ignore[arg-type]  # it is a text
                 return True
+        elif kind in _PLAIN:
+            pass
         elif isinstance(node, Struct):
             queue += astuple(node)
         elif isinstance(node, dict):

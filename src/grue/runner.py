@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from msgspec.structs import replace
 
 from grue.engine.approval import Approval, Approve, Parking
+from grue.engine.closing import Closing
 from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, sessions_of
 from grue.engine.outside_turns import OutsideTurns
@@ -63,7 +63,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-class Runner(AsyncToolAccess):
+class Runner(AsyncToolAccess, Closing):
     """Run the turns of one episode.
 
     Use it as a context manager, or call `close`. Thread-safe: with `lifetime="turn"` the turns of several
@@ -187,14 +187,6 @@ class Runner(AsyncToolAccess):
             spawn_ahead=spawn_ahead,
             keep_sessions=keep_sessions,
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the episode's sessions and event loop within seconds. A second call does nothing.

@@ -1,7 +1,6 @@
 """Find out what a request continues: a conversation, or a history that is given as plain data."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from grue.engine.past import Past
@@ -11,26 +10,23 @@ from grue.messages import HistoryReference
 from grue.turn_request import TurnRequest
 
 
-@contextlib.contextmanager
 def continued(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
-) -> Iterator[Past]:
+) -> contextlib.AbstractContextManager[Past]:
     """Give a turn what it continues, and keep what is said in it; `resumed`: the turn was parked before.
 
     Raises:
         ConversationError: There is both a conversation and a history, or one of them cannot be used.
     """
     if request.conversation is None and not request.history:
-        yield Past(wiring)
-        return
+        return contextlib.nullcontext(Past(wiring))
     if request.conversation is not None and request.history:
         raise ConversationError("A turn continues either a conversation or a history, not both.")
     # Few programs need it.
     from grue.engine.kept_conversation import given_conversation
 
     kept = request.conversation or given_conversation(f"turn-{number}", request.system, request.history)
-    with kept.turn(wiring, number, resumed=resumed) as past:
-        yield past
+    return kept.turn(wiring, number, resumed=resumed)
 
 
 def reference_of(request: TurnRequest[Any], number: int) -> HistoryReference | None:

@@ -5,19 +5,18 @@ result may have run then, and is not sent again. This holds only if no call is s
 """
 
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Self
 
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition, ToolPolicy
 from grue.protocol.tool_policy import terms_of
-from grue.tool_sessions.connection import ConnectionStatus, Listing, ToolConnection
+from grue.tool_sessions.connection import Listing, ToolConnection
 from grue.tool_sessions.failures import ToolRefusedError
+from grue.tool_sessions.wrapped_connection import WrappedConnection
 
 _INTERNAL_ERROR = -32603  # as JSON-RPC numbers it
 NOT_WRITTEN = "the call was not sent, because the trace file could not be written before it"
 
 
-class DurableConnection:
+class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
     The session records `ToolCalled` before it calls, so the flush puts it on file. If that fails, the call is
@@ -32,19 +31,10 @@ class DurableConnection:
     def __init__(
         self, connection: ToolConnection, policy: ToolPolicy, written: Callable[[], Awaitable[bool]]
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._policy = policy
         self._written = written
         self._read_only: set[str] = set()
-
-    async def __aenter__(self) -> Self:
-        await self._connection.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._connection.__aexit__(exc_type, exc, tb)
 
     async def open(self, timeout_s: float) -> Listing:
         """Open the connection, and learn which tools are read-only."""
@@ -69,11 +59,6 @@ class DurableConnection:
         if tool not in self._read_only and not await self._written():
             raise ToolRefusedError(NOT_WRITTEN, code=_INTERNAL_ERROR)
         return await self._connection.call(tool, arguments, timeout_s)
-
-    @property
-    def status(self) -> ConnectionStatus:
-        """The state of the connection."""
-        return self._connection.status
 
     def _learn(self, tools: tuple[ToolDefinition, ...]) -> None:
         self._read_only = {tool.tool for tool in tools if terms_of(self._policy, tool).read_only}

@@ -7,8 +7,6 @@ themselves: anyio's cancel scopes must be left in the task that entered them.
 
 import asyncio
 import contextlib
-from types import TracebackType
-from typing import Self
 
 import anyio
 from msgspec import Struct
@@ -48,21 +46,19 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.connection import (
     Connect,
-    ConnectionStatus,
     KeepsBlocks,
-    Listing,
     TakesRequests,
     ToolConnection,
-    exclusive,
 )
 from grue.tool_sessions.failures import ToolRefusedError
+from grue.tool_sessions.wrapped_connection import WrappedConnection
 
 _ME = "host"
 _CANCELLED = -32800
 """The error code of the Language Server Protocol for a request that the client cancelled."""
 
 
-class CancellableConnection:
+class CancellableConnection(WrappedConnection):
     """A connection whose call another task can cancel through `calling`. The connection stays usable.
 
     Attributes:
@@ -71,22 +67,9 @@ class CancellableConnection:
     """
 
     def __init__(self, connection: ToolConnection) -> None:
+        super().__init__(connection)
         self.calling: anyio.CancelScope | None = None
         self.blocks: tuple[JsonObject, ...] = ()
-        self._connection = connection
-
-    async def __aenter__(self) -> Self:
-        await self._connection.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self._connection.__aexit__(exc_type, exc, tb)
-
-    async def open(self, timeout_s: float) -> Listing:
-        """Open the wrapped connection."""
-        return await self._connection.open(timeout_s)
 
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool, unless `calling` is cancelled first."""
@@ -108,19 +91,6 @@ class CancellableConnection:
             raise MCPError(f"{method}: this tool server is not an MCP server. It takes tool calls only.")
         async with self.exclusive():
             return await self._connection.request(method, params, timeout_s)
-
-    def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Keep other users of the session waiting, if it has any."""
-        return exclusive(self._connection)
-
-    async def refresh_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...] | None:
-        """Return the tools if they have changed."""
-        return await self._connection.refresh_tools(timeout_s)
-
-    @property
-    def status(self) -> ConnectionStatus:
-        """The state of the wrapped connection."""
-        return self._connection.status
 
 
 class SessionWiring(Struct, frozen=True):

@@ -176,8 +176,12 @@ class Turn(Generic[T]):
             MCPError: One of the errors of `Runner.run_turn`.
         """
         wiring, number = self._settings.wiring, self._memory.start(self._request.turn)
-        with _inside_turn(wiring), wiring.under_way.running(number):
-            return await self._run(number, resources)
+        with _inside_turn(wiring):
+            wiring.under_way.begin(number)
+            try:
+                return await self._run(number, resources)
+            finally:
+                wiring.under_way.end(number)
 
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory = self._settings, self._memory

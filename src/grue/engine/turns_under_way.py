@@ -36,13 +36,21 @@ class TurnsUnderWay:
     @contextlib.contextmanager
     def running(self, turn: int) -> Iterator[None]:
         """Count a turn as running meanwhile."""
-        with self._lock:
-            self._running[turn] += 1
+        self.begin(turn)
         try:
             yield
         finally:
-            with self._lock:
-                self._running[turn] -= 1
+            self.end(turn)
+
+    def begin(self, turn: int) -> None:
+        """Count a turn as running, until `end`."""
+        with self._lock:
+            self._running[turn] += 1
+
+    def end(self, turn: int) -> None:
+        """Count a turn as ended."""
+        with self._lock:
+            self._running[turn] -= 1
 
     def require_ended(self, turn: int) -> None:
         """Check that no turn with this number is running.

@@ -208,7 +208,7 @@ class Recorder:
                 receiver=receiver,
                 cause=cause,
                 body=body,
-                is_long=_is_long(written),
+                is_long=type(written) is not bytes or len(written) >= LONG,
                 reply_to=reply_to,
             )
             if piece:
@@ -275,10 +275,6 @@ class Recorder:
         del shown
         for observer in self._observers:
             observer(envelope, line)
-
-
-def _is_long(written: bytes | UnfinishedJson) -> bool:
-    return isinstance(written, UnfinishedJson) or len(written) >= LONG
 
 
 def _line(envelope: Envelope[Any], body: bytes) -> TraceLine:

@@ -127,7 +127,6 @@ class TakesRequests(Protocol):
         ...
 
 
-@runtime_checkable
 class SharedConnection(Protocol):
     """A connection to a session that other users have too. A batch of calls must have it alone."""
 
@@ -138,7 +137,10 @@ class SharedConnection(Protocol):
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
     """Return a context manager in which a batch has the connection alone."""
-    return connection.exclusive() if isinstance(connection, SharedConnection) else contextlib.nullcontext()
+    # Not `isinstance`: for a protocol that takes longer than many a call of a function tool.
+    alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
+    alone = getattr(connection, "exclusive", None)
+    return contextlib.nullcontext() if alone is None else alone()
 
 
 @runtime_checkable
