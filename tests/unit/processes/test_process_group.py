@@ -140,12 +140,20 @@ def test_commands_are_found_by_name_by_path_and_relative_to_cwd(tmp_path: Path) 
     assert output(registry.spawn("hello", (), on_path, str(tmp_path))) == expected
 
 
-@pytest.mark.parametrize("command", ["no-such-command", "./no/such/path", "/etc/passwd", "/"])
-def test_r6_1_a_command_that_is_not_there_fails_before_the_spawn(command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("no-such-command", "was not found"),
+        ("./no/such/path", "was not found"),
+        ("/etc/passwd", "is not executable"),
+        ("/", "is a folder"),
+    ],
+)
+def test_r6_1_a_command_that_cannot_be_started_fails_before_the_spawn(command: str, says: str) -> None:
     registry = ProcessRegistry()
-    with assert_nothing_left(), pytest.raises(SpawnError, match="was not found") as caught:
+    with assert_nothing_left(), pytest.raises(SpawnError, match=says) as caught:
         registry.spawn(command, (), ENV, None)
-    assert caught.value.missing == command
+    assert caught.value.missing == (command if says == "was not found" else None)
     assert len(registry) == 0
 
 
