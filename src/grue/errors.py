@@ -267,5 +267,9 @@ class ConversationParked(ConversationError):  # noqa: N818 - named for what the 
         self.questions = questions
 
 
+class FleetError(MCPError):
+    """A fleet's sweep, case or folder cannot be used, or its work cannot go on; the text says why."""
+
+
 class TraceError(MCPError):
     """A trace file cannot be written or read."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from grue.large_data import LONG
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
+from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest, request_gate
 from grue.messages import (
     AssistantReply,
     CallId,
@@ -334,13 +335,12 @@ class _Asking:
         long = self._conversation.size >= LONG
         body = await anyio.to_thread.run_sync(write) if long else write()
         streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
-        answer = await self._endpoint.post(body, streamed)
-        reply = await self._read(answer)
+        permit = await self._permit(len(body), settings.max_tokens)
+        if isinstance(permit, str):
+            return self._refused(permit, profile)
+        answer, reply = await self._posted(body, streamed, permit)
         if isinstance(reply, Reply):
-            reported = answer.cost_usd if isinstance(answer, Answered) else None
-            usage = with_cost(reply.usage, reported, self._endpoint.price)
-            counted = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage)
-            return ReplyRead(counted, profile, self._shown)
+            return ReplyRead(reply, profile, self._shown)
         return RequestFailed(
             fault=reply,
             failure=self._endpoint.describe(reply),
@@ -364,6 +364,36 @@ class _Asking:
             )
             self._say(note)
 
+    async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
+        """Wait until the process's gate lets the request pass; `None`: there is no gate."""
+        gate = request_gate()
+        if gate is None:
+            return None
+        model = self._endpoint.settings.model
+        return await gate.admit(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
+
+    def _refused(self, why: str, profile: WireProfile) -> RequestFailed:
+        fault = Fault(kind="refused", message=f"The request was not sent: {why}.")
+        return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
+
+    async def _posted(
+        self, body: bytes, streamed: Streamed | None, permit: Permit | None
+    ) -> tuple[Answered | Fault, Reply | Fault]:
+        """Send the request and read the reply. The permit is settled whatever happens."""
+        outcome = RequestOutcome()
+        try:
+            answer = await self._endpoint.post(body, streamed)
+            reply = await self._read(answer)
+            if isinstance(reply, Reply):
+                reported = answer.cost_usd if isinstance(answer, Answered) else None
+                usage = with_cost(reply.usage, reported, self._endpoint.price)
+                reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage)
+            outcome = _outcome_of(answer, reply)
+            return answer, reply
+        finally:
+            if permit is not None:
+                permit.settle(outcome)
+
     async def _read(self, answer: Answered | Fault) -> Reply | Fault:
         if isinstance(answer, Fault):
             return answer
@@ -382,3 +412,14 @@ class _Asking:
     def _show(self, delta: Delta) -> None:
         self._shown = True
         self._say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))
+
+
+def _outcome_of(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
+    usage = reply.usage if isinstance(reply, Reply) else None
+    return RequestOutcome(
+        status=answer.status,
+        retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
+        input_tokens=None if usage is None else usage.input_tokens,
+        output_tokens=None if usage is None else usage.output_tokens,
+        cost_usd=None if usage is None else usage.cost_usd,
+    )

@@ -1,0 +1,29 @@
+"""Run thousands of episodes: which model, prompt, tool or setting works better, and at what cost?
+
+    from grue.fleet import Episode, Fleet
+
+    def play(case: dict, episode: Episode) -> float: ...
+
+    Fleet("runs/sweep").map(play, [{"model": "a"}, {"model": "b"}], repetitions=20)
+
+What is done stands on disk. The same call again does what is missing; `docs/guides/fleet.md` says more.
+"""
+
+from grue.fleet.broker import Amount, Limits, Price
+from grue.fleet.driver import Finished, Tally
+from grue.fleet.fleet import Fleet
+from grue.fleet.sweep import Sweep, read_sweep
+from grue.fleet.work import Episode, work
+
+__all__ = [
+    "Amount",
+    "Episode",
+    "Finished",
+    "Fleet",
+    "Limits",
+    "Price",
+    "Sweep",
+    "Tally",
+    "read_sweep",
+    "work",
+]

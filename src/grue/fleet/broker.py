@@ -1,0 +1,264 @@
+"""The broker's arithmetic: which request to a model may start now, and what all of them together have cost.
+
+A pure state machine: it gets the time as an argument, and waits for nobody. `broker_server.py` asks it for
+the workers, and writes its ledger. Come here to change how money, tokens, rates or concurrency are limited.
+
+The rules:
+
+- A request starts only if its reservation fits into what is left of every limit. A reservation is the most
+  that the request can cost. If it would fit once requests under way are settled, it waits; otherwise it is
+  refused, and so is every later one.
+- Requests are spaced evenly, `requests_per_minute` of them in a minute, without bursts: an endpoint that counts
+  by the second must not refuse what a minute would allow. Tokens are paid from an allowance that fills up.
+- Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer 429
+  or 503 halves it, and from then on it grows by one for each full window. A `Retry-After` stops all requests.
+- What a lost worker had reserved counts as spent, since its request may have been sent and charged.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+
+SLOW_START = 2.0
+_MARGIN = 0.97
+"""Share of the rate that is used: an endpoint's clock is not ours, and requests arrive with jitter."""
+
+_OVERLOADED = frozenset({429, 503, 529})
+_LEAST_PAUSE_S = 1.0
+
+
+class Price(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model costs, in US dollars per million tokens."""
+
+    input: float
+    output: float
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all requests of a fleet may take together. `None`: no limit.
+
+    Attributes:
+        money_usd: US dollars in all. Holds exactly where the model's price and `max_tokens` are known.
+        tokens: Tokens in all, of prompts and replies.
+        requests: Requests in all.
+        requests_per_minute: Requests that start within a minute.
+        tokens_per_minute: Tokens of the requests that start within a minute.
+        concurrency: Most requests at one time.
+        prices: Prices by model.
+    """
+
+    money_usd: float | None = None
+    tokens: int | None = None
+    requests: int | None = None
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    concurrency: int | None = None
+    prices: dict[str, Price] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit, so that requests have to be asked for."""
+        names = (name for name in self.__struct_fields__ if name != "prices")
+        return any(getattr(self, name) is not None for name in names)
+
+
+class Amount(Struct, frozen=True):
+    """Requests, tokens and US dollars."""
+
+    requests: int = 0
+    tokens: int = 0
+    money_usd: float = 0.0
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(
+            self.requests + other.requests, self.tokens + other.tokens, self.money_usd + other.money_usd
+        )
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        return Amount(
+            self.requests - other.requests, self.tokens - other.tokens, self.money_usd - other.money_usd
+        )
+
+
+class Granted(Struct, frozen=True):
+    """The request may start now; `reserved` is the most that it can cost."""
+
+    reserved: Amount
+
+
+class NotYet(Struct, frozen=True):
+    """Ask again after this time, or when a request is settled. `None`: only then."""
+
+    after_s: float | None
+
+
+class Refused(Struct, frozen=True):
+    """The request never may start; `why` is a sentence."""
+
+    why: str
+
+
+Answer: TypeAlias = Granted | NotYet | Refused
+
+
+class Broker(Struct):
+    """The limits, and what has been reserved and spent.
+
+    Attributes:
+        limits: The limits.
+        spent: What settled requests have cost, with those of earlier runs.
+        reserved: What the requests under way can cost at most.
+        under_way: Number of requests under way.
+        window: How many requests may be under way; grows and shrinks.
+        overloads: Answers 429, 503 and 529 so far.
+        paused_until: No request starts before this time.
+    """
+
+    limits: Limits
+    spent: Amount = Amount()
+    reserved: Amount = Amount()
+    under_way: int = 0
+    window: float = SLOW_START
+    overloads: int = 0
+    paused_until: float = -math.inf
+    _slow_start: bool = True
+    _next_start: float = -math.inf
+    _allowance: float = 0.0
+    _allowance_at: float | None = None
+    _halved_at: float = -math.inf
+
+    def ask(self, wanted: WantedRequest, now: float) -> Answer:
+        """Return whether a request may start at the time `now`, in seconds of a monotonic clock."""
+        amount = self.most(wanted)
+        if isinstance(amount, Refused):
+            return amount
+        blocked = self._over_total(amount)
+        if blocked is not None:
+            return blocked
+        wait_s = max(self.paused_until - now, self._next_start - now, self._tokens_wait(amount.tokens, now))
+        if wait_s > 0:
+            return NotYet(wait_s)
+        most = self.window if self.limits.concurrency is None else min(self.window, self.limits.concurrency)
+        if self.under_way >= max(1, int(most)):
+            return NotYet(None)
+        self._start(amount, now)
+        return Granted(amount)
+
+    def settle(self, reserved: Amount, outcome: RequestOutcome, model: str, now: float) -> Amount:
+        """Replace a reservation by what the request has cost, and return that."""
+        cost = self._cost(reserved, outcome, model)
+        self.reserved -= reserved
+        self.spent += cost
+        self.under_way -= 1
+        self._allowance += reserved.tokens - cost.tokens
+        if outcome.status in _OVERLOADED:
+            self._slow_down(outcome.retry_after_s, now)
+        elif outcome.status is not None and outcome.status < 400:
+            step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
+            # Grow only while the window is what limits: an idle fleet learns nothing about the endpoint.
+            if self.under_way + 1 >= int(self.window):
+                self.window += step
+        return cost
+
+    def most(self, wanted: WantedRequest) -> Amount | Refused:
+        """Return the most that a request can cost."""
+        limits = self.limits
+        price = limits.prices.get(wanted.model)
+        tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)
+        if limits.money_usd is None:
+            return Amount(1, tokens)
+        if price is None or wanted.max_tokens is None:
+            missing = "its price" if price is None else "max_tokens"
+            return Refused(
+                f"the fleet has a limit in money, and for {wanted.model} {missing} is not known: a request could"
+                " cost anything"
+            )
+        money = (wanted.prompt_bytes * price.input + wanted.max_tokens * price.output) / 1e6
+        return Amount(1, tokens, money)
+
+    def _over_total(self, amount: Amount) -> NotYet | Refused | None:
+        limits, spent = self.limits, self.spent
+        totals = (
+            ("requests", limits.requests, spent.requests, self.reserved.requests, amount.requests),
+            ("tokens", limits.tokens, spent.tokens, self.reserved.tokens, amount.tokens),
+            ("US dollars", limits.money_usd, spent.money_usd, self.reserved.money_usd, amount.money_usd),
+        )
+        waits = False
+        for name, most, used, held, wanted in totals:
+            if most is None or used + held + wanted <= most:
+                continue
+            if used + wanted > most:
+                return Refused(f"the fleet's limit of {most:g} {name} is used up: {used:g} are spent")
+            waits = True
+        return NotYet(None) if waits else None
+
+    def _tokens_wait(self, tokens: int, now: float) -> float:
+        rate = self.limits.tokens_per_minute
+        if rate is None:
+            return 0.0
+        self._fill(rate, now)
+        # A request larger than a minute's tokens waits for the full allowance, and leaves it in debt.
+        short = min(tokens, rate) - self._allowance
+        return short / (rate / 60)
+
+    def _fill(self, rate: float, now: float) -> None:
+        if self._allowance_at is None:
+            self._allowance = rate
+        else:
+            self._allowance = min(rate, self._allowance + (now - self._allowance_at) * rate / 60)
+        self._allowance_at = now
+
+    def _start(self, amount: Amount, now: float) -> None:
+        self.reserved += amount
+        self.under_way += 1
+        if self.limits.tokens_per_minute is not None:
+            self._allowance -= amount.tokens
+        if self.limits.requests_per_minute is not None:
+            self._next_start = max(self._next_start, now) + 60 / (self.limits.requests_per_minute * _MARGIN)
+
+    def _slow_down(self, retry_after_s: float | None, now: float) -> None:
+        self.overloads += 1
+        self._slow_start = False
+        if now - self._halved_at >= _LEAST_PAUSE_S:
+            # Once for all requests that were under way together: they met the same overload.
+            self.window = max(1.0, self.window / 2)
+            self._halved_at = now
+        self.paused_until = max(self.paused_until, now + max(retry_after_s or 0.0, _LEAST_PAUSE_S))
+
+    def _cost(self, reserved: Amount, outcome: RequestOutcome, model: str) -> Amount:
+        if not outcome.sent:
+            return Amount()
+        if outcome.status is not None and outcome.status >= 400:
+            return Amount(1)  # refused requests are not charged
+        if outcome.input_tokens is None or outcome.output_tokens is None:
+            return reserved
+        price = self.limits.prices.get(model)
+        money = outcome.cost_usd
+        if money is None and price is not None:
+            money = (outcome.input_tokens * price.input + outcome.output_tokens * price.output) / 1e6
+        tokens = outcome.input_tokens + outcome.output_tokens
+        return Amount(1, tokens, reserved.money_usd if money is None else money)
+
+
+def spent_so_far(lines: Iterable[Mapping[str, object]]) -> Amount:
+    """Return what the reservations and settlements of a ledger come to; open ones count in full."""
+    open_: dict[object, Amount] = {}
+    spent = Amount()
+    for line in lines:
+        amount = Amount(
+            int(str(line.get("requests", 0))),
+            int(str(line.get("tokens", 0))),
+            float(str(line.get("money_usd", 0.0))),
+        )
+        if line.get("kind") == "reserved":
+            open_[line.get("id")] = amount
+        elif line.get("kind") == "settled":
+            open_.pop(line.get("id"), None)
+            spent += amount
+    for amount in open_.values():
+        spent += amount
+    return spent

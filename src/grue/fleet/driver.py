@@ -1,0 +1,311 @@
+"""The driver of a fleet: walks through the cases, keeps an engine busy, and decides what is tried again.
+
+    missing ──▶ running ──▶ scored | failed        committed: never made again
+                   │
+                   ├─ infrastructure ──▶ running   three attempts in all, then given up until `retry`
+                   └─ interrupted ─────▶ missing   the same command goes on
+
+A lost worker, an unreachable endpoint and a server that does not start are infrastructure. What the model, the
+game or the work does wrong is a result. If the last twenty attempts all failed in the same way at the same
+endpoint, the fleet pauses: something is wrong that more attempts do not mend.
+
+Nothing about an episode is kept in memory after it has ended, so that a fleet of thousands takes no more than
+one of a hundred.
+"""
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+import grue
+from grue.errors import FleetError
+from grue.fleet.attempt import Attempted, Job
+from grue.fleet.engine import Engine, Lost
+from grue.fleet.folder import STOP, AttemptEnd, EpisodeFolder, FleetFolder
+from grue.fleet.identity import Case, FileDigests, episode_id
+from grue.fleet.sweep import Keep
+from grue.fleet.work import KnownWork
+
+ATTEMPTS = 3
+SAME_FAILURES = 20
+LEAST_FREE_BYTES = 50 * 2**20
+_LOOK_S = 0.2
+_DRAIN = 2
+
+Reason: TypeAlias = Literal["finished", "paused", "stopped", "interrupted"]
+
+
+class Tally(Struct):
+    """The counts of a fleet.
+
+    Attributes:
+        total: Episodes of the sweep.
+        done: Episodes with a commit; `before` of them had it before this run.
+        failed: Those of `done` that failed.
+        given_up: Episodes that failed three times for want of machine, network or server.
+        running: Episodes under way.
+        others: Episodes in the folder that are not in the sweep.
+        scores: Number and sum of the scores of this run, by name.
+        kinds: Number of failed attempts of this run, by kind.
+    """
+
+    total: int = 0
+    done: int = 0
+    before: int = 0
+    failed: int = 0
+    given_up: int = 0
+    running: int = 0
+    others: int = 0
+    scores: dict[str, tuple[int, float]] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    def add(self, end: AttemptEnd) -> None:
+        """Count the result of an episode."""
+        self.done += 1
+        self.failed += end.outcome == "failed"
+        for name, value in end.scores.items():
+            count, total = self.scores.get(name, (0, 0.0))
+            self.scores[name] = (count + 1, total + value)
+
+
+class Finished(Struct, frozen=True, kw_only=True):
+    """How a run of a fleet ended.
+
+    Attributes:
+        reason: `finished`: nothing is missing. `paused`: every attempt fails in the same way. `stopped`: by
+            `grue fleet stop`. `interrupted`: by Ctrl-C.
+        why: A sentence, for `paused`.
+        tally: The counts.
+    """
+
+    reason: Reason
+    tally: Tally
+    why: str = ""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What is to be done.
+
+    Attributes:
+        work: The work.
+        version: Its version.
+        cases: Returns the cases, the same ones in each call.
+        keep: What stays on disk.
+    """
+
+    work: KnownWork
+    version: str
+    cases: Callable[[], Iterable[Case]]
+    keep: Keep = "all"
+
+
+class Driver:
+    """Runs a plan on an engine.
+
+    Args:
+        folder: The fleet's folder, which this driver has locked.
+        plan: What is to be done.
+        engine: Makes the attempts.
+        watch: Called with the counts and the running episodes, by id with the time of their start, about five
+            times a second.
+        retry: Try again what was given up.
+
+    Attributes:
+        tally: The counts so far.
+    """
+
+    def __init__(
+        self,
+        folder: FleetFolder,
+        plan: Plan,
+        engine: Engine,
+        watch: Callable[[Tally, dict[str, float]], None],
+        *,
+        retry: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._engine = engine
+        self._watch = watch
+        self._retry = retry
+        self.tally = Tally()
+        self._running: dict[str, float] = {}
+        self._again: deque[Job] = deque()
+        self._tries: dict[str, int] = {}
+        self._last: deque[tuple[str, str]] = deque(maxlen=SAME_FAILURES)
+        self._presses = 0
+        self._stop: Finished | None = None
+
+    def run(self) -> Finished:
+        """Do what is missing. Blocks until it is done, or the fleet pauses or is stopped.
+
+        The first Ctrl-C, or `grue fleet stop`, lets the running episodes end; the second cancels them.
+
+        Raises:
+            FleetError: The folder cannot be read or written, or a worker cannot work.
+        """
+        self.tally.total = sum(1 for _ in self._plan.cases())
+        (self._folder.path / STOP).unlink(missing_ok=True)
+        jobs = self._jobs()
+        more = True
+        while True:
+            try:
+                more = more and self._fill(jobs)
+                if not self._running and (self._stop is not None or not (more or self._again)):
+                    break
+                self._look()
+            except KeyboardInterrupt:
+                self._interrupted()
+        self.tally.others = self._others()
+        self._watch(self.tally, self._running)
+        return self._stop or Finished(reason="finished", tally=self.tally)
+
+    def _fill(self, jobs: Iterator[Job]) -> bool:
+        """Submit jobs until the engine is busy; return whether there are more."""
+        room = self._engine.slots + min(self._engine.slots, 4)
+        while len(self._running) < room and self._stop is None:
+            job = self._again.popleft() if self._again else next(jobs, None)
+            if job is None:
+                return False
+            self._running[job.folder.name] = time.monotonic()
+            self.tally.running = len(self._running)
+            self._engine.submit(job)
+        return True
+
+    def _jobs(self) -> Iterator[Job]:
+        """Yield the attempts to make; count what is done."""
+        work, digests = self._plan.work, FileDigests()
+        for number, case in enumerate(self._plan.cases()):
+            if number % 500 == 0:
+                self._require_space()
+            id_ = episode_id(work.name, self._plan.version, case, digests.of(case, work.files))
+            folder = self._folder.episode(id_)
+            commit = folder.commit
+            if commit is not None:
+                self.tally.add(commit.end)
+                self.tally.before += 1
+                continue
+            tries = 0 if self._retry else self._used(folder)
+            if tries >= ATTEMPTS:
+                self.tally.given_up += 1
+                continue
+            if tries:
+                self._tries[id_] = tries
+            yield Job(
+                folder=folder.path,
+                work=work.name,
+                version=self._plan.version,
+                settings=case.settings,
+                repetition=case.repetition,
+                keep=self._plan.keep,
+            )
+
+    def _used(self, folder: EpisodeFolder) -> int:
+        ends = (folder.end_of(attempt) for _, attempt in folder.attempts())
+        return sum(end is not None and end.outcome == "infrastructure" for end in ends)
+
+    def _look(self) -> None:
+        """Wait a moment for an attempt to end, and take in all that have."""
+        try:
+            self._ended(*self._engine.ended.get(timeout=_LOOK_S))
+            while True:
+                self._ended(*self._engine.ended.get_nowait())
+        except queue.Empty:
+            pass
+        if self._stop is None and (self._folder.path / STOP).exists():
+            self._end("stopped")
+        self._watch(self.tally, self._running)
+
+    def _ended(self, job: Job, ended: Attempted | Lost) -> None:
+        id_ = job.folder.name
+        self._running.pop(id_, None)
+        self.tally.running = len(self._running)
+        end = self._end_of_lost(job, ended) if isinstance(ended, Lost) else ended.end
+        if end is None:
+            return
+        self._last.append((end.kind, end.endpoint))
+        if end.kind:
+            self.tally.kinds[end.kind] = self.tally.kinds.get(end.kind, 0) + 1
+        if end.outcome == "infrastructure":
+            self._try_again(job)
+        else:
+            self._tries.pop(id_, None)
+            commit = (
+                None
+                if not isinstance(ended, Attempted) or ended.committed
+                else EpisodeFolder(job.folder).commit
+            )
+            self.tally.add(end if commit is None else commit.end)
+        self._pause_if_all_fail(end)
+
+    def _end_of_lost(self, job: Job, lost: Lost) -> AttemptEnd | None:
+        """Record how a lost attempt ended; `None`: it was cancelled, so that it counts as interrupted."""
+        if lost.kind == "cancelled":
+            return None
+        if lost.kind == "error":
+            raise FleetError(lost.why)
+        folder = EpisodeFolder(job.folder)
+        commit = folder.commit
+        if commit is not None:
+            return commit.end  # it was lost after it had committed
+        attempt = next((path for _, path in reversed(folder.attempts()) if folder.end_of(path) is None), None)
+        timed_out = lost.kind == "timed_out"
+        end = AttemptEnd(outcome="failed" if timed_out else "infrastructure", kind=lost.kind, error=lost.why)
+        if attempt is None:
+            return replace(end, outcome="infrastructure")
+        if timed_out:
+            folder.make_commit(attempt, end, version=grue.__version__)
+        else:
+            folder.end(attempt, end)
+        return end
+
+    def _try_again(self, job: Job) -> None:
+        id_ = job.folder.name
+        tries = self._tries.get(id_, 0) + 1
+        if tries >= ATTEMPTS:
+            self._tries.pop(id_, None)
+            self.tally.given_up += 1
+        else:
+            self._tries[id_] = tries
+            self._again.append(job)
+
+    def _pause_if_all_fail(self, end: AttemptEnd) -> None:
+        if self._stop is not None or not end.kind:
+            return
+        if len(self._last) == SAME_FAILURES and len(set(self._last)) == 1:
+            where = f" at {end.endpoint}" if end.endpoint else ""
+            why = f"the last {SAME_FAILURES} attempts all ended with {end.kind}{where}: {end.error}"
+            self._end("paused", why)
+
+    def _interrupted(self) -> None:
+        self._presses += 1
+        if self._stop is None:
+            self._end("interrupted")
+        if self._presses >= _DRAIN:
+            self._engine.cancel()
+
+    def _end(self, reason: Reason, why: str = "") -> None:
+        self._stop = Finished(reason=reason, tally=self.tally, why=why)
+
+    def _require_space(self) -> None:
+        free = self._folder.free_bytes()
+        if free < LEAST_FREE_BYTES:
+            raise FleetError(
+                f"The disk of {self._folder.path} is nearly full: {free // 2**20} MB are free. Free some space and"
+                " run the same command again; nothing that was finished is lost."
+            )
+
+    def _others(self) -> int:
+        there = sum(1 for _ in self._folder.episodes())
+        return max(0, there - self.tally.done - self.tally.given_up) if self._stop is None else 0
+
+
+def stop(path: Path) -> None:
+    """Ask the driver of a folder to stop after the running episodes."""
+    (path / STOP).touch(mode=0o600)

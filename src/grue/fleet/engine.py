@@ -1,0 +1,51 @@
+"""What the driver asks of an engine: to make attempts somewhere, and to say how they ended.
+
+An engine counts no attempts and tries nothing again; the driver does. The folder is the truth, so a fleet
+that was begun with one engine can be finished with another.
+"""
+
+import queue
+from typing import Literal, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from grue.fleet.attempt import Attempted, Job
+
+LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error"]
+
+
+class Lost(Struct, frozen=True):
+    """An attempt that did not end by itself.
+
+    Attributes:
+        kind: `died`: its worker process was killed or crashed. `timed_out`: it took longer than allowed.
+            `cancelled`: by the driver. `error`: the worker cannot work at all; `why` says why.
+        why: A sentence about it.
+    """
+
+    kind: LossKind
+    why: str = ""
+
+
+Ended: TypeAlias = tuple[Job, Attempted | Lost]
+
+
+class Engine(Protocol):
+    """Makes attempts in other processes."""
+
+    @property
+    def slots(self) -> int:
+        """How many attempts it makes at one time."""
+
+    @property
+    def ended(self) -> "queue.SimpleQueue[Ended]":
+        """Gets each job once, with how its attempt ended."""
+
+    def submit(self, job: Job) -> None:
+        """Make an attempt as soon as a slot is free."""
+
+    def cancel(self) -> None:
+        """End all attempts; each is `Lost` as cancelled, unless it has ended."""
+
+    def close(self) -> None:
+        """Free everything. Blocks until no process of it is left."""

@@ -1,0 +1,148 @@
+"""`Fleet`: run a work for many cases, on this machine or on a Ray cluster."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+import grue
+from grue.errors import FleetError
+from grue.fleet.broker import Limits
+from grue.fleet.broker_server import BrokerServer
+from grue.fleet.driver import Driver, Finished, Plan, Tally
+from grue.fleet.folder import DriverLock, FleetFolder
+from grue.fleet.identity import Case
+from grue.fleet.local import LocalEngine, default_workers
+from grue.fleet.sweep import Keep, Sweep
+from grue.fleet.work import KnownWork, Work, find_work, name_of
+
+FORMAT = 1
+Watch = Callable[[Tally, dict[str, float], BrokerServer], None]
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What a fleet does; `fleet.json`. For people and displays: what is done stands in the commits."""
+
+    format: int = FORMAT
+    work: str = ""
+    version: str = "1"
+    total: int = 0
+    axes: list[str] = []
+    limits: Limits = Limits()
+    grue: str = ""
+    started: str = ""
+
+
+class Fleet:
+    """Runs a work for many cases. What is done already is not done again.
+
+    Args:
+        directory: The fleet's folder; made if it does not exist.
+        workers: Episodes at one time; 0: as many as the machine has cores.
+        engine: `local`: processes of this machine.
+        limits: What all requests to models may take together.
+        episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
+        keep: What stays on disk: everything, the files of failed episodes, or results only.
+
+    Raises:
+        FleetError: A value is wrong.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        workers: int = 0,
+        engine: Literal["local"] = "local",
+        limits: Limits | None = None,
+        episode_timeout_s: float | None = None,
+        keep: Keep = "all",
+    ) -> None:
+        if workers < 0:
+            raise FleetError(
+                f"workers = {workers} makes no sense: give a number above 0, or 0 for all cores."
+            )
+        if engine != "local":
+            raise FleetError(f"There is no engine {engine!r}: write engine='local'.")
+        self.folder = FleetFolder(Path(directory))
+        self._workers = workers or default_workers()
+        self._limits = limits or Limits()
+        self._episode_timeout_s = episode_timeout_s
+        self._keep = keep
+
+    def map(
+        self,
+        work: Work | str,
+        cases: Iterable[Mapping[str, Any]],
+        *,
+        repetitions: int = 1,
+        version: str | None = None,
+        retry: bool = False,
+        watch: Watch | None = None,
+    ) -> Finished:
+        """Do the work for each case that is not done yet. Blocks.
+
+        Args:
+            work: The function, or its name as `module:name`.
+            cases: The settings of each case; plain JSON values.
+            repetitions: Episodes of each case.
+            version: Version of the work; `None`: the one that it declares.
+            retry: Try again what was given up.
+            watch: Called with the counts about five times a second.
+
+        Raises:
+            FleetError: The work, a case or the folder cannot be used, or another driver has the folder.
+            MissingDependencyError: pebble is not installed.
+        """
+        settings = [dict(case) for case in cases]
+
+        def all_cases() -> Iterable[Case]:
+            for repetition in range(repetitions):
+                for each in settings:
+                    yield Case(settings=each, repetition=repetition)
+
+        known = find_work(work if isinstance(work, str) else name_of(work))
+        axes = list(dict.fromkeys(name for each in settings for name in each))
+        plan = Plan(work=known, version=version or known.version, cases=all_cases, keep=self._keep)
+        return self._run(plan, axes, retry=retry, watch=watch)
+
+    def sweep(self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None) -> Finished:
+        """Do what is missing of a sweep. Blocks. Raises what `map` raises."""
+        known = find_work(sweep.work)
+        plan = Plan(work=known, version=sweep.version, cases=sweep.cases, keep=self._keep)
+        return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
+
+    def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
+        with DriverLock(self.folder), BrokerServer(self.folder, self._limits) as broker:
+            self.folder.write_manifest(
+                Manifest(
+                    work=plan.work.name,
+                    version=plan.version,
+                    total=sum(1 for _ in plan.cases()),
+                    axes=axes,
+                    limits=self._limits,
+                    grue=grue.__version__,
+                    started=datetime.now(UTC).isoformat(timespec="seconds"),
+                )
+            )
+            engine = LocalEngine(
+                self._workers,
+                broker.address,
+                limited=self._limits.any,
+                episode_timeout_s=self._episode_timeout_s,
+            )
+            try:
+                seen: Callable[[Tally, dict[str, float]], None] = (
+                    (lambda tally, running: watch(tally, running, broker)) if watch else (lambda *_: None)
+                )
+                return Driver(self.folder, plan, engine, seen, retry=retry).run()
+            finally:
+                engine.close()
+
+
+def work_named(name: str) -> KnownWork:
+    """Return a work by name, as in a sweep."""
+    return find_work(name)

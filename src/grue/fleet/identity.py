@@ -1,0 +1,93 @@
+"""The identity of an episode: a hash of everything that decides what the episode is.
+
+Two runs of the same sweep have to agree on it, on any machine and with any number of workers, because a
+finished episode is found again by its id. So it covers the work and its version, the case, the repetition and
+the content of the files that the case names. It does not cover grue's version, workers, limits or keys.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import FleetError
+from grue.messages import JsonObject
+from grue.protocol.secret_names import looks_secret
+
+ID_LENGTH = 24
+"""Hexadecimal digits of an id: 96 bits, so that two of a million cases never share one."""
+
+_BLOCK = 2**20
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    """One case of a sweep, which gives one episode.
+
+    Attributes:
+        settings: What the work gets: plain JSON values by name.
+        repetition: Counts the episodes with equal settings, from 0.
+    """
+
+    settings: JsonObject
+    repetition: int = 0
+
+
+def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) -> str:
+    """Return the id of the episode of a case.
+
+    Args:
+        work: The function, as `module:name`.
+        version: Version of the work. Another one makes other episodes.
+        case: The case.
+        files: SHA-256 of each file that the case names, by setting.
+
+    Raises:
+        FleetError: A setting is not JSON, or is named like a secret.
+    """
+    for name in case.settings:
+        if looks_secret(name):
+            raise FleetError(
+                f"The case has a setting {name!r}. Secrets do not belong in a case, because it is written to"
+                " disk: put the key in the environment, for example as GRUE_API_KEY."
+            )
+    try:
+        written = msgspec.json.encode(
+            [work, version, case.settings, case.repetition, dict(files)], order="deterministic"
+        )
+    except (TypeError, UnicodeEncodeError) as error:
+        raise FleetError(f"The settings of a case have to be JSON: {error}.") from error
+    return hashlib.sha256(written).hexdigest()[:ID_LENGTH]
+
+
+class FileDigests:
+    """The SHA-256 of files, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, str] = {}
+
+    def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
+        """Return the digest of each of the case's settings `names` that is the path of a file.
+
+        Raises:
+            FleetError: A file cannot be read.
+        """
+        found: dict[str, str] = {}
+        for name in names:
+            value = case.settings.get(name)
+            if isinstance(value, str) and value and Path(value).is_file():
+                found[name] = self._digest(Path(value).resolve())
+        return found
+
+    def _digest(self, path: Path) -> str:
+        if path not in self._known:
+            digest = hashlib.sha256()
+            try:
+                with path.open("rb") as file:
+                    while block := file.read(_BLOCK):
+                        digest.update(block)
+            except OSError as error:
+                raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
+            self._known[path] = digest.hexdigest()
+        return self._known[path]

@@ -1,0 +1,135 @@
+"""The local engine: warm worker processes on this machine, one episode at a time in each.
+
+pebble keeps the processes: it replaces one that dies, ends one whose episode takes too long, and recycles
+each after 200 episodes. An episode runs on its process's main thread, so that signals work there.
+"""
+
+import concurrent.futures
+import functools
+import importlib
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from grue.errors import FleetError, MissingDependencyError
+from grue.fleet.attempt import Attempted, Job, run_attempt
+from grue.fleet.engine import Ended, Lost
+
+if TYPE_CHECKING:
+    from grue.fleet.broker_link import BrokerLink
+
+EPISODES_A_WORKER = 200
+"""A worker is replaced after so many episodes, so that what a work leaks does not add up."""
+
+_PRELOADED = ("grue.fleet.attempt", "grue.runner", "grue.actors.llm", "grue.mcp_transport.process_wire")
+
+_link: "list[BrokerLink]" = []
+
+
+class LocalEngine:
+    """Makes attempts in worker processes.
+
+    Args:
+        workers: Number of processes.
+        address: The broker's address.
+        limited: Whether requests have to be asked for.
+        episode_timeout_s: Time limit of an attempt; `None`: none.
+
+    Raises:
+        MissingDependencyError: pebble is not installed.
+    """
+
+    def __init__(
+        self, workers: int, address: str, *, limited: bool = False, episode_timeout_s: float | None = None
+    ) -> None:
+        try:
+            from pebble import ProcessPool
+        except ImportError as error:
+            raise MissingDependencyError(
+                "A fleet needs the package pebble. Install it with: pip install 'grue[fleet]'"
+            ) from error
+        self.slots = workers
+        self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self._timeout_s = episode_timeout_s
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
+        self._pool = ProcessPool(
+            max_workers=workers,
+            max_tasks=EPISODES_A_WORKER,
+            initializer=begin_work,
+            initargs=(address, limited, list(sys.path)),
+            context=context,
+        )
+        self._futures: dict[int, concurrent.futures.Future[Attempted]] = {}
+
+    def submit(self, job: Job) -> None:
+        """Make an attempt as soon as a process is free."""
+        future = self._pool.schedule(run_attempt, args=(job,), timeout=self._timeout_s)
+        self._futures[id(future)] = future
+        future.add_done_callback(functools.partial(self._done, job))
+
+    def cancel(self) -> None:
+        """End all attempts."""
+        for future in list(self._futures.values()):
+            future.cancel()
+
+    def close(self) -> None:
+        """End all processes. Blocks until they are gone."""
+        self._pool.stop()
+        self._pool.join()
+
+    def _done(self, job: Job, future: "concurrent.futures.Future[Attempted]") -> None:
+        self._futures.pop(id(future), None)
+        self.ended.put((job, _outcome(future, self._timeout_s)))
+
+
+def _outcome(future: "concurrent.futures.Future[Attempted]", timeout_s: float | None) -> Attempted | Lost:
+    from pebble import ProcessExpired
+
+    try:
+        return future.result()
+    except (concurrent.futures.CancelledError, KeyboardInterrupt):
+        return Lost("cancelled")
+    except TimeoutError:
+        return Lost("timed_out", f"the episode did not end within {timeout_s:g} s")
+    except ProcessExpired as error:
+        return Lost("died", f"its worker process ended with status {error.exitcode}")
+    except FleetError as error:
+        return Lost("error", str(error))
+    except Exception as error:  # noqa: BLE001 - anything else is reported to the driver, which says it
+        return Lost("error", f"{type(error).__name__}: {error}")
+
+
+def begin_work(address: str, limited: bool, path: list[str]) -> None:
+    """Prepare a worker process: connect it to the broker, and end it when the driver is gone."""
+    from grue.fleet.broker_link import BrokerLink
+    from grue.llm_transport.request_gate import set_request_gate
+
+    sys.path[:] = path
+    # Ctrl-C at a terminal reaches all processes. The driver decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = BrokerLink(address, on_loss=_leave)
+    _link[:] = [link]
+    set_request_gate(link if limited else None)
+
+
+def _leave() -> None:
+    # The guard of each server process ends it when this process is gone.
+    os._exit(1)
+
+
+def _can_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def default_workers() -> int:
+    """Return how many cores this process may use."""
+    available: Any = getattr(os, "sched_getaffinity", None)
+    return len(available(0)) if available else os.cpu_count() or 1

@@ -1,0 +1,144 @@
+"""Read a sweep: a TOML file that says which work to do for which cases, and within which limits.
+
+The grid is the product of its axes. `include` adds cases, `exclude` takes away those that have all of its
+settings. An error names the line and the key.
+"""
+
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct, field
+
+from grue.config.reading import nearest, read_config_text
+from grue.errors import FleetError
+from grue.fleet.broker import Limits
+from grue.fleet.identity import Case
+from grue.messages import JsonObject
+
+MOST_CASES = 1_000_000
+
+Keep: TypeAlias = Literal["all", "failed", "results"]
+
+
+class Span(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An axis of whole numbers: from `first` up to and including `last`."""
+
+    first: int
+    last: int
+
+
+class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sweep.
+
+    Attributes:
+        work: The function, as `module:name`, or `zork`, `skill_agent` or `agent_loop` for a host's own.
+        version: Version of the work. Another one makes other episodes.
+        grid: Values of each axis: a list, or `{first = 0, last = 39}`.
+        settings: Settings that all cases have.
+        include: Further cases, added to the grid; each has the common settings too.
+        exclude: Cases to leave out: those that have all settings of one of these.
+        repetitions: Episodes of each case.
+        limits: What all requests may take together.
+        workers: Episodes at one time; 0: as many as the machine has cores.
+        servers: Most server processes at one time on a machine; `None`: no limit.
+        episode_timeout_s: Time limit of an episode; `None`: none.
+        keep: What stays on disk: everything, the files of failed episodes, or results only.
+    """
+
+    work: str
+    version: str = "1"
+    grid: dict[str, list[Any] | Span] = {}
+    settings: JsonObject = {}
+    include: list[JsonObject] = []
+    exclude: list[JsonObject] = []
+    repetitions: int = 1
+    limits: Limits = field(default_factory=Limits)
+    workers: int = 0
+    episode_timeout_s: float | None = None
+    keep: Keep = "all"
+
+    def cases(self) -> Iterator[Case]:
+        """Yield the cases: all of the first repetition first."""
+        settings = list(self._settings())
+        for repetition in range(self.repetitions):
+            yield from (Case(settings=each, repetition=repetition) for each in settings)
+
+    def _settings(self) -> Iterator[JsonObject]:
+        axes = {name: _values(axis) for name, axis in self.grid.items()}
+        grid = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+        for cell in (*(grid if axes else ()), *self.include):
+            case = {**self.settings, **cell}
+            if not any(leave_out.items() <= case.items() for leave_out in self.exclude):
+                yield case
+        if not axes and not self.include:
+            yield dict(self.settings)
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Return the sweep of a file.
+
+    Raises:
+        MCPConfigError: The file is missing or not UTF-8.
+        FleetError: It is not TOML, or a key or a value is wrong; the text names line and key.
+    """
+    text = read_config_text(path, if_missing=f"There is no sweep {path}. Name a TOML file.")
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
+        raise FleetError(f"{path} is not valid TOML: {error}.") from error
+    try:
+        sweep = msgspec.convert(document, Sweep)
+    except msgspec.ValidationError as error:
+        raise FleetError(_wrong(path, text, str(error))) from error
+    _check(sweep, path, text)
+    return sweep
+
+
+def _check(sweep: Sweep, path: Path, text: str) -> None:
+    for name, least in (("repetitions", 1), ("workers", 0)):
+        if getattr(sweep, name) < least:
+            raise FleetError(f"{path}{_line(text, name)}: {name} must be at least {least}.")
+    if sweep.episode_timeout_s is not None and not 0 < sweep.episode_timeout_s < float("inf"):
+        raise FleetError(f"{path}{_line(text, 'episode_timeout_s')}: episode_timeout_s must be above 0.")
+    for name, axis in sweep.grid.items():
+        if not _values(axis):
+            raise FleetError(f"{path}{_line(text, name)}: the axis {name!r} has no values.")
+    size = sweep.repetitions
+    for axis in sweep.grid.values():
+        size *= len(_values(axis))
+    if size > MOST_CASES:
+        raise FleetError(f"{path}: the grid has {size:,} episodes; the most are {MOST_CASES:,}.")
+
+
+def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:
+    return range(axis.first, axis.last + 1) if isinstance(axis, Span) else axis
+
+
+def _wrong(path: Path, text: str, error: str) -> str:
+    """Return a sentence about a wrong key or value, with its line."""
+    unknown = re.search(r"contains unknown field `([^`]*)`", error)
+    if unknown:
+        key = unknown[1]
+        known = [*Sweep.__struct_fields__, *Limits.__struct_fields__, *Span.__struct_fields__]
+        return f"{path}{_line(text, key)}: unknown key {key!r}. Did you mean {nearest(key, known)!r}?"
+    place = re.search(r" - at `\$\.?([^`]*)`", error)
+    where = place[1] if place else ""
+    key = re.split(r"[.\[]", where)[-1].rstrip("]") if where else ""
+    said = error[: place.start()] if place else error
+    named = f" {where}:" if where else ""
+    return f"{path}{_line(text, key or where)}:{named} {said[0].lower()}{said[1:]}."
+
+
+def _line(text: str, key: str) -> str:
+    """Return `, line N`, where a key stands; empty if it cannot be found."""
+    if not key:
+        return ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(rf"""\s*(\[+\s*)?(\w+\s*\.\s*)*["']?{re.escape(key)}["']?\s*(=|\])""", line):
+            return f", line {number}"
+    return ""

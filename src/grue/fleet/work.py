@@ -1,0 +1,168 @@
+"""The work of a fleet: a function that plays one episode and returns its score.
+
+    def triage(case: dict, episode: Episode) -> float:
+        runner = Runner(llm=..., trace=episode.trace)
+        ...
+        return right / total
+
+The function must be importable, because other processes call it. It returns a number, or numbers by name.
+What it raises makes the episode a failed one, which is a result too, unless the machine, the network or a
+server failed: then the episode is tried again.
+"""
+
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from grue.errors import FleetError
+from grue.fleet.folder import TRACE, Scores
+from grue.messages import JsonObject
+
+OURS = {"zork": "grue.fleet.zork_work:play"}
+"""The hosts' own work, by short name."""
+
+
+class Episode(Struct, frozen=True, kw_only=True):
+    """The episode that the work plays.
+
+    Attributes:
+        id: Its id: the same for the same case, on any machine.
+        folder: The folder of this attempt. Everything in it stays with the episode.
+        repetition: Counts the episodes with equal settings, from 0.
+        interrupted: The folder of an attempt that was interrupted, from which a work that can resume may go
+            on; it must not be changed. `None`: there is none.
+    """
+
+    id: str
+    folder: Path
+    repetition: int = 0
+    interrupted: Path | None = None
+
+    @property
+    def trace(self) -> Path:
+        """The file for the trace of the episode; pass it to `Runner(trace=...)`."""
+        return self.folder / TRACE
+
+
+Work: TypeAlias = Callable[[dict[str, Any], Episode], float | Mapping[str, float]]
+W = TypeVar("W", bound=Callable[..., Any])
+
+
+class KnownWork(Struct, frozen=True, kw_only=True):
+    """A work that was found, with what it declares.
+
+    Attributes:
+        name: The function, as `module:name` or `/path/of/file.py:name`.
+        function: The function.
+        version: Its version.
+        files: The settings that are paths of files; their content belongs to the episode's identity.
+        scores: The names of its scores; empty: any.
+    """
+
+    name: str
+    function: Work
+    version: str = "1"
+    files: tuple[str, ...] = ("game_file", "tool_lock", "mcp_config")
+    scores: tuple[str, ...] = ()
+
+
+def work(
+    *, version: str = "1", files: tuple[str, ...] | None = None, scores: tuple[str, ...] = ()
+) -> Callable[[W], W]:
+    """Declare the version, the files and the scores of a work. A plain function has the defaults.
+
+    Args:
+        version: Another one makes other episodes: change it when the work changes.
+        files: The settings that are paths of files whose content decides the outcome.
+        scores: The names of its scores. A work that returns others has failed.
+    """
+
+    def declare(function: W) -> W:
+        function.__fleet_work__ = {"version": version, "scores": scores} | (  # type: ignore[attr-defined]
+            {} if files is None else {"files": files}
+        )
+        return function
+
+    return declare
+
+
+def name_of(function: Work) -> str:
+    """Return the name by which another process finds a function.
+
+    Raises:
+        FleetError: It is not at the top of a module.
+    """
+    name = getattr(function, "__qualname__", "")
+    if not name.isidentifier():
+        raise FleetError(
+            f"{name or function!r} cannot be called by another process: define the work at the top of a module."
+        )
+    module = function.__module__
+    if module != "__main__":
+        return f"{module}:{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if file is None:
+        raise FleetError(f"{name} is defined in an interactive session: put the work into a file.")
+    return f"{Path(file).resolve()}:{name}"
+
+
+def find_work(name: str) -> KnownWork:
+    """Import and return a work.
+
+    Raises:
+        FleetError: There is none of this name.
+    """
+    full = OURS.get(name, name)
+    place, _, attribute = full.rpartition(":")
+    if not place or not attribute.isidentifier():
+        known = ", ".join(OURS)
+        raise FleetError(f"work = {name!r} names no function: write module:function, or one of {known}.")
+    module = _from_file(Path(place)) if place.endswith(".py") else _imported(place, name)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise FleetError(f"{place} has no function {attribute!r}.")
+    return KnownWork(name=full, function=function, **getattr(function, "__fleet_work__", {}))
+
+
+def _imported(module: str, name: str) -> Any:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise FleetError(f"Cannot import the work {name!r}: {error}.") from error
+
+
+def _from_file(path: Path) -> Any:
+    module_name = f"_grue_work_{path.stem}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FleetError(f"There is no file {path} with the work.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
+    """Return what a work returned as scores by name.
+
+    Raises:
+        ValueError: It is not a number, or numbers by name; or not the names that the work declares.
+    """
+    by_name: JsonObject = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
+    for name, value in by_name.items():
+        number = isinstance(value, int | float) and math.isfinite(value)
+        if not isinstance(name, str) or not number:
+            raise ValueError(f"the work returned {value!r:.100} as {name!r}; a score is a finite number")
+    if names and set(by_name) != set(names):
+        raise ValueError(f"the work returned {sorted(by_name)}, but declares {sorted(names)}")
+    return {name: float(value) for name, value in by_name.items()}

@@ -1,0 +1,136 @@
+"""The Zork host as a fleet's work: plays a text adventure and returns its score.
+
+The settings of a case, all optional: `game` (default `house`), `seed`, `turns`, `offline`, `model`,
+`base_url`, `mcp` (`false`: no tools), `mcp_config`, `turn_timeout_s`.
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from grue.errors import FleetError, LLMError, MCPError
+from grue.fleet.work import Episode, work
+from grue.games.catalogue import open_game
+from grue.hosts.zork.bundled import bundled_server
+from grue.hosts.zork.client import LLMClient
+from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
+from grue.hosts.zork.past import Past, read_past
+from grue.settings import GameConfiguration
+from grue.traces import Recorder, RunFolder
+
+OFFLINE_URL = "http://offline.invalid/v1"
+
+
+class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a case."""
+
+    game: str = "house"
+    seed: int = 0
+    turns: int = 60
+    offline: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    mcp: bool = True
+    mcp_config: str | None = None
+    turn_timeout_s: float | None = None
+
+
+@work(files=("game", "mcp_config"), scores=("score", "turns", "tool_calls", "deaths"))
+def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
+    """Play an episode of the case's game.
+
+    Raises:
+        FleetError: The case has an unknown setting.
+        MCPError: The episode could not be played to its end.
+    """
+    try:
+        settings = msgspec.convert(case, PlayCase)
+    except msgspec.ValidationError as error:
+        raise FleetError(f"The case cannot be played: {error}.") from error
+    result = _played(settings, episode)
+    if result.reason == "failed" or result.reason == "fallbacks":
+        raise MCPError(f"The episode ended with {result.reason}: {result.detail}")
+    return {
+        "score": float(result.score or 0),
+        "turns": float(result.turns),
+        "tool_calls": float(result.tool_calls),
+        "deaths": float(result.deaths),
+    }
+
+
+def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
+    config, server = _configuration(case)
+    past = _past(episode)
+    recorder = Recorder()
+    with (
+        contextlib.closing(open_game(case.game)) as game,
+        RunFolder(episode.folder, recorder, episode_id=episode.id, resume=past is not None) as folder,
+    ):
+        setup = EpisodeSetup(
+            game=game,
+            seed=case.seed,
+            max_turns=case.turns,
+            client=_client(case, config, game.name),
+            mcp_manager=server,
+            recorder=recorder,
+            turn_timeout_s=case.turn_timeout_s,
+            scripted=case.offline,
+            past=past,
+        )
+        orchestrator = ZorkOrchestratorV2(episode.id, config, setup)
+        try:
+            orchestrator.play_episode()
+        finally:
+            orchestrator.close()
+            result = orchestrator.result()
+            folder.write_result(result)
+    return result
+
+
+def _past(episode: Episode) -> Past | None:
+    """Copy an interrupted attempt into this one, to go on from it; `None`: play from the beginning."""
+    if episode.interrupted is None:
+        return None
+    shutil.copytree(episode.interrupted, episode.folder, dirs_exist_ok=True, ignore=_left_out)
+    try:
+        return read_past(episode.folder)
+    except MCPError:  # it was interrupted before there was anything to go on from
+        for file in episode.folder.iterdir():
+            if file.is_file():
+                file.unlink()
+        return None
+
+
+def _left_out(folder: str, names: list[str]) -> list[str]:
+    del folder
+    return [name for name in names if name in ("attempt.json", "result.json", "output.txt")]
+
+
+def _configuration(case: PlayCase) -> tuple[GameConfiguration, Any]:
+    project = Path("pyproject.toml")
+    config = GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()
+    config.client_base_url = case.base_url or config.client_base_url
+    config.agent_model = case.model or ("grue-offline-script" if case.offline else config.agent_model)
+    config.mcp_enabled = case.mcp
+    if case.mcp_config is not None and case.mcp:
+        config.mcp_config_file = str(Path(case.mcp_config).absolute())
+        return config, None
+    return config, bundled_server() if case.mcp else None
+
+
+def _client(case: PlayCase, config: GameConfiguration, game: str) -> LLMClient:
+    if not case.offline:
+        return LLMClient(config, api_key=os.environ.get("GRUE_API_KEY"))
+    from grue.offline import ScriptedModelTransport, playbook_for
+
+    return LLMClient(
+        config, base_url=OFFLINE_URL, transport=ScriptedModelTransport(playbook_for(game, case.seed))
+    )
+
+
+__all__ = ["LLMError", "PlayCase", "play"]
