@@ -7,6 +7,7 @@ import typer
 
 from grue import __version__
 from grue.cli import take_interrupts
+from grue.cli.fleet_app import fleet_app
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
 from grue.cli.trace_app import trace_app
 from grue.errors import MCPConfigError
@@ -20,6 +21,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(fleet_app, name="fleet")
 
 
 def _print_version(wanted: bool) -> None:

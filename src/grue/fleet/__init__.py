@@ -9,9 +9,9 @@
 What is done stands on disk. The same call again does what is missing; `docs/guides/fleet.md` says more.
 """
 
-from grue.fleet.broker import Amount, Limits, Price
+from grue.fleet.broker import Amount, FleetBudget, Price, Rate
 from grue.fleet.driver import Finished, Tally
-from grue.fleet.fleet import Fleet
+from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.sweep import Sweep, read_sweep
 from grue.fleet.work import Episode, work
 
@@ -20,8 +20,10 @@ __all__ = [
     "Episode",
     "Finished",
     "Fleet",
-    "Limits",
+    "FleetBudget",
+    "FleetOptions",
     "Price",
+    "Rate",
     "Sweep",
     "Tally",
     "read_sweep",

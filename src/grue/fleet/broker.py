@@ -8,8 +8,8 @@ The rules:
 - A request starts only if its reservation fits into what is left of every limit. A reservation is the most
   that the request can cost. If it would fit once requests under way are settled, it waits; otherwise it is
   refused, and so is every later one.
-- Requests are spaced evenly, `requests_per_minute` of them in a minute, without bursts: an endpoint that counts
-  by the second must not refuse what a minute would allow. Tokens are paid from an allowance that fills up.
+- Requests are spaced evenly, `requests_per_minute` of them in a minute, without bursts, because some
+  endpoints count by the second. Tokens are paid from an allowance that fills up over a minute.
 - Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer 429
   or 503 halves it, and from then on it grows by one for each full window. A `Retry-After` stops all requests.
 - What a lost worker had reserved counts as spent, since its request may have been sent and charged.
@@ -38,32 +38,47 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True):
     output: float
 
 
-class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all requests of a fleet may take together. `None`: no limit.
+class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all requests of a fleet may cost together. `None`: no limit.
 
     Attributes:
-        money_usd: US dollars in all. Holds exactly where the model's price and `max_tokens` are known.
-        tokens: Tokens in all, of prompts and replies.
-        requests: Requests in all.
-        requests_per_minute: Requests that start within a minute.
-        tokens_per_minute: Tokens of the requests that start within a minute.
-        concurrency: Most requests at one time.
+        money_usd: US dollars. Never exceeded, because a request starts only if its price and `max_tokens` are
+            known and the most that it can cost is left.
+        tokens: Tokens of prompts and replies.
+        requests: Requests.
         prices: Prices by model.
     """
 
     money_usd: float | None = None
     tokens: int | None = None
     requests: int | None = None
+    prices: dict[str, Price] = {}
+
+
+class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How fast the requests of a fleet may be sent. `None`: as fast as the endpoint takes them.
+
+    Attributes:
+        requests_per_minute: Requests that start within a minute.
+        tokens_per_minute: Tokens of the requests that start within a minute.
+        concurrency: Most requests at one time.
+    """
+
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrency: int | None = None
-    prices: dict[str, Price] = {}
+
+
+class Limits(Struct, frozen=True):
+    """The budget and the rate."""
+
+    budget: FleetBudget = FleetBudget()
+    rate: Rate = Rate()
 
     @property
     def any(self) -> bool:
         """Whether there is a limit, so that requests have to be asked for."""
-        names = (name for name in self.__struct_fields__ if name != "prices")
-        return any(getattr(self, name) is not None for name in names)
+        return (self.budget, self.rate) != (FleetBudget(prices=self.budget.prices), Rate())
 
 
 class Amount(Struct, frozen=True):
@@ -142,7 +157,11 @@ class Broker(Struct):
         wait_s = max(self.paused_until - now, self._next_start - now, self._tokens_wait(amount.tokens, now))
         if wait_s > 0:
             return NotYet(wait_s)
-        most = self.window if self.limits.concurrency is None else min(self.window, self.limits.concurrency)
+        most = (
+            self.window
+            if self.limits.rate.concurrency is None
+            else min(self.window, self.limits.rate.concurrency)
+        )
         if self.under_way >= max(1, int(most)):
             return NotYet(None)
         self._start(amount, now)
@@ -167,15 +186,15 @@ class Broker(Struct):
     def most(self, wanted: WantedRequest) -> Amount | Refused:
         """Return the most that a request can cost."""
         limits = self.limits
-        price = limits.prices.get(wanted.model)
+        price = limits.budget.prices.get(wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)
-        if limits.money_usd is None:
+        if limits.budget.money_usd is None:
             return Amount(1, tokens)
         if price is None or wanted.max_tokens is None:
             missing = "its price" if price is None else "max_tokens"
             return Refused(
-                f"the fleet has a limit in money, and for {wanted.model} {missing} is not known: a request could"
-                " cost anything"
+                f"the fleet has a limit in money, and {missing} is not known for {wanted.model}, so that a"
+                " request could cost anything"
             )
         money = (wanted.prompt_bytes * price.input + wanted.max_tokens * price.output) / 1e6
         return Amount(1, tokens, money)
@@ -183,13 +202,19 @@ class Broker(Struct):
     def _over_total(self, amount: Amount) -> NotYet | Refused | None:
         limits, spent = self.limits, self.spent
         totals = (
-            ("requests", limits.requests, spent.requests, self.reserved.requests, amount.requests),
-            ("tokens", limits.tokens, spent.tokens, self.reserved.tokens, amount.tokens),
-            ("US dollars", limits.money_usd, spent.money_usd, self.reserved.money_usd, amount.money_usd),
+            ("requests", limits.budget.requests, spent.requests, self.reserved.requests, amount.requests),
+            ("tokens", limits.budget.tokens, spent.tokens, self.reserved.tokens, amount.tokens),
+            (
+                "US dollars",
+                limits.budget.money_usd,
+                spent.money_usd,
+                self.reserved.money_usd,
+                amount.money_usd,
+            ),
         )
         waits = False
-        for name, most, used, held, wanted in totals:
-            if most is None or used + held + wanted <= most:
+        for name, most, used, reserved, wanted in totals:
+            if most is None or used + reserved + wanted <= most:
                 continue
             if used + wanted > most:
                 return Refused(f"the fleet's limit of {most:g} {name} is used up: {used:g} are spent")
@@ -197,7 +222,7 @@ class Broker(Struct):
         return NotYet(None) if waits else None
 
     def _tokens_wait(self, tokens: int, now: float) -> float:
-        rate = self.limits.tokens_per_minute
+        rate = self.limits.rate.tokens_per_minute
         if rate is None:
             return 0.0
         self._fill(rate, now)
@@ -215,10 +240,12 @@ class Broker(Struct):
     def _start(self, amount: Amount, now: float) -> None:
         self.reserved += amount
         self.under_way += 1
-        if self.limits.tokens_per_minute is not None:
+        if self.limits.rate.tokens_per_minute is not None:
             self._allowance -= amount.tokens
-        if self.limits.requests_per_minute is not None:
-            self._next_start = max(self._next_start, now) + 60 / (self.limits.requests_per_minute * _MARGIN)
+        if self.limits.rate.requests_per_minute is not None:
+            self._next_start = max(self._next_start, now) + 60 / (
+                self.limits.rate.requests_per_minute * _MARGIN
+            )
 
     def _slow_down(self, retry_after_s: float | None, now: float) -> None:
         self.overloads += 1
@@ -236,7 +263,7 @@ class Broker(Struct):
             return Amount(1)  # refused requests are not charged
         if outcome.input_tokens is None or outcome.output_tokens is None:
             return reserved
-        price = self.limits.prices.get(model)
+        price = self.limits.budget.prices.get(model)
         money = outcome.cost_usd
         if money is None and price is not None:
             money = (outcome.input_tokens * price.input + outcome.output_tokens * price.output) / 1e6

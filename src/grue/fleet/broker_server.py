@@ -1,8 +1,8 @@
-"""The broker as a server in the driver's process: answers the workers over a Unix socket and keeps the ledger.
+"""The broker as a server in the driver's process: answers the workers and keeps the ledger.
 
-A message is a line of JSON. A worker sends `ask` and `settle`, the server answers `granted` or `refused`. Each
-connection is one worker process. When it ends, the requests under way in it are charged in full, because they
-may have been sent.
+Each worker process has a connection to a Unix socket. A message is a line of JSON: the worker sends `ask` and
+`settle`, the server answers `ask` with `reply`. When the connection ends, the worker's requests under way are
+charged in full, because they may have been sent.
 
 The server runs in a thread with an event loop of its own, so that the driver stays synchronous. Come here for
 what is on the wire and in the ledger; `broker.py` decides.
@@ -14,7 +14,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -84,7 +84,7 @@ class BrokerServer:
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self._ledger_path = folder.path / LEDGER
-        self.broker = Broker(limits, spent=spent_so_far(_lines(self._ledger_path)))
+        self.broker = Broker(limits, spent=read_ledger(folder))
         self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-")
         self.address = str(Path(self._folder.name) / "broker")
         self._run = f"{os.getpid()}-{time.time_ns()}"
@@ -206,7 +206,7 @@ class _Worker:
         self._under_way.clear()
 
 
-async def _received(stream: BufferedByteReceiveStream) -> "anyio.abc.AsyncIterator[bytes]":  # type: ignore[name-defined]
+async def _received(stream: BufferedByteReceiveStream) -> AsyncIterator[bytes]:
     while True:
         try:
             yield await stream.receive_until(b"\n", MOST_LINE_BYTES)
@@ -214,17 +214,27 @@ async def _received(stream: BufferedByteReceiveStream) -> "anyio.abc.AsyncIterat
             return
 
 
+def read_ledger(folder: FleetFolder) -> Amount:
+    """Return what a fleet has spent so far.
+
+    Raises:
+        FleetError: The ledger cannot be read.
+    """
+    return spent_so_far(_lines(folder.path / LEDGER))
+
+
 def _lines(path: Path) -> Iterator[dict[str, object]]:
     """Yield the lines of a ledger. The last one may be cut short: its request was not granted yet."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield msgspec.json.decode(line, type=dict[str, object])
-                except msgspec.MsgspecError as error:
-                    if line.endswith(b"\n"):
-                        raise FleetError(f"{path}, line {number} is damaged: {error}.") from error
-    except FileNotFoundError:
+    if not path.exists():
         return
+    try:
+        file = path.open("rb")
     except OSError as error:
         raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield msgspec.json.decode(line, type=dict[str, object])
+            except msgspec.MsgspecError as error:
+                if line.endswith(b"\n"):
+                    raise FleetError(f"{path}, line {number} is damaged: {error}.") from error

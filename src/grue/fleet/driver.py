@@ -5,9 +5,9 @@
                    ├─ infrastructure ──▶ running   three attempts in all, then given up until `retry`
                    └─ interrupted ─────▶ missing   the same command goes on
 
-A lost worker, an unreachable endpoint and a server that does not start are infrastructure. What the model, the
-game or the work does wrong is a result. If the last twenty attempts all failed in the same way at the same
-endpoint, the fleet pauses: something is wrong that more attempts do not mend.
+A lost worker, an unreachable endpoint and a server that does not start are infrastructure. What the model,
+the game or the work does wrong is a result. If the last twenty attempts all failed in the same way at the
+same endpoint, the fleet pauses: something is wrong that more attempts do not mend.
 
 Nothing about an episode is kept in memory after it has ended, so that a fleet of thousands takes no more than
 one of a hundred.
@@ -297,8 +297,8 @@ class Driver:
         free = self._folder.free_bytes()
         if free < LEAST_FREE_BYTES:
             raise FleetError(
-                f"The disk of {self._folder.path} is nearly full: {free // 2**20} MB are free. Free some space and"
-                " run the same command again; nothing that was finished is lost."
+                f"The disk of {self._folder.path} is nearly full: {free // 2**20} MB are free. Free some"
+                " space and run the same command again; nothing that was finished is lost."
             )
 
     def _others(self) -> int:

@@ -10,14 +10,15 @@ from msgspec import Struct
 
 import grue
 from grue.errors import FleetError
-from grue.fleet.broker import Limits
+from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.driver import Driver, Finished, Plan, Tally
+from grue.fleet.engine import Engine
 from grue.fleet.folder import DriverLock, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.sweep import Keep, Sweep
-from grue.fleet.work import KnownWork, Work, find_work, name_of
+from grue.fleet.work import Work, find_work, name_of
 
 FORMAT = 1
 Watch = Callable[[Tally, dict[str, float], BrokerServer], None]
@@ -31,9 +32,26 @@ class Manifest(Struct, frozen=True, kw_only=True):
     version: str = "1"
     total: int = 0
     axes: list[str] = []
-    limits: Limits = Limits()
+    budget: FleetBudget = FleetBudget()
+    rate: Rate = Rate()
     grue: str = ""
     started: str = ""
+
+
+class FleetOptions(Struct, frozen=True, kw_only=True):
+    """Further options of a fleet.
+
+    Attributes:
+        episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
+        keep: What stays on disk: everything, the files of failed episodes, or results only.
+        servers: Most MCP server processes at one time on a machine; `None`: no limit.
+        ray: Address of the Ray cluster, or `auto` for the one of this machine; `None`: start one here.
+    """
+
+    episode_timeout_s: float | None = None
+    keep: Keep = "all"
+    servers: int | None = None
+    ray: str | None = None
 
 
 class Fleet:
@@ -42,10 +60,10 @@ class Fleet:
     Args:
         directory: The fleet's folder; made if it does not exist.
         workers: Episodes at one time; 0: as many as the machine has cores.
-        engine: `local`: processes of this machine.
-        limits: What all requests to models may take together.
-        episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
-        keep: What stays on disk: everything, the files of failed episodes, or results only.
+        engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
+        budget: What all requests to models may cost together; `None`: no limit.
+        rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
+        options: Further options.
 
     Raises:
         FleetError: A value is wrong.
@@ -56,22 +74,20 @@ class Fleet:
         directory: str | os.PathLike[str],
         *,
         workers: int = 0,
-        engine: Literal["local"] = "local",
-        limits: Limits | None = None,
-        episode_timeout_s: float | None = None,
-        keep: Keep = "all",
+        engine: Literal["local", "ray"] = "local",
+        budget: FleetBudget | None = None,
+        rate: Rate | None = None,
+        options: FleetOptions | None = None,
     ) -> None:
         if workers < 0:
-            raise FleetError(
-                f"workers = {workers} makes no sense: give a number above 0, or 0 for all cores."
-            )
-        if engine != "local":
-            raise FleetError(f"There is no engine {engine!r}: write engine='local'.")
+            raise FleetError(f"workers is {workers}: give a number above 0, or 0 for all cores.")
+        if engine not in ("local", "ray"):
+            raise FleetError(f"There is no engine {engine!r}: write 'local' or 'ray'.")
         self.folder = FleetFolder(Path(directory))
-        self._workers = workers or default_workers()
-        self._limits = limits or Limits()
-        self._episode_timeout_s = episode_timeout_s
-        self._keep = keep
+        self._workers = workers
+        self._engine = engine
+        self._limits = Limits(budget or FleetBudget(), rate or Rate())
+        self._options = options or FleetOptions()
 
     def map(
         self,
@@ -106,13 +122,13 @@ class Fleet:
 
         known = find_work(work if isinstance(work, str) else name_of(work))
         axes = list(dict.fromkeys(name for each in settings for name in each))
-        plan = Plan(work=known, version=version or known.version, cases=all_cases, keep=self._keep)
+        plan = Plan(work=known, version=version or known.version, cases=all_cases, keep=self._options.keep)
         return self._run(plan, axes, retry=retry, watch=watch)
 
     def sweep(self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None) -> Finished:
         """Do what is missing of a sweep. Blocks. Raises what `map` raises."""
         known = find_work(sweep.work)
-        plan = Plan(work=known, version=sweep.version, cases=sweep.cases, keep=self._keep)
+        plan = Plan(work=known, version=sweep.version, cases=sweep.cases, keep=self._options.keep)
         return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
@@ -123,17 +139,13 @@ class Fleet:
                     version=plan.version,
                     total=sum(1 for _ in plan.cases()),
                     axes=axes,
-                    limits=self._limits,
+                    budget=self._limits.budget,
+                    rate=self._limits.rate,
                     grue=grue.__version__,
                     started=datetime.now(UTC).isoformat(timespec="seconds"),
                 )
             )
-            engine = LocalEngine(
-                self._workers,
-                broker.address,
-                limited=self._limits.any,
-                episode_timeout_s=self._episode_timeout_s,
-            )
+            engine = self._made(broker)
             try:
                 seen: Callable[[Tally, dict[str, float]], None] = (
                     (lambda tally, running: watch(tally, running, broker)) if watch else (lambda *_: None)
@@ -142,7 +154,11 @@ class Fleet:
             finally:
                 engine.close()
 
-
-def work_named(name: str) -> KnownWork:
-    """Return a work by name, as in a sweep."""
-    return find_work(name)
+    def _made(self, broker: BrokerServer) -> Engine:
+        """Return the engine."""
+        return LocalEngine(
+            self._workers or default_workers(),
+            broker.address,
+            limited=self._limits.any,
+            episode_timeout_s=self._options.episode_timeout_s,
+        )

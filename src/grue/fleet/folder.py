@@ -9,7 +9,7 @@
     DIR/ab/ID/commit.json          the result; made once
 
 An episode is done when `commit.json` exists. It is written to another name first, synced, and then linked:
-`os.link` fails if the name exists, so that of two drivers or workers that finish the same episode one commits.
+`os.link` fails if the name exists, so that of two workers that finish the same episode one commits.
 Come here for what is on disk. This module decides nothing about what is tried again.
 """
 
@@ -242,8 +242,8 @@ class DriverLock:
             holder = os.pread(self._descriptor, 100, 0).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise FleetError(
-                f"Another driver works on {self._path.parent} (process {holder or 'unknown'}). A folder has one"
-                " driver: wait for it, or end it with `grue fleet stop`."
+                f"Another driver works on {self._path.parent} (process {holder or 'unknown'}). A folder has"
+                " one driver: wait for it, or end it with `grue fleet stop`."
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -78,7 +78,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """End all processes. Blocks until they are gone."""
-        self._pool.stop()
+        self._pool.stop()  # type: ignore[no-untyped-call]  # pebble has no annotation there
         self._pool.join()
 
     def _done(self, job: Job, future: "concurrent.futures.Future[Attempted]") -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from grue.config.reading import nearest, read_config_text
 from grue.errors import FleetError
-from grue.fleet.broker import Limits
+from grue.fleet.broker import FleetBudget, Rate
 from grue.fleet.identity import Case
 from grue.messages import JsonObject
 
@@ -43,7 +43,8 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         include: Further cases, added to the grid; each has the common settings too.
         exclude: Cases to leave out: those that have all settings of one of these.
         repetitions: Episodes of each case.
-        limits: What all requests may take together.
+        budget: What all requests may cost together.
+        rate: How fast requests may be sent.
         workers: Episodes at one time; 0: as many as the machine has cores.
         servers: Most server processes at one time on a machine; `None`: no limit.
         episode_timeout_s: Time limit of an episode; `None`: none.
@@ -57,8 +58,10 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include: list[JsonObject] = []
     exclude: list[JsonObject] = []
     repetitions: int = 1
-    limits: Limits = field(default_factory=Limits)
+    budget: FleetBudget = FleetBudget()
+    rate: Rate = Rate()
     workers: int = 0
+    servers: int | None = None
     episode_timeout_s: float | None = None
     keep: Keep = "all"
 
@@ -124,7 +127,12 @@ def _wrong(path: Path, text: str, error: str) -> str:
     unknown = re.search(r"contains unknown field `([^`]*)`", error)
     if unknown:
         key = unknown[1]
-        known = [*Sweep.__struct_fields__, *Limits.__struct_fields__, *Span.__struct_fields__]
+        known = [
+            *Sweep.__struct_fields__,
+            *FleetBudget.__struct_fields__,
+            *Rate.__struct_fields__,
+            *Span.__struct_fields__,
+        ]
         return f"{path}{_line(text, key)}: unknown key {key!r}. Did you mean {nearest(key, known)!r}?"
     place = re.search(r" - at `\$\.?([^`]*)`", error)
     where = place[1] if place else ""

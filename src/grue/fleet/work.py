@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
-from grue.messages import JsonObject
 
 OURS = {"zork": "grue.fleet.zork_work:play"}
 """The hosts' own work, by short name."""
@@ -101,7 +100,8 @@ def name_of(function: Work) -> str:
     name = getattr(function, "__qualname__", "")
     if not name.isidentifier():
         raise FleetError(
-            f"{name or function!r} cannot be called by another process: define the work at the top of a module."
+            f"{name or function!r} cannot be called by another process: define the work at the top of a"
+            " module."
         )
     module = function.__module__
     if module != "__main__":
@@ -158,7 +158,7 @@ def as_scores(returned: object, names: tuple[str, ...]) -> Scores:
     Raises:
         ValueError: It is not a number, or numbers by name; or not the names that the work declares.
     """
-    by_name: JsonObject = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
+    by_name: dict[Any, Any] = dict(returned) if isinstance(returned, Mapping) else {"score": returned}
     for name, value in by_name.items():
         number = isinstance(value, int | float) and math.isfinite(value)
         if not isinstance(name, str) or not number:

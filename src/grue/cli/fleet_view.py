@@ -1,0 +1,199 @@
+"""`grue fleet status`, `table` and `show`: print what is in a fleet's folder."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from grue.cli.saying import say, shown_path
+from grue.errors import FleetError
+from grue.fleet.broker_server import read_ledger
+from grue.fleet.fleet import Manifest
+from grue.fleet.folder import MANIFEST, TRACE, CaseFile, Commit, EpisodeFolder, FleetFolder
+
+_NO_CELL = frozenset({"seed"})
+"""Settings that make repetitions rather than cells of a table."""
+
+_WIDEST = 28
+
+
+def print_status(directory: Path, *, as_json: bool) -> None:
+    """Print how far a fleet is, from what is on disk.
+
+    Raises:
+        FleetError: There is no fleet, or a file of it is damaged.
+    """
+    folder, manifest = _opened(directory)
+    outcomes: Counter[str] = Counter()
+    versions: Counter[str] = Counter()
+    models: Counter[str] = Counter()
+    for episode in folder.episodes():
+        commit = episode.commit
+        if commit is None:
+            ends = [episode.end_of(path) for _, path in episode.attempts()]
+            outcomes["interrupted" if not ends or ends[-1] is None else "not played"] += 1
+            continue
+        outcomes[commit.end.outcome] += 1
+        versions[commit.version] += 1
+        models[commit.end.model] += 1
+    spent = read_ledger(folder)
+    found = {
+        "work": manifest.work,
+        "total": manifest.total,
+        "scored": outcomes["scored"],
+        "failed": outcomes["failed"],
+        "not_played": outcomes["not played"],
+        "interrupted_or_running": outcomes["interrupted"],
+        "requests": spent.requests,
+        "tokens": spent.tokens,
+        "money_usd": round(spent.money_usd, 6),
+        "versions": dict(versions),
+        "models": {name or "unknown": count for name, count in models.items()},
+    }
+    if as_json:
+        say(msgspec.json.encode(found).decode())
+        return
+    done = outcomes["scored"] + outcomes["failed"]
+    say(f"{shown_path(directory)}: {done:,} of {manifest.total:,} episodes of {manifest.work} are done.")
+    say(f"  scored {outcomes['scored']:,}, failed {outcomes['failed']:,}")
+    if outcomes["not played"] or outcomes["interrupted"]:
+        say(f"  not played {outcomes['not played']:,}, interrupted or running {outcomes['interrupted']:,}")
+    if spent.requests:
+        say(f"  spent {spent.requests:,} requests, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
+    for name, counts in (("versions of grue", versions), ("answering models", models)):
+        if len(counts) > 1:
+            mixed = ", ".join(f"{value or 'unknown'} ({count:,})" for value, count in counts.most_common())
+            say(f"  several {name}: {mixed}")
+
+
+def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> None:
+    """Print the scores of each cell of the grid.
+
+    Args:
+        directory: The fleet's folder.
+        by: The settings that make a cell; `None`: all that differ, without `seed`.
+        as_json: Print JSON.
+
+    Raises:
+        FleetError: There is no fleet, or a file of it is damaged.
+    """
+    folder, _ = _opened(directory)
+    done = [(case, commit) for case, commit in _committed(folder) if commit.end.outcome == "scored"]
+    failed = sum(1 for _, commit in _committed(folder) if commit.end.outcome == "failed")
+    axes = list(by) if by is not None else _differing([case.settings for case, _ in done])
+    cells: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for case, commit in done:
+        key = tuple(_word(case.settings.get(axis)) for axis in axes)
+        scores = cells.setdefault(key, {})
+        for name, value in commit.end.scores.items():
+            scores.setdefault(name, []).append(value)
+    rows = [
+        {
+            **dict(zip(axes, key, strict=True)),
+            **{name: _statistics(values) for name, values in scores.items()},
+        }
+        for key, scores in sorted(cells.items())
+    ]
+    if as_json:
+        say(msgspec.json.encode(rows).decode())
+        return
+    _print_rows(axes, rows)
+    if failed:
+        say(f"{failed:,} failed episodes have no score and are not in the table.")
+
+
+def print_episode(directory: Path, beginning: str) -> None:
+    """Print an episode.
+
+    Raises:
+        FleetError: There is no such episode, or a file of it is damaged.
+    """
+    folder, _ = _opened(directory)
+    episode = folder.find(beginning)
+    case, commit = episode.case, episode.commit
+    say(f"episode {episode.id}")
+    if case is not None:
+        say(f"  case: {json.dumps(case.settings)}, repetition {case.repetition}")
+    for number, attempt in episode.attempts():
+        end = commit.end if commit is not None and commit.attempt == number else episode.end_of(attempt)
+        if end is None:
+            say(f"  attempt {number}: interrupted, or it still runs")
+        else:
+            scores = ", ".join(score_text(name, value) for name, value in end.scores.items())
+            what = f"{end.outcome} {scores or end.error}".rstrip()
+            say(f"  attempt {number}: {what}, {end.duration_s:.1f} s")
+        if (attempt / TRACE).is_file():
+            say(f"    grue trace show {shown_path(attempt)}")
+
+
+def score_text(name: str, value: float) -> str:
+    """Return a score as text."""
+    return f"{name} {value:.4g}"
+
+
+def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
+    folder = FleetFolder(directory)
+    manifest = folder.read_manifest(Manifest)
+    if manifest is None:
+        raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")
+    return folder, manifest
+
+
+def _committed(folder: FleetFolder) -> Iterator[tuple[CaseFile, Commit]]:
+    for episode in folder.episodes():
+        found = _result(episode)
+        if found is not None:
+            yield found
+
+
+def _result(episode: EpisodeFolder) -> tuple[CaseFile, Commit] | None:
+    case, commit = episode.case, episode.commit
+    return None if case is None or commit is None else (case, commit)
+
+
+def _differing(settings: list[dict[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for each in settings for name in each)
+    return [
+        name
+        for name in names
+        if name not in _NO_CELL and len({_word(each.get(name)) for each in settings}) > 1
+    ]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _statistics(values: list[float]) -> dict[str, float]:
+    count = len(values)
+    mean = math.fsum(values) / count
+    spread = math.fsum((value - mean) ** 2 for value in values)
+    error = math.sqrt(spread / (count - 1) / count) if count > 1 else 0.0
+    return {"mean": mean, "standard_error": error, "n": count}
+
+
+def _print_rows(axes: list[str], rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        say("No episode has a score yet.")
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in axes))
+    header = [*axes, *names, "n"]
+    lines = [
+        [
+            *(str(row[axis])[:_WIDEST] for axis in axes),
+            *(_cell(row.get(name)) for name in names),
+            str(max(row[name]["n"] for name in names if name in row)),
+        ]
+        for row in rows
+    ]
+    widths = [max(len(line[at]) for line in [header, *lines]) for at in range(len(header))]
+    for line in [header, *lines]:
+        say("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(found: Mapping[str, float] | None) -> str:
+    return "-" if found is None else f"{found['mean']:.4g} ± {found['standard_error']:.2g}"
