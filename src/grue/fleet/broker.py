@@ -141,6 +141,7 @@ class Broker(Struct):
     overloads: int = 0
     paused_until: float = -math.inf
     _slow_start: bool = True
+    _short: bool = False
     _next_start: float = -math.inf
     _allowance: float = 0.0
     _allowance_at: float | None = None
@@ -163,6 +164,7 @@ class Broker(Struct):
             else min(self.window, self.limits.rate.concurrency)
         )
         if self.under_way >= max(1, int(most)):
+            self._short = True
             return NotYet(None)
         self._start(amount, now)
         return Granted(amount)
@@ -178,8 +180,8 @@ class Broker(Struct):
             self._slow_down(outcome.retry_after_s, now)
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
-            # Grow only while the window is what limits: an idle fleet learns nothing about the endpoint.
-            if self.under_way + 1 >= int(self.window):
+            # Grow only while the window is what limits: a fleet that sends little learns nothing.
+            if self._short:
                 self.window += step
         return cost
 
@@ -240,6 +242,7 @@ class Broker(Struct):
     def _start(self, amount: Amount, now: float) -> None:
         self.reserved += amount
         self.under_way += 1
+        self._short = self._short and self.under_way > self.window / 2
         if self.limits.rate.tokens_per_minute is not None:
             self._allowance -= amount.tokens
         if self.limits.rate.requests_per_minute is not None:

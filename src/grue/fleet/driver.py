@@ -153,11 +153,10 @@ class Driver:
         self.tally.total = sum(1 for _ in self._plan.cases())
         (self._folder.path / STOP).unlink(missing_ok=True)
         jobs = self._jobs()
-        more = True
         while True:
             try:
-                more = more and self._fill(jobs)
-                if not self._running and (self._stop is not None or not (more or self._again)):
+                more = self._fill(jobs)
+                if not self._running and (self._stop is not None or not more):
                     break
                 self._look()
             except KeyboardInterrupt:
@@ -167,7 +166,7 @@ class Driver:
         return self._stop or Finished(reason="finished", tally=self.tally)
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Submit jobs until the engine is busy; return whether there are more."""
+        """Submit jobs until the engine is busy; return whether there may be more."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else next(jobs, None)

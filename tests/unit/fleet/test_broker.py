@@ -1,0 +1,164 @@
+"""The broker's arithmetic: what may start, and what it costs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grue.fleet.broker import (
+    Amount,
+    Broker,
+    FleetBudget,
+    Granted,
+    Limits,
+    NotYet,
+    Price,
+    Rate,
+    Refused,
+    spent_so_far,
+)
+from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+
+PRICES = {"m": Price(input=1.0, output=2.0)}
+WANTED = WantedRequest(model="m", prompt_bytes=1000, max_tokens=500)
+DONE = RequestOutcome(status=200, input_tokens=200, output_tokens=100)
+
+
+def granted(broker: Broker, wanted: WantedRequest = WANTED, now: float = 0.0) -> Amount:
+    answer = broker.ask(wanted, now)
+    assert isinstance(answer, Granted)
+    return answer.reserved
+
+
+def test_a_request_reserves_the_most_it_can_cost_and_is_charged_what_it_cost() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=1.0, prices=PRICES)))
+    reserved = granted(broker)
+    assert reserved == Amount(1, 1500, 0.002)
+    assert broker.settle(reserved, DONE, "m", 1.0) == Amount(1, 300, 0.0004)
+    assert (broker.spent, broker.reserved) == (Amount(1, 300, 0.0004), Amount(0, 0, 0.0))
+
+
+def test_what_the_endpoint_says_it_cost_counts_before_the_price() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=1.0, prices=PRICES)))
+    said = RequestOutcome(status=200, input_tokens=1, output_tokens=1, cost_usd=0.5)
+    assert broker.settle(granted(broker), said, "m", 1.0).money_usd == 0.5
+
+
+def test_money_is_never_exceeded_and_a_request_waits_for_one_that_may_cost_less() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=0.003, prices=PRICES)))
+    reserved = granted(broker)
+    assert broker.ask(WANTED, 0.0) == NotYet(None)
+    broker.settle(reserved, DONE, "m", 1.0)
+    second = granted(broker, now=1.0)
+    broker.settle(second, RequestOutcome(), "m", 2.0)
+    answer = broker.ask(WANTED, 2.0)
+    assert isinstance(answer, Refused)
+    assert "limit of 0.003 US dollars is used up" in answer.why
+
+
+def test_without_a_price_or_max_tokens_a_budget_in_money_refuses() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=1.0, prices=PRICES)))
+    for wanted, missing in (
+        (WantedRequest(model="other", prompt_bytes=1, max_tokens=1), "its price"),
+        (WantedRequest(model="m", prompt_bytes=1), "max_tokens"),
+    ):
+        answer = broker.ask(wanted, 0.0)
+        assert isinstance(answer, Refused)
+        assert missing in answer.why
+
+
+def test_a_lost_request_is_charged_in_full_and_one_that_was_not_sent_is_free() -> None:
+    broker = Broker(Limits(FleetBudget(tokens=10_000)))
+    assert broker.settle(granted(broker), RequestOutcome(), "m", 0.0) == Amount(1, 1500)
+    assert broker.settle(granted(broker), RequestOutcome(sent=False), "m", 0.0) == Amount()
+    assert broker.settle(granted(broker), RequestOutcome(status=500), "m", 0.0) == Amount(1)
+
+
+def test_requests_are_spaced_evenly_without_bursts_after_a_pause() -> None:
+    broker = Broker(Limits(rate=Rate(requests_per_minute=600)), window=100)
+    granted(broker, now=0.0)
+    answer = broker.ask(WANTED, 0.0)
+    assert isinstance(answer, NotYet)
+    assert answer.after_s is not None
+    assert 0.1 <= answer.after_s < 0.11
+    granted(broker, now=50.0)
+    assert isinstance(broker.ask(WANTED, 50.05), NotYet)
+
+
+def test_tokens_of_a_minute_fill_up_and_unused_ones_come_back() -> None:
+    broker = Broker(Limits(rate=Rate(tokens_per_minute=3000)), window=100)
+    first = granted(broker)
+    granted(broker)
+    assert isinstance(broker.ask(WANTED, 0.0), NotYet)
+    broker.settle(first, DONE, "m", 1.0)
+    assert broker.ask(WANTED, 1.0) == NotYet((1500 - 1200 - 50) / 50)
+    granted(broker, now=10.0)
+
+
+def test_a_request_larger_than_a_minutes_tokens_starts_once_the_allowance_is_full() -> None:
+    broker = Broker(Limits(rate=Rate(tokens_per_minute=100)))
+    granted(broker)
+    answer = broker.ask(WANTED, 60.0)
+    assert isinstance(answer, NotYet)
+
+
+def test_concurrency_doubles_until_an_overload_halves_it() -> None:
+    broker = Broker(Limits())
+    for _ in range(3):
+        under_way = [granted(broker) for _ in range(int(broker.window))]
+        assert broker.ask(WANTED, 0.0) == NotYet(None)
+        for each in under_way:
+            broker.settle(each, DONE, "m", 0.0)
+    assert broker.window >= 8
+    before = broker.window
+    broker.settle(granted(broker), RequestOutcome(status=429, retry_after_s=7.0), "m", 10.0)
+    assert broker.window == before / 2
+    assert broker.ask(WANTED, 10.0) == NotYet(7.0)
+    granted(broker, now=17.0)
+    assert broker.overloads == 1
+
+
+def test_one_overload_of_many_requests_halves_once() -> None:
+    broker = Broker(Limits(), window=8)
+    under_way = [granted(broker) for _ in range(8)]
+    for each in under_way:
+        broker.settle(each, RequestOutcome(status=429), "m", 5.0)
+    assert broker.window == 4
+
+
+def test_the_ledger_of_a_lost_driver_counts_open_requests_in_full() -> None:
+    lines: list[dict[str, object]] = [
+        {"kind": "reserved", "id": "1", "requests": 1, "tokens": 100, "money_usd": 0.5},
+        {"kind": "settled", "id": "1", "requests": 1, "tokens": 10, "money_usd": 0.1},
+        {"kind": "reserved", "id": "2", "requests": 1, "tokens": 100},
+    ]
+    assert spent_so_far(lines) == Amount(2, 110, 0.1)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3000),
+            st.integers(1, 2000),
+            st.sampled_from([200, 429, 500, None]),
+            st.floats(0, 5),
+        ),
+        max_size=60,
+    )
+)
+def test_no_limit_is_ever_exceeded(requests: list[tuple[int, int, int | None, float]]) -> None:
+    budget = FleetBudget(money_usd=0.02, tokens=20_000, requests=12, prices=PRICES)
+    broker = Broker(Limits(budget, Rate(concurrency=3)))
+    now, under_way = 0.0, []
+    for size, max_tokens, status, later in requests:
+        answer = broker.ask(WantedRequest(model="m", prompt_bytes=size, max_tokens=max_tokens), now)
+        if isinstance(answer, Granted):
+            under_way.append((answer.reserved, status, size, max_tokens))
+        total = broker.spent + broker.reserved
+        assert total.money_usd <= 0.02 + 1e-9
+        assert total.tokens <= 20_000
+        assert total.requests <= 12
+        assert len(under_way) <= 3
+        now += later
+        if under_way and later > 1:
+            reserved, answered, prompt, reply = under_way.pop(0)
+            outcome = RequestOutcome(status=answered, input_tokens=prompt, output_tokens=reply)
+            broker.settle(reserved, outcome, "m", now)

@@ -1,0 +1,206 @@
+"""What the driver tries again, what it counts, and when it stops; with an engine that fails as told."""
+
+import queue
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from grue.errors import FleetError
+from grue.fleet import driver as driver_module
+from grue.fleet.attempt import Attempted, Job
+from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
+from grue.fleet.engine import Ended, Lost
+from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
+from grue.fleet.identity import Case
+from grue.fleet.work import KnownWork
+
+SCORED = AttemptEnd(outcome="scored", scores={"score": 1.0})
+DOWN = AttemptEnd(
+    outcome="infrastructure", kind="LLMError: unreachable", error="nobody there", endpoint="http://x"
+)
+Outcome = Attempted | Lost
+
+
+class TellingEngine:
+    """An engine that ends each job at once, as `tell` says; it writes what a worker would have written."""
+
+    def __init__(self, tell: Callable[[Job, int], AttemptEnd | Lost | None]) -> None:
+        self.slots = 2
+        self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self.jobs: list[Job] = []
+        self.most = 0
+        self._tell = tell
+        self._held: list[Job] = []
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+        told = self._tell(job, sum(each.folder == job.folder for each in self.jobs))
+        folder = EpisodeFolder(job.folder)
+        attempt = folder.begin(CaseFile(work=job.work, version=job.version, settings=job.settings))
+        if told is None:
+            self._held.append(job)
+        elif isinstance(told, Lost):
+            self.ended.put((job, told))
+        elif told.outcome == "infrastructure":
+            folder.end(attempt, told)
+            self.ended.put((job, Attempted(end=told)))
+        else:
+            self.ended.put(
+                (job, Attempted(end=told, committed=folder.make_commit(attempt, told, version="1")))
+            )
+
+    def cancel(self) -> None:
+        for job in self._held:
+            self.ended.put((job, Lost("cancelled")))
+
+    def close(self) -> None:
+        pass
+
+
+def plan(cases: Iterable[dict[str, Any]]) -> Plan:
+    known = list(cases)
+    work = KnownWork(name="m:f", function=lambda case, episode: 0.0)
+    return Plan(work=work, version="1", cases=lambda: (Case(settings=each) for each in known))
+
+
+def run(
+    tmp_path: Path,
+    tell: Callable[[Job, int], AttemptEnd | Lost | None],
+    count: int = 5,
+    *,
+    watch: Callable[[Tally, dict[str, float]], None] = lambda tally, running: None,
+    retry: bool = False,
+) -> tuple[Finished, TellingEngine]:
+    engine = TellingEngine(tell)
+    cases = plan({"n": number} for number in range(count))
+    return Driver(FleetFolder(tmp_path), cases, engine, watch, retry=retry).run(), engine
+
+
+def test_each_case_is_played_once_and_not_again_by_the_same_command(tmp_path: Path) -> None:
+    finished, engine = run(tmp_path, lambda job, tries: SCORED)
+    assert (finished.reason, finished.tally.done, len(engine.jobs)) == ("finished", 5, 5)
+    assert finished.tally.scores == {"score": (5, 5.0)}
+    finished, engine = run(tmp_path, lambda job, tries: SCORED, count=7)
+    assert (finished.tally.before, finished.tally.done, len(engine.jobs)) == (5, 7, 2)
+
+
+def test_a_failure_of_the_work_is_a_result(tmp_path: Path) -> None:
+    failed = AttemptEnd(outcome="failed", kind="ValueError", error="no")
+    finished, engine = run(tmp_path, lambda job, tries: failed)
+    assert (finished.tally.failed, finished.tally.done, len(engine.jobs)) == (5, 5, 5)
+
+
+@pytest.mark.parametrize("lost", [DOWN, Lost("died", "status -9")])
+def test_infrastructure_is_tried_three_times_and_then_given_up_until_a_retry(
+    tmp_path: Path, lost: AttemptEnd | Lost
+) -> None:
+    finished, engine = run(tmp_path, lambda job, tries: lost if job.settings["n"] == 1 else SCORED)
+    assert (finished.tally.done, finished.tally.given_up, len(engine.jobs)) == (4, 1, 7)
+    finished, engine = run(tmp_path, lambda job, tries: SCORED)
+    assert (finished.tally.given_up, len(engine.jobs)) == (1, 0)
+    finished, engine = run(tmp_path, lambda job, tries: SCORED, retry=True)
+    assert (finished.tally.done, finished.tally.given_up, len(engine.jobs)) == (5, 0, 1)
+
+
+def test_attempts_of_an_earlier_run_count(tmp_path: Path) -> None:
+    twice = run(tmp_path, lambda job, tries: DOWN if tries < 2 else Lost("cancelled"), count=1)
+    assert len(twice[1].jobs) == 2
+    _, engine = run(tmp_path, lambda job, tries: DOWN, count=1)
+    assert len(engine.jobs) == 2
+
+
+def test_an_episode_that_takes_too_long_has_failed(tmp_path: Path) -> None:
+    finished, engine = run(tmp_path, lambda job, tries: Lost("timed_out", "too long"), count=1)
+    (episode,) = FleetFolder(tmp_path).episodes()
+    assert (finished.tally.failed, len(engine.jobs)) == (1, 1)
+    assert episode.commit is not None
+    assert (episode.commit.end.kind, episode.commit.end.error) == ("timed_out", "too long")
+
+
+def test_a_worker_that_is_lost_after_its_commit_has_done_its_work(tmp_path: Path) -> None:
+    def tell(job: Job, tries: int) -> Lost:
+        folder = EpisodeFolder(job.folder)
+        folder.make_commit(folder.begin(CaseFile(work="", version="", settings={})), SCORED, version="1")
+        return Lost("died")
+
+    finished, engine = run(tmp_path, tell, count=1)
+    assert (finished.tally.done, len(engine.jobs)) == (1, 1)
+
+
+def test_a_fleet_pauses_when_everything_fails_in_the_same_way(tmp_path: Path) -> None:
+    finished, engine = run(tmp_path, lambda job, tries: DOWN, count=100)
+    assert finished.reason == "paused"
+    assert (
+        finished.why == "the last 20 attempts all ended with LLMError: unreachable at http://x: nobody there"
+    )
+    assert 20 <= len(engine.jobs) < 30
+
+
+def test_different_failures_do_not_pause(tmp_path: Path) -> None:
+    def tell(job: Job, tries: int) -> AttemptEnd:
+        return replace(DOWN, endpoint=f"http://{int(job.settings['n']) % 2}")
+
+    assert run(tmp_path, tell, count=30)[0].reason == "finished"
+
+
+def test_stop_lets_running_episodes_end_and_starts_no_others(tmp_path: Path) -> None:
+    def watch(tally: Tally, running: dict[str, float]) -> None:
+        if tally.done >= 3 and tally.done < 5:
+            stop(tmp_path)
+
+    finished, engine = run(tmp_path, lambda job, tries: SCORED, count=100, watch=watch)
+    assert (finished.reason, finished.tally.running) == ("stopped", 0)
+    assert finished.tally.done == len(engine.jobs) < 20
+    assert run(tmp_path, lambda job, tries: SCORED, count=100)[0].tally.done == 100
+
+
+def test_the_second_ctrl_c_cancels_and_what_was_cancelled_is_played_again(tmp_path: Path) -> None:
+    presses = iter((True, True))
+
+    def watch(tally: Tally, running: dict[str, float]) -> None:
+        if len(running) and next(presses, False):
+            raise KeyboardInterrupt
+
+    finished, _ = run(tmp_path, lambda job, tries: None, count=3, watch=watch)
+    assert (finished.reason, finished.tally.done) == ("interrupted", 0)
+    finished, engine = run(tmp_path, lambda job, tries: SCORED, count=3)
+    assert (finished.tally.done, len(engine.jobs)) == (3, 3)
+
+
+def test_a_worker_that_cannot_work_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="Cannot import the work"):
+        run(tmp_path, lambda job, tries: Lost("error", "Cannot import the work 'm:f'."))
+
+
+def test_a_nearly_full_disk_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FleetFolder, "free_bytes", lambda self: 1000)
+    with pytest.raises(FleetError, match="nearly full: 0 MB are free"):
+        run(tmp_path, lambda job, tries: SCORED)
+
+
+def test_episodes_of_other_settings_are_counted(tmp_path: Path) -> None:
+    run(tmp_path, lambda job, tries: SCORED, count=3)
+    engine = TellingEngine(lambda job, tries: SCORED)
+    finished = Driver(FleetFolder(tmp_path), plan([{"other": 1}]), engine, lambda tally, running: None).run()
+    assert finished.tally.others == 3
+
+
+def test_the_driver_remembers_nothing_of_episodes_that_have_ended(tmp_path: Path) -> None:
+    assert driver_module.ATTEMPTS == 3
+    engine = TellingEngine(lambda job, tries: SCORED)
+    ran = Driver(
+        FleetFolder(tmp_path),
+        plan({"n": number} for number in range(50)),
+        engine,
+        lambda tally, running: None,
+    )
+    ran.run()
+    held = [
+        value for value in vars(ran).values() if isinstance(value, dict | list) or hasattr(value, "popleft")
+    ]
+    assert sum(len(each) for each in held) <= driver_module.SAME_FAILURES

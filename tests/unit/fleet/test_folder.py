@@ -1,0 +1,103 @@
+"""What is on disk: one commit an episode, whoever comes first."""
+
+import errno
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from grue.errors import FleetError
+from grue.fleet.folder import AttemptEnd, CaseFile, DriverLock, EpisodeFolder, FleetFolder
+
+CASE = CaseFile(work="m:f", version="1", settings={"a": 1})
+RACES = 1000
+SCORED = AttemptEnd(outcome="scored", scores={"score": 1.0})
+
+
+def test_attempts_are_numbered_and_their_ends_are_found_again(tmp_path: Path) -> None:
+    folder = FleetFolder(tmp_path).episode("ab" * 12)
+    first, second = folder.begin(CASE), folder.begin(CASE)
+    folder.end(first, AttemptEnd(outcome="infrastructure", kind="died"))
+    assert folder.path == tmp_path / "ab" / ("ab" * 12)
+    assert folder.attempts() == [(1, first), (2, second)]
+    assert [end and end.kind for end in map(folder.end_of, (first, second))] == ["died", None]
+    assert folder.case == CASE
+
+
+def test_of_many_racing_commits_one_counts_in_every_episode(tmp_path: Path) -> None:
+    won: list[tuple[int, bool]] = []
+
+    def race(folder: EpisodeFolder, attempt: Path, number: int, barrier: threading.Barrier) -> None:
+        barrier.wait()
+        won.append((number, folder.make_commit(attempt, SCORED, version="1")))
+
+    for number in range(RACES):
+        folder = FleetFolder(tmp_path).episode(f"{number:024x}")
+        attempts, barrier = [folder.begin(CASE), folder.begin(CASE)], threading.Barrier(2)
+        racers = [threading.Thread(target=race, args=(folder, each, number, barrier)) for each in attempts]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        commit = folder.commit
+        assert commit is not None
+        assert commit.attempt in (1, 2)
+    assert sorted(won) == sorted((number, outcome) for number in range(RACES) for outcome in (False, True))
+
+
+def test_a_commit_has_the_size_and_the_hash_of_the_trace(tmp_path: Path) -> None:
+    folder = FleetFolder(tmp_path).episode("0" * 24)
+    attempt = folder.begin(CASE)
+    (attempt / "trace.jsonl").write_bytes(b"line\n")
+    assert folder.make_commit(attempt, SCORED, version="9")
+    commit = folder.commit
+    assert commit is not None
+    assert (commit.trace_bytes, commit.version, commit.end) == (5, "9", SCORED)
+    assert commit.trace_sha256 == hashlib.sha256(b"line\n").hexdigest()
+    assert [path.name for path in folder.path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_damaged_commit_is_named_and_what_to_do_with_it(tmp_path: Path) -> None:
+    folder = FleetFolder(tmp_path).episode("0" * 24)
+    folder.begin(CASE)
+    (folder.path / "commit.json").write_text('{"attempt": 1,')
+    with pytest.raises(FleetError, match=r"commit\.json is damaged.*Move it away, and its episode is played"):
+        _ = folder.commit
+
+
+def test_a_folder_has_one_driver(tmp_path: Path) -> None:
+    folder = FleetFolder(tmp_path)
+    with (
+        DriverLock(folder),
+        pytest.raises(FleetError, match=f"process {os.getpid()}.*one driver"),
+        DriverLock(folder),
+    ):
+        pass
+    with DriverLock(folder):
+        pass
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = FleetFolder(tmp_path).episode("0" * 24)
+
+    def full(descriptor: int) -> None:
+        del descriptor
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FleetError, match=r"Cannot write .*No space left on device\. Nothing"):
+        folder.begin(CASE)
+
+
+def test_an_episode_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    fleet = FleetFolder(tmp_path)
+    for id_ in ("a" * 24, "ab" + "0" * 22):
+        fleet.episode(id_).begin(CASE)
+    assert [episode.id for episode in fleet.episodes()] == ["a" * 24, "ab" + "0" * 22]
+    assert fleet.find("ab").id == "ab" + "0" * 22
+    with pytest.raises(FleetError, match="are 2 episodes"):
+        fleet.find("a")
+    with pytest.raises(FleetError, match="is no episode"):
+        fleet.find("f")

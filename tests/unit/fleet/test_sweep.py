@@ -1,0 +1,86 @@
+"""A sweep's cases, and what an error in its file says."""
+
+from pathlib import Path
+
+import pytest
+
+from grue.errors import FleetError
+from grue.fleet.identity import Case
+from grue.fleet.sweep import read_sweep
+
+WHOLE = """
+work = "zork"
+version = "2"
+repetitions = 2
+workers = 3
+keep = "failed"
+
+[settings]
+offline = true
+
+[grid]
+mcp = [true, false]
+seed = { first = 1, last = 2 }
+
+[[include]]
+seed = 9
+
+[[exclude]]
+mcp = false
+seed = 2
+
+[budget]
+money_usd = 5
+requests = 100
+prices.m = { input = 1.0, output = 2 }
+
+[rate]
+requests_per_minute = 60
+"""
+
+
+def sweep(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "sweep.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_cases_are_the_grid_with_includes_and_without_excludes(tmp_path: Path) -> None:
+    found = read_sweep(sweep(tmp_path, WHOLE))
+    cells = [
+        {"offline": True, "mcp": True, "seed": 1},
+        {"offline": True, "mcp": True, "seed": 2},
+        {"offline": True, "mcp": False, "seed": 1},
+        {"offline": True, "seed": 9},
+    ]
+    assert list(found.cases()) == [
+        Case(settings=cell, repetition=number) for number in (0, 1) for cell in cells
+    ]
+    assert (found.budget.prices["m"].output, found.rate.requests_per_minute) == (2, 60)
+
+
+def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
+    found = read_sweep(sweep(tmp_path, 'work = "zork"\nsettings.seed = 4\n'))
+    assert list(found.cases()) == [Case(settings={"seed": 4})]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('work = "zork"\n\nrepetition = 3\n', "line 3: unknown key 'repetition'. Did you mean 'repetitions'"),
+        ('work = "zork"\n[budget]\nmoney = 3\n', "line 3: unknown key 'money'. Did you mean 'money_usd'"),
+        ('work = "zork"\nrepetitions = "x"\n', "line 2: repetitions: expected `int`, got `str`"),
+        ('work = "zork"\nrepetitions = 0\n', "line 2: repetitions must be at least 1"),
+        ('work = "zork"\nworkers = -1\n', "line 2: workers must be at least 0"),
+        ('work = "zork"\nepisode_timeout_s = 0\n', "line 2: episode_timeout_s must be above 0"),
+        ('work = "zork"\nkeep = "some"\n', "line 2: keep: invalid enum value 'some'"),
+        ('work = "zork"\n[grid]\nseed = []\n', "line 3: the axis 'seed' has no values"),
+        ('work = "zork"\n[grid]\nseed = {first = 1, last = 2000000}\n', "the most are 1,000,000"),
+        ("version = 1\n", "missing required field `work`|expected `str`"),
+        ("work = \n", "not valid TOML: Invalid value .at line 1, column 8."),
+    ],
+)
+def test_an_error_names_line_and_key(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(FleetError, match=words) as caught:
+        read_sweep(sweep(tmp_path, text))
+    assert "sweep.toml" in str(caught.value)

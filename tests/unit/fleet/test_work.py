@@ -1,0 +1,57 @@
+"""Finding a work, and what may be a score."""
+
+from pathlib import Path
+
+import pytest
+
+from grue.errors import FleetError
+from grue.fleet.work import Episode, as_scores, find_work, name_of, work
+
+
+def plain(case: dict[str, object], episode: Episode) -> float:
+    return 1.0
+
+
+@work(version="7", files=("story",), scores=("wins",))
+def declared(case: dict[str, object], episode: Episode) -> dict[str, float]:
+    return {"wins": 1.0}
+
+
+def test_a_function_is_found_by_its_name() -> None:
+    found = find_work(f"{__name__}:declared")
+    assert (found.version, found.files, found.scores) == ("7", ("story",), ("wins",))
+    assert find_work(name_of(plain)).function is plain
+    assert find_work("zork").name == "grue.fleet.zork_work:play"
+
+
+def test_a_function_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def play(case, episode):\n    return 5\n")
+    assert find_work(f"{script}:play").function({}, Episode(id="x", folder=tmp_path)) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("chess", "names no function: write module:function, or one of zork"),
+        ("no_such_module:play", "Cannot import the work 'no_such_module:play': No module named"),
+        ("grue.errors:play", "grue.errors has no function 'play'"),
+        ("/no/such.py:play", "There is no file /no/such.py"),
+    ],
+)
+def test_a_work_that_cannot_be_found_is_said(name: str, words: str) -> None:
+    with pytest.raises(FleetError, match=words):
+        find_work(name)
+
+
+def test_a_function_within_a_function_cannot_be_a_work() -> None:
+    with pytest.raises(FleetError, match="define the work at the top of a module"):
+        name_of(lambda case, episode: 0.0)
+
+
+def test_scores_are_finite_numbers_by_the_declared_names() -> None:
+    assert as_scores(3, ()) == {"score": 3.0}
+    assert as_scores({"wins": True}, ("wins",)) == {"wins": 1.0}
+    for returned, names in ((None, ()), (float("nan"), ()), ({"a": "b"}, ()), ({"a": 1}, ("b",))):
+        with pytest.raises(ValueError, match="the work returned"):
+            as_scores(returned, names)
