@@ -11,8 +11,8 @@ from msgspec import Struct
 from grue.cli.fleet_view import score_text
 from grue.cli.saying import say, shown, shown_path
 from grue.errors import FleetError
-from grue.fleet.broker_server import BrokerServer
 from grue.fleet.driver import Finished, Tally, stop
+from grue.fleet.engine import Costs
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import MANIFEST, FleetFolder
 from grue.fleet.identity import FileDigests, episode_id
@@ -61,7 +61,6 @@ def run_fleet(options: RunOptions) -> bool:
         options=FleetOptions(
             episode_timeout_s=sweep.episode_timeout_s,
             keep=sweep.keep,
-            servers=sweep.servers,
             ray=options.ray,
         ),
     )
@@ -123,7 +122,7 @@ class _Progress:
         self._began = time.monotonic()
         self._width = 0
 
-    def show(self, tally: Tally, running: dict[str, float], broker: BrokerServer) -> None:
+    def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
         """Show the counts if the last time is long enough ago."""
         now = time.monotonic()
         finished = not running and tally.done + tally.given_up >= tally.total
@@ -131,9 +130,9 @@ class _Progress:
             return
         self._shown_at = now
         if self._terminal:
-            self._line(_line(tally, running, broker, now - self._began))
+            self._line(_line(tally, running, costs, now - self._began))
         else:
-            self._json(tally, running, broker)
+            self._json(tally, running, costs)
 
     def end(self) -> None:
         """Leave the line as it is."""
@@ -147,8 +146,8 @@ class _Progress:
         self._out.flush()
         self._width = len(text)
 
-    def _json(self, tally: Tally, running: dict[str, float], broker: BrokerServer) -> None:
-        spent = broker.broker.spent
+    def _json(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
+        spent = costs.spent
         line = {
             "total": tally.total,
             "done": tally.done,
@@ -158,23 +157,21 @@ class _Progress:
             "scores": {name: total / count for name, (count, total) in tally.scores.items()},
             "requests": spent.requests,
             "money_usd": round(spent.money_usd, 6),
-            "overloads": broker.broker.overloads,
+            "overloads": costs.overloads,
         }
         self._out.write(msgspec.json.encode(line).decode() + "\n")
         self._out.flush()
 
 
-def _line(tally: Tally, running: dict[str, float], broker: BrokerServer, elapsed_s: float) -> str:
+def _line(tally: Tally, running: dict[str, float], costs: Costs, elapsed_s: float) -> str:
     parts = [f"{tally.done:,}/{tally.total:,} done", f"{len(running)} running"]
     if tally.failed or tally.given_up:
         parts.append(f"{tally.failed + tally.given_up:,} failed")
     parts += [score_text(name, total / count) for name, (count, total) in list(tally.scores.items())[:1]]
-    budget, spent = broker.broker.limits.budget, broker.broker.spent
-    if spent.money_usd:
-        most = f" of ${budget.money_usd:,.2f}" if budget.money_usd else ""
-        parts.append(f"${spent.money_usd:,.2f}{most}")
-    if broker.broker.overloads:
-        parts.append(f"{broker.broker.overloads} overloads")
+    if costs.spent.money_usd:
+        parts.append(f"${costs.spent.money_usd:,.2f}")
+    if costs.overloads:
+        parts.append(f"{costs.overloads} overloads")
     fresh = tally.done - tally.before
     if fresh >= _SAMPLE:
         left_s = (tally.total - tally.done - tally.given_up) * elapsed_s / fresh
@@ -234,6 +231,6 @@ def _limits(sweep: Sweep) -> str:
 
 
 def _spent(folder: FleetFolder) -> float:
-    from grue.fleet.broker_server import read_ledger
+    from grue.fleet.accounts import read_ledger
 
     return read_ledger(folder).money_usd

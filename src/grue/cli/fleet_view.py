@@ -11,7 +11,7 @@ import msgspec
 
 from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
-from grue.fleet.broker_server import read_ledger
+from grue.fleet.accounts import read_ledger
 from grue.fleet.fleet import Manifest
 from grue.fleet.folder import MANIFEST, TRACE, CaseFile, Commit, EpisodeFolder, FleetFolder
 

@@ -139,7 +139,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
             yield
         empty = file.tell() == 0
     if empty:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def _answering_model(trace: Path) -> str:

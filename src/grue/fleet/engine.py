@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from grue.fleet.attempt import Attempted, Job
+from grue.fleet.broker import Amount
 
 LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error"]
 
@@ -27,6 +28,13 @@ class Lost(Struct, frozen=True):
     why: str = ""
 
 
+class Costs(Struct, frozen=True):
+    """What the requests of a fleet have cost so far, and how often an endpoint was overloaded."""
+
+    spent: Amount = Amount()
+    overloads: int = 0
+
+
 Ended: TypeAlias = tuple[Job, Attempted | Lost]
 
 
@@ -40,6 +48,9 @@ class Engine(Protocol):
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":
         """Gets each job once, with how its attempt ended."""
+
+    def costs(self) -> Costs:
+        """Return what requests have cost so far."""
 
     def submit(self, job: Job) -> None:
         """Make an attempt as soon as a slot is free."""

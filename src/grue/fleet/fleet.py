@@ -11,9 +11,8 @@ from msgspec import Struct
 import grue
 from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget, Limits, Rate
-from grue.fleet.broker_server import BrokerServer
 from grue.fleet.driver import Driver, Finished, Plan, Tally
-from grue.fleet.engine import Engine
+from grue.fleet.engine import Costs, Engine
 from grue.fleet.folder import DriverLock, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.local import LocalEngine, default_workers
@@ -21,7 +20,7 @@ from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of
 
 FORMAT = 1
-Watch = Callable[[Tally, dict[str, float], BrokerServer], None]
+Watch = Callable[[Tally, dict[str, float], Costs], None]
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -44,13 +43,11 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
-        servers: Most MCP server processes at one time on a machine; `None`: no limit.
         ray: Address of the Ray cluster, or `auto` for the one of this machine; `None`: start one here.
     """
 
     episode_timeout_s: float | None = None
     keep: Keep = "all"
-    servers: int | None = None
     ray: str | None = None
 
 
@@ -132,7 +129,7 @@ class Fleet:
         return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
-        with DriverLock(self.folder), BrokerServer(self.folder, self._limits) as broker:
+        with DriverLock(self.folder):
             self.folder.write_manifest(
                 Manifest(
                     work=plan.work.name,
@@ -145,20 +142,25 @@ class Fleet:
                     started=datetime.now(UTC).isoformat(timespec="seconds"),
                 )
             )
-            engine = self._made(broker)
+            engine = self._made()
             try:
-                seen: Callable[[Tally, dict[str, float]], None] = (
-                    (lambda tally, running: watch(tally, running, broker)) if watch else (lambda *_: None)
-                )
+
+                def seen(tally: Tally, running: dict[str, float]) -> None:
+                    if watch is not None:
+                        watch(tally, running, engine.costs())
+
                 return Driver(self.folder, plan, engine, seen, retry=retry).run()
             finally:
                 engine.close()
 
-    def _made(self, broker: BrokerServer) -> Engine:
+    def _made(self) -> Engine:
         """Return the engine."""
-        return LocalEngine(
-            self._workers or default_workers(),
-            broker.address,
-            limited=self._limits.any,
-            episode_timeout_s=self._options.episode_timeout_s,
-        )
+        timeout_s = self._options.episode_timeout_s
+        if self._engine == "ray":
+            from grue.fleet.ray_engine import RayEngine
+
+            return RayEngine(
+                self.folder, self._limits, self._workers, self._options.ray, episode_timeout_s=timeout_s
+            )
+        workers = self._workers or default_workers()
+        return LocalEngine(self.folder, self._limits, workers, episode_timeout_s=timeout_s)

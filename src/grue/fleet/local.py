@@ -5,6 +5,7 @@ each after 200 episodes. An episode runs on its process's main thread, so that s
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import importlib
 import multiprocessing
@@ -16,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.attempt import Attempted, Job, run_attempt
-from grue.fleet.engine import Ended, Lost
+from grue.fleet.broker import Limits
+from grue.fleet.broker_server import BrokerServer
+from grue.fleet.engine import Costs, Ended, Lost
+from grue.fleet.folder import FleetFolder
 
 if TYPE_CHECKING:
     from grue.fleet.broker_link import BrokerLink
@@ -33,17 +37,18 @@ class LocalEngine:
     """Makes attempts in worker processes.
 
     Args:
+        folder: The fleet's folder, for the ledger.
+        limits: What all requests may take together.
         workers: Number of processes.
-        address: The broker's address.
-        limited: Whether requests have to be asked for.
         episode_timeout_s: Time limit of an attempt; `None`: none.
 
     Raises:
         MissingDependencyError: pebble is not installed.
+        FleetError: The ledger cannot be read or written.
     """
 
     def __init__(
-        self, workers: int, address: str, *, limited: bool = False, episode_timeout_s: float | None = None
+        self, folder: FleetFolder, limits: Limits, workers: int, *, episode_timeout_s: float | None = None
     ) -> None:
         try:
             from pebble import ProcessPool
@@ -54,16 +59,23 @@ class LocalEngine:
         self.slots = workers
         self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._timeout_s = episode_timeout_s
+        self._stack = contextlib.ExitStack()
+        self._broker = self._stack.enter_context(BrokerServer(folder, limits))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
         self._pool = ProcessPool(
             max_workers=workers,
             max_tasks=EPISODES_A_WORKER,
             initializer=begin_work,
-            initargs=(address, limited, list(sys.path)),
+            initargs=(self._broker.address, limits.any, list(sys.path)),
             context=context,
         )
         self._futures: dict[int, concurrent.futures.Future[Attempted]] = {}
+
+    def costs(self) -> Costs:
+        """Return what requests have cost so far."""
+        broker = self._broker.accounts.broker
+        return Costs(broker.spent, broker.overloads)
 
     def submit(self, job: Job) -> None:
         """Make an attempt as soon as a process is free."""
@@ -80,6 +92,7 @@ class LocalEngine:
         """End all processes. Blocks until they are gone."""
         self._pool.stop()  # type: ignore[no-untyped-call]  # pebble has no annotation there
         self._pool.join()
+        self._stack.close()
 
     def _done(self, job: Job, future: "concurrent.futures.Future[Attempted]") -> None:
         self._futures.pop(id(future), None)

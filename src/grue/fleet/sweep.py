@@ -46,7 +46,6 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         budget: What all requests may cost together.
         rate: How fast requests may be sent.
         workers: Episodes at one time; 0: as many as the machine has cores.
-        servers: Most server processes at one time on a machine; `None`: no limit.
         episode_timeout_s: Time limit of an episode; `None`: none.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
     """
@@ -61,7 +60,6 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()
     workers: int = 0
-    servers: int | None = None
     episode_timeout_s: float | None = None
     keep: Keep = "all"
 

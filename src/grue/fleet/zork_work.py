@@ -23,6 +23,9 @@ from grue.hosts.zork.past import Past, read_past
 from grue.settings import GameConfiguration
 from grue.traces import Recorder, RunFolder
 
+_LEFT_OUT = ("attempt.json", "result.json", "output.txt")
+"""Files of an attempt that do not belong to the attempt that goes on from it."""
+
 OFFLINE_URL = "http://offline.invalid/v1"
 
 
@@ -101,14 +104,14 @@ def _past(episode: Episode) -> Past | None:
         return read_past(episode.folder)
     except MCPError:  # it was interrupted before there was anything to go on from
         for file in episode.folder.iterdir():
-            if file.is_file():
+            if file.is_file() and file.name not in _LEFT_OUT:
                 file.unlink()
         return None
 
 
 def _left_out(folder: str, names: list[str]) -> list[str]:
     del folder
-    return [name for name in names if name in ("attempt.json", "result.json", "output.txt")]
+    return [name for name in names if name in _LEFT_OUT]
 
 
 def _configuration(case: PlayCase) -> tuple[GameConfiguration, Any]:

@@ -1,0 +1,302 @@
+"""The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
+
+Ray places the tasks and moves what they return. A task is never retried by Ray, because the driver counts
+attempts itself. The broker is the only actor; it keeps the ledger, on the machine of the driver. Come here
+only for what differs from the local engine.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from grue.errors import FleetError, MissingDependencyError
+from grue.fleet.accounts import Accounts
+from grue.fleet.attempt import Attempted, Job, run_attempt
+from grue.fleet.broker import Amount, Limits, Refused
+from grue.fleet.broker_link import GONE
+from grue.fleet.engine import Costs, Ended, Lost
+from grue.fleet.folder import FleetFolder
+from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
+
+_LOOK_S = 0.1
+_COSTS_EVERY_S = 1.0
+
+
+class RayBroker:
+    """The broker as an asynchronous Ray actor.
+
+    Args:
+        folder: The fleet's folder.
+        limits: The limits.
+    """
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._accounts = Accounts(FleetFolder(folder), limits)
+        self._under_way: dict[tuple[str, int], tuple[str, Amount, str]] = {}
+
+    async def ask(self, attempt: str, id_: int, wanted: WantedRequest) -> str:
+        """Wait until a request may start; return why it never may, or an empty text."""
+        admitted = await self._accounts.admitted(wanted)
+        if isinstance(admitted, Refused):
+            return admitted.why
+        self._under_way[attempt, id_] = (*admitted, wanted.model)
+        return ""
+
+    async def settle(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
+        """Charge a request."""
+        found = self._under_way.pop((attempt, id_), None)
+        if found is not None:
+            number, reserved, model = found
+            self._accounts.settled(number, reserved, outcome, model)
+
+    async def lost(self, attempt: str) -> None:
+        """Charge the requests under way of an attempt whose worker is gone in full."""
+        for key in [key for key in self._under_way if key[0] == attempt]:
+            await self.settle(*key, RequestOutcome())
+
+    async def costs(self) -> Costs:
+        """Return what requests have cost so far."""
+        return Costs(self._accounts.broker.spent, self._accounts.broker.overloads)
+
+
+class RayEngine:
+    """Makes attempts on a Ray cluster.
+
+    Args:
+        folder: The fleet's folder, which each machine of the cluster sees at the same path.
+        limits: What all requests may take together.
+        workers: Attempts at one time; 0: as many as the cluster has cores.
+        address: Address of the cluster, or `auto`; `None`: start one on this machine.
+        episode_timeout_s: Time limit of an attempt; `None`: none.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        FleetError: The cluster cannot be reached, or a machine of it does not see the folder.
+    """
+
+    def __init__(
+        self,
+        folder: FleetFolder,
+        limits: Limits,
+        workers: int,
+        address: str | None,
+        *,
+        episode_timeout_s: float | None = None,
+    ) -> None:
+        self._ray = ray = _ray()
+        self._started = not ray.is_initialized()
+        if self._started:
+            _connect(ray, address)
+        folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder.path.absolute()
+        _require_shared_folder(ray, self._folder)
+        self.slots = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self._timeout_s = episode_timeout_s
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        actor = ray.remote(RayBroker).options(num_cpus=0, max_concurrency=10_000, scheduling_strategy=here)
+        self._broker = actor.remote(self._folder, limits)
+        gate = self._broker if limits.any else None
+        task = ray.remote(_attempt).options(max_retries=0, num_cpus=1)
+        self._start = functools.partial(task.remote, gate, list(sys.path))
+        self._tasks: dict[Any, tuple[Job, float | None]] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._costs = Costs()
+        self._thread = threading.Thread(target=self._collect, name="grue fleet ray", daemon=True)
+        self._thread.start()
+
+    def costs(self) -> Costs:
+        """Return what requests have cost, as of a second ago."""
+        return self._costs
+
+    def submit(self, job: Job) -> None:
+        """Make an attempt as soon as the cluster has room."""
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        absolute = Job(
+            folder=self._folder / job.folder.parent.name / job.folder.name,
+            work=job.work,
+            version=job.version,
+            settings=job.settings,
+            repetition=job.repetition,
+            keep=job.keep,
+        )
+        reference = self._start(absolute)
+        with self._lock:
+            self._tasks[reference] = (job, deadline)
+
+    def cancel(self) -> None:
+        """End all attempts."""
+        with self._lock:
+            references = list(self._tasks)
+        for reference in references:
+            self._ray.cancel(reference, force=True)
+
+    def close(self) -> None:
+        """End the attempts, the broker, and the cluster if it was started here."""
+        self.cancel()
+        self._closed.set()
+        self._thread.join()
+        self._ray.kill(self._broker)
+        if self._started:
+            self._ray.shutdown()
+
+    def _collect(self) -> None:
+        """Pass on what has ended; runs in a thread."""
+        asked_at = 0.0
+        while not self._closed.is_set():
+            with self._lock:
+                references = list(self._tasks)
+            if references:
+                done, _ = self._ray.wait(references, num_returns=1, timeout=_LOOK_S)
+            else:
+                done = []
+                self._closed.wait(_LOOK_S)
+            for reference in done:
+                self._end(reference, self._outcome(reference))
+            self._end_late_ones()
+            if time.monotonic() - asked_at > _COSTS_EVERY_S:
+                asked_at = time.monotonic()
+                with contextlib.suppress(Exception):
+                    self._costs = self._ray.get(self._broker.costs.remote(), timeout=_COSTS_EVERY_S)
+
+    def _end_late_ones(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [each for each, (_, until) in self._tasks.items() if until is not None and now > until]
+        for reference in late:
+            self._ray.cancel(reference, force=True)
+            why = f"the episode did not end within {self._timeout_s:g} s"
+            self._end(reference, Lost("timed_out", why))
+
+    def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
+        with self._lock:
+            job, _ = self._tasks.pop(reference)
+        if isinstance(outcome, Lost):
+            self._broker.lost.remote(job.folder.name)
+        self.ended.put((job, outcome))
+
+    def _outcome(self, reference: Any) -> Attempted | Lost:
+        errors = self._ray.exceptions
+        try:
+            attempted: Attempted = self._ray.get(reference)
+        except errors.TaskCancelledError:
+            return Lost("cancelled")
+        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
+            return Lost("died", f"its worker was lost: {type(error).__name__}")
+        except errors.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, KeyboardInterrupt):
+                return Lost("cancelled")
+            return Lost("error", str(cause) if isinstance(cause, FleetError) else f"{cause!r:.500}")
+        except errors.RayError as error:
+            return Lost("died", f"Ray lost it: {type(error).__name__}")
+        return attempted
+
+
+def _attempt(broker: Any, path: list[str], job: Job) -> Attempted:
+    """Make an attempt within a Ray task."""
+    sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
+    set_request_gate(None if broker is None else _RayGate(broker, job.folder.name))
+    try:
+        return run_attempt(job)
+    finally:
+        set_request_gate(None)
+
+
+class _RayGate:
+    """The gate of an attempt's requests: asks the broker's actor."""
+
+    def __init__(self, broker: Any, attempt: str) -> None:
+        self._broker = broker
+        self._attempt = attempt
+        self._ids = itertools.count(os.getpid() * 2**20)
+
+    async def admit(self, wanted: WantedRequest) -> Permit | str:
+        """Wait until the broker lets the request start."""
+        ray, id_ = _ray(), next(self._ids)
+        asked = self._broker.ask.remote(self._attempt, id_, wanted)
+        try:
+            refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True)
+        except ray.exceptions.RayError:
+            return GONE
+        except BaseException:
+            self._broker.settle.remote(self._attempt, id_, RequestOutcome(sent=False))
+            raise
+        return refused or _RayPermit(self._broker, self._attempt, id_)
+
+
+class _RayPermit:
+    def __init__(self, broker: Any, attempt: str, id_: int) -> None:
+        self._settle = functools.partial(broker.settle.remote, attempt, id_)
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        self._settle(outcome)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise MissingDependencyError(
+            "The engine 'ray' needs the package ray. Install it with: pip install 'grue[ray]'"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    with _quiet():
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise FleetError(f"Cannot reach the Ray cluster {address or 'here'}: {error}.") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray counts usage over the network unless it is told not to."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    yield
+
+
+def _require_shared_folder(ray: Any, folder: Path) -> None:
+    """Check that each machine of the cluster sees the fleet's folder.
+
+    Raises:
+        FleetError: One does not.
+    """
+    mark = folder / f".shared-{os.getpid()}-{time.time_ns()}"
+    mark.touch()
+    try:
+        look = ray.remote(_sees)
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        asked = [
+            look.options(num_cpus=0, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(mark)
+            for node in nodes
+        ]
+        for node, sees in zip(nodes, ray.get(asked), strict=True):
+            if not sees:
+                raise FleetError(
+                    f"The machine {node['NodeManagerAddress']} of the Ray cluster does not see {folder}. A"
+                    " fleet needs a file system that all machines share: name a folder in it with --dir."
+                )
+    finally:
+        mark.unlink()
+
+
+def _sees(mark: Path) -> bool:
+    return mark.exists()

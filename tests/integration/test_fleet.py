@@ -1,0 +1,242 @@
+"""A fleet as a user runs it: real worker processes, killed ones, a killed driver, limits that hold."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from grue.cli.app import app
+from grue.errors import FleetError
+from grue.fleet import Fleet, FleetBudget, FleetOptions, Price
+from grue.fleet.accounts import read_ledger
+from grue.fleet.folder import FleetFolder
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
+
+HANG_S = 240
+pytestmark = [pytest.mark.timeout(HANG_S + 60), pytest.mark.xdist_group("fleet")]
+
+GRUE = Path(sys.executable).with_name("grue")
+
+WORK = """
+import os, signal, time
+from pathlib import Path
+from grue import LlmSettings, Runner, TurnRequest
+from grue.errors import MCPServerStartupError
+
+def number(case, episode):
+    print("noise")
+    return {"n": case["n"], "pid": os.getpid()}
+
+def once_killed(case, episode):
+    if episode.folder.name == "attempt-1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1
+
+def hangs(case, episode):
+    time.sleep(600)
+
+def fails(case, episode):
+    raise ValueError(f"no luck with {case['n']}")
+
+def asks(case, episode):
+    settings = LlmSettings(base_url=case["url"], model="m", max_tokens=10)
+    with Runner(llm=settings, trace=episode.trace) as runner:
+        runner.run_turn(TurnRequest(system="s", user=str(case["n"])))
+    return 1
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> str:
+    """The file with the works."""
+    path = tmp_path / "works.py"
+    path.write_text(WORK)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    # multiprocessing's own helpers live as long as the program, and do nothing.
+    helpers = ("forkserver", "resource_tracker")
+    assert [child for child in left if not any(name in " ".join(child.cmdline()) for name in helpers)] == []
+
+
+def fleet(tmp_path: Path, **options: Any) -> Fleet:
+    return Fleet(tmp_path / "fleet", workers=2, **options)
+
+
+def commits(folder: Path) -> dict[str, dict[str, Any]]:
+    """The commits of a fleet's folder, by the case's settings."""
+    found = {}
+    for path in sorted(folder.glob("*/*/commit.json")):
+        case = json.loads((path.parent / "case.json").read_text())["settings"]
+        found[json.dumps(case, sort_keys=True)] = json.loads(path.read_text())
+    return found
+
+
+def test_cases_are_played_in_workers_and_a_second_call_does_what_is_missing(
+    tmp_path: Path, work: str
+) -> None:
+    finished = fleet(tmp_path).map(f"{work}:number", [{"n": n} for n in range(6)])
+    assert (finished.reason, finished.tally.done) == ("finished", 6)
+    assert finished.tally.scores["n"] == (6, 15.0)
+    pids = {found["end"]["scores"]["pid"] for found in commits(tmp_path / "fleet").values()}
+    assert os.getpid() not in pids
+    assert next((tmp_path / "fleet").glob("*/*/attempt-1/output.txt")).read_text() == "noise\n"
+    finished = fleet(tmp_path).map(f"{work}:number", [{"n": n} for n in range(8)])
+    assert (finished.tally.before, finished.tally.done) == (6, 8)
+
+
+def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Path, work: str) -> None:
+    finished = fleet(tmp_path).map(f"{work}:once_killed", [{"n": n} for n in range(4)])
+    assert (finished.tally.done, finished.tally.kinds) == (4, {"died": 4})
+    options = FleetOptions(episode_timeout_s=1)
+    finished = fleet(tmp_path, options=options).map(f"{work}:hangs", [{"n": n} for n in range(3)])
+    assert (finished.tally.failed, finished.tally.kinds) == (3, {"timed_out": 3})
+
+
+def test_a_failure_of_the_work_is_kept_with_its_text(tmp_path: Path, work: str) -> None:
+    finished = fleet(tmp_path).map(f"{work}:fails", [{"n": 7}])
+    (found,) = commits(tmp_path / "fleet").values()
+    assert (finished.tally.failed, found["end"]["error"]) == (1, "ValueError: no luck with 7")
+
+
+def test_a_work_that_cannot_be_imported_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="Cannot import the work 'nowhere:play'"):
+        fleet(tmp_path).map("nowhere:play", [{}])
+
+
+def test_the_budget_holds_over_all_workers_and_over_two_runs(tmp_path: Path, work: str) -> None:
+    with ScriptedLlmServer(lambda request: text_reply("done")) as llm:
+        cases = [{"n": n, "url": llm.base_url} for n in range(12)]
+        budget = FleetBudget(requests=7, money_usd=1.0, prices={"m": Price(input=1.0, output=1.0)})
+        finished = fleet(tmp_path, budget=budget).map(f"{work}:asks", cases)
+        assert len(llm.requests) == 7
+        assert (finished.tally.failed, finished.tally.done) == (5, 12)
+        spent = read_ledger(FleetFolder(tmp_path / "fleet"))
+        assert (spent.requests, 0 < spent.money_usd < 1) == (7, True)
+        more = [{"n": n, "url": llm.base_url} for n in range(20, 22)]
+        finished = fleet(tmp_path, budget=budget).map(f"{work}:asks", more)
+        assert (len(llm.requests), finished.tally.failed) == (7, 2)
+    errors = [found["end"]["error"] for found in commits(tmp_path / "fleet").values()]
+    assert sum("limit of 7 requests is used up" in error for error in errors) == 7
+
+
+def test_an_unreachable_endpoint_is_tried_again_and_named(tmp_path: Path, work: str) -> None:
+    finished = fleet(tmp_path).map(f"{work}:asks", [{"n": 0, "url": "http://127.0.0.1:9/v1"}])
+    assert (finished.tally.given_up, finished.tally.kinds) == (1, {"LLMError: unreachable": 3})
+
+
+SWEEP = """
+work = "zork"
+workers = 2
+settings = { offline = true, mcp = false, turns = 3 }
+grid.seed = { first = 1, last = COUNT }
+"""
+
+
+def sweep(tmp_path: Path, count: int) -> Path:
+    path = tmp_path / "sweep.toml"
+    path.write_text(SWEEP.replace("COUNT", str(count)))
+    return path
+
+
+def grue(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(GRUE), *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+def test_the_commands_from_plan_to_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sweep(tmp_path, 3)
+    planned = said("fleet", "run", str(path), "--plan")
+    assert "3 episodes of grue.fleet.zork_work:play, 3 of them are missing" in planned
+    ran = grue("fleet", "run", path, cwd=tmp_path)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    *lines, told, hint = ran.stdout.splitlines()
+    assert told == "finished: 3 of 3 episodes are done; 0 failed."
+    assert hint == "To see the scores: grue fleet table runs/sweep"
+    assert json.loads(lines[-1])["done"] == 3
+    monkeypatch.chdir(tmp_path)
+    status = json.loads(said("fleet", "status", "runs/sweep", "--json"))
+    assert (status["scored"], status["total"], status["models"]) == (3, 3, {"grue-offline-script": 3})
+    assert said("fleet", "table", "runs/sweep").split()[:5] == ["score", "turns", "tool_calls", "deaths", "n"]
+    episode = next((tmp_path / "runs" / "sweep").glob("*/*")).name
+    attempt = f"runs/sweep/{episode[:2]}/{episode}/attempt-1"
+    assert f"grue trace show {attempt}" in said("fleet", "show", "runs/sweep", episode[:10])
+    assert "3 turns" in said("trace", "stats", attempt)
+    assert said("fleet", "status", "nowhere").startswith("grue: There is no fleet in nowhere")
+
+
+def said(*words: str) -> str:
+    """What a command prints."""
+    return CliRunner().invoke(app, words).output
+
+
+def calm(tmp_path: Path, count: int) -> dict[str, Any]:
+    """The scores of the sweep when nothing goes wrong."""
+    (tmp_path / "calm").mkdir()
+    assert grue("fleet", "run", sweep(tmp_path, count), "--dir", "calm", cwd=tmp_path).returncode == 0
+    return {case: found["end"]["scores"] for case, found in commits(tmp_path / "calm").items()}
+
+
+def play_with_losses(command: list[str], folder: Path, until: int | None) -> list[psutil.Process]:
+    """Run a fleet, and kill a worker with -9 after every fifth episode, and the driver after `until`.
+
+    Returns all processes of the fleet that were seen."""
+    seen: set[psutil.Process] = set()
+    with subprocess.Popen(command, cwd=folder.parent, stdout=subprocess.DEVNULL) as driver:
+        kill_at = len(list(folder.glob("*/*/commit.json"))) + 2
+        while driver.poll() is None:
+            done = len(list(folder.glob("*/*/commit.json")))
+            if until is not None and done >= until:
+                driver.kill()
+            elif done >= kill_at:
+                kill_at = done + 5
+                with contextlib.suppress(psutil.Error):
+                    children = psutil.Process(driver.pid).children(recursive=True)
+                    seen.update(children)
+                    workers = [each for each in children if each.ppid() != driver.pid]
+                    for worker in workers[:1]:
+                        worker.kill()
+            time.sleep(0.02)
+    return list(seen)
+
+
+@pytest.mark.slow
+def test_killed_workers_and_drivers_change_neither_results_nor_their_number(tmp_path: Path) -> None:
+    count = 24
+    wanted = calm(tmp_path, count)
+    folder = tmp_path / "wild"
+    command = [str(GRUE), "fleet", "run", str(sweep(tmp_path, count)), "--dir", "wild"]
+    seen = [process for until in (6, 12, None) for process in play_with_losses(command, folder, until)]
+    assert {case: found["end"]["scores"] for case, found in commits(folder).items()} == wanted
+    lost = [path for path in folder.glob("*/*/attempt-*") if path.name != "attempt-1"]
+    assert lost, "no worker was killed in the middle of an episode"
+    assert psutil.wait_procs(seen, timeout=HANG_S)[1] == []
+
+
+def test_ctrl_c_lets_the_running_episodes_end(tmp_path: Path) -> None:
+    path = sweep(tmp_path, 500)
+    command = [str(GRUE), "fleet", "run", str(path), "--dir", "interrupted"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as driver:
+        while not list((tmp_path / "interrupted").glob("*/*/commit.json")):
+            time.sleep(0.02)
+        driver.send_signal(signal.SIGINT)
+        out, _ = driver.communicate(timeout=HANG_S)
+    assert driver.returncode == 1
+    assert "interrupted: " in out
+    there = list((tmp_path / "interrupted").glob("*/*/case.json"))
+    assert len(there) == len(commits(tmp_path / "interrupted")) < 500
