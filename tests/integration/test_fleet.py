@@ -192,6 +192,17 @@ def calm(tmp_path: Path, count: int) -> dict[str, Any]:
     return {case: found["end"]["scores"] for case, found in commits(tmp_path / "calm").items()}
 
 
+def _kill_a_worker(driver: int) -> list[psutil.Process]:
+    """Kill a worker of a driver, if there is one, and return the processes of the fleet."""
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(driver).children(recursive=True)
+        workers = [each for each in children if each.ppid() != driver]
+        for worker in workers[:1]:
+            worker.kill()
+        return children
+    return []
+
+
 def play_with_losses(command: list[str], folder: Path, until: int | None) -> list[psutil.Process]:
     """Run a fleet, and kill a worker with -9 after every fifth episode, and the driver after `until`.
 
@@ -205,12 +216,7 @@ def play_with_losses(command: list[str], folder: Path, until: int | None) -> lis
                 driver.kill()
             elif done >= kill_at:
                 kill_at = done + 5
-                with contextlib.suppress(psutil.Error):
-                    children = psutil.Process(driver.pid).children(recursive=True)
-                    seen.update(children)
-                    workers = [each for each in children if each.ppid() != driver.pid]
-                    for worker in workers[:1]:
-                        worker.kill()
+                seen.update(_kill_a_worker(driver.pid))
             time.sleep(0.02)
     return list(seen)
 

@@ -1,4 +1,4 @@
-"""A fleet on a Ray cluster of two machines, of which one is lost. Needs a Python with Ray: GRUE_RAY names it."""
+"""A fleet on a Ray cluster of two machines, of which one is lost. GRUE_RAY names a Python that has Ray."""
 
 import os
 import subprocess
