@@ -21,7 +21,9 @@ from mcp.server.mcpserver import (
     UserMessage,
 )
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError as ProtocolError
 from mcp_types import (
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
     AudioContent,
     Completion,
     CreateMessageResult,
@@ -310,6 +312,7 @@ async def _answer(
         answer = (ctx.input_responses or {}).get(_QUESTION)
         if isinstance(answer, ElicitResult):
             return answer
+        _require_elicitation(ctx, "url" if isinstance(params, ElicitRequestURLParams) else "form")
         return InputRequiredResult(input_requests={_QUESTION: ElicitRequest(params=params)})
     result: ElicitResult
     if isinstance(params, ElicitRequestURLParams):
@@ -321,6 +324,21 @@ async def _answer(
         schema = params.requested_schema
         result = await ctx.session.elicit_form(params.message, schema, related_request_id=ctx.request_id)
     return result
+
+
+def _require_elicitation(ctx: Context[Any, Any], mode: Literal["form", "url"]) -> None:
+    """Refuse the call of a client that has not said that it can ask its user this way."""
+    declared = ctx.client_capabilities
+    modes = None if declared is None else declared.elicitation
+    # A client that names no mode can show forms: that is how it was before there were modes.
+    if modes is None or (
+        modes.url is None if mode == "url" else modes.form is None and modes.url is not None
+    ):
+        raise ProtocolError(
+            MISSING_REQUIRED_CLIENT_CAPABILITY,
+            f"The client has not declared the capability elicitation.{mode}",
+            {"requiredCapabilities": {"elicitation": {mode: {}}}},
+        )
 
 
 def _outcome(answer: Any) -> str:

@@ -176,6 +176,14 @@ async def test_a_tool_can_ask_for_a_sample_an_answer_and_roots(mode: str) -> Non
     assert "file:///work" in roots.content[0].text
 
 
+@pytest.mark.parametrize("tool", ["open_page", "test_elicitation_sep1330_enums"])
+async def test_a_client_that_cannot_ask_its_user_is_refused(mode: str, tool: str) -> None:
+    async with Client(reference_server(), mode=mode) as client:
+        with pytest.raises(ProtocolError):
+            await client.call_tool(tool, {})
+        assert not (await client.call_tool("echo", {"text": "still here"})).is_error
+
+
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 async def test_progress_and_log_messages_arrive_during_the_call() -> None:
     progress: list[float] = []
