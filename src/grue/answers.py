@@ -251,5 +251,8 @@ def _reason(error: Exception) -> str:
     if not callable(errors):
         said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
         return well_formed(said)
-    faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in errors()]
+    faults = [
+        ": ".join(filter(None, (".".join(str(part) for part in fault["loc"]), fault["msg"])))
+        for fault in errors()
+    ]
     return well_formed("; ".join(faults))

@@ -181,7 +181,13 @@ class ServerSessions:
             raise _failed(ToolNotFound, name, tool_results.failure(text))
         (terms,), _ = judge(self._sources.tool_policy, [definition], {})
         if terms.verdict == "deny":
-            raise _failed(ToolCallDenied, name, tool_results.failure(f"The call was denied: {terms.reason}"))
+            raise _failed(
+                ToolCallDenied,
+                name,
+                tool_results.failure(
+                    f"The call was denied: {terms.reason}. A rule of the tool policy says so"
+                ),
+            )
         try:
             result = await session.call(tool, arguments, timeout_s)
         except TimeoutError as error:

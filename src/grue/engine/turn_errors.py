@@ -49,9 +49,12 @@ def error_for(end: TurnFailed) -> MCPError:
             return tool_support_error(model, reason)
         case DeadlineMissed(limit_s=limit_s, doing=doing):
             text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}.{_kept_text(failure)}"
+            text += "\nIf it needs longer, raise turn_timeout_s of the request or of TurnLimits."
             return TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
         case NoAnswer(reason=reason, raw=raw):
-            return AnswerError(f"The model gave no acceptable answer in turn {end.turn}: {reason}", raw=raw)
+            text = f"The model gave no acceptable answer in turn {end.turn}: {reason}"
+            text += "\nIts last reply is in `raw`. AnswerSpec.of(..., fallback=...) gives a value instead."
+            return AnswerError(text, raw=raw)
         case Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
 

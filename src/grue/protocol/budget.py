@@ -42,7 +42,8 @@ class Spent(Struct, frozen=True, kw_only=True):
         """
         reached = self.reached(episode)
         if reached:
-            raise BudgetSpent(f"No further turn can be run: {reached}.")
+            advice = "Raise the limit in Runner(budget=...) or [tool.grue.budget]."
+            raise BudgetSpent(f"No further turn can be run: {reached}.\n{advice}")
         cost = self.usage.cost_usd or 0.0
         return Budget(
             requests=_lesser(turn.requests, episode.requests, self.requests),

@@ -178,6 +178,7 @@ def _raise_crash(actor: str, error: BaseException) -> Never:
     if not isinstance(error, Exception | asyncio.CancelledError | GeneratorExit):
         raise error
     text = f"The actor '{actor}' crashed: {type(error).__name__}: {error}"
+    text += "\nThe traceback of the cause shows where. If that is your code, correct it; else report it."
     raise ActorCrashed(text, actor=actor) from error
 
 

@@ -228,7 +228,10 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except OSError as error:
-        raise TraceError(f"Cannot read the trace file {path}: {error.strerror}.") from error
+        text = f"Cannot read the trace file {path}: {error.strerror}."
+        if isinstance(error, FileNotFoundError):
+            text += " Name a run folder or a trace file; `grue runs` lists the runs."
+        raise TraceError(text) from error
 
 
 def _next_line(path: Path, number: int, file: BinaryIO) -> bytes:
