@@ -34,7 +34,7 @@ $(VENV)/bin/python:
 
 # One stamp for what play needs, one for what tests and checks need.
 $(VENV)/.play: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
-	$(PIP) install --constraint constraints.txt --editable '.[mcp]'
+	$(PIP) install --constraint constraints.txt --editable '.[mcp,yaml]'
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python

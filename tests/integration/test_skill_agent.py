@@ -135,3 +135,29 @@ def test_the_example_is_solved_with_the_npm_server_for_files(tmp_path: Path) -> 
     assert result.succeeded, result.detail
     assert "read_multiple_files" in [step.target for step in result.steps]
     assert "| **sum** | 45.5 |" in (workspace / "report.md").read_text()
+
+
+def test_opentelemetry_shows_turns_and_calls_as_of_any_host() -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'grue[otel]'")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from grue.traces import OtelObserver
+
+    exporter, provider, recorder = InMemorySpanExporter(), sdk.TracerProvider(), Recorder()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    observer = OtelObserver(provider)
+    recorder.add(observer)
+    run([act(call("echo", text="x")), act(finish())], config={"servers": {"s": faulty()}}, recorder=recorder)
+    assert observer.close(20.0)
+    provider.shutdown()
+    spans = exporter.get_finished_spans()
+    names = {span.context.span_id: span.name for span in spans}
+    under = {span.name: names.get(span.parent.span_id) if span.parent else None for span in spans}
+    assert under == {
+        "invoke_workflow Do it.": None,
+        "invoke_agent agent": "invoke_workflow Do it.",
+        "chat scripted": "invoke_agent agent",
+        "agent-tool-calling-session": "invoke_workflow Do it.",
+        "execute_tool s.echo": "agent-tool-calling-session",
+    }

@@ -1,5 +1,6 @@
 """tests/unit mirrors src/grue: a file's tests are found by the name of the module."""
 
+import ast
 from pathlib import Path
 
 from case_tables import each_case
@@ -35,3 +36,19 @@ def test_a_test_file_has_the_name_of_its_module_and_perhaps_a_word_more(file: Pa
     assert (source / file.parent).is_dir(), "there is no such package"
     modules = names_in(source / file.parent)
     assert any(name == module or name.startswith(f"{module}_") for module in modules), "no such module"
+
+
+def test_the_skill_agent_stays_small() -> None:
+    """Lines of code: docstrings, comments and blank lines aside."""
+    lines = 0
+    for path in (ROOT / "src" / "grue" / "hosts" / "skill_agent").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        docstrings = {
+            line
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        code = enumerate(text.splitlines(), 1)
+        lines += sum(bool(line.strip()) and number not in docstrings for number, line in code)
+    assert lines < 1800

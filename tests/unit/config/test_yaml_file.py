@@ -70,7 +70,7 @@ def test_what_is_refused_is_named_with_its_line(text: str, line: int, said: str)
     assert caught.value.line == line
 
 
-@pytest.mark.parametrize("text", ["a: \x00", "[" * 100_000, "a" * (MAX_YAML_CHARS + 1)])
+@pytest.mark.parametrize("text", ["a: \x00", "[" * 5_000, "a" * (MAX_YAML_CHARS + 1)])
 def test_what_cannot_be_parsed_is_refused(text: str) -> None:
     with pytest.raises(MCPConfigError, match=r"^agent\.yaml"):
         parse_yaml(text, PATH)
