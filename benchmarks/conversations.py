@@ -1,15 +1,13 @@
 """What a turn of a long conversation costs, early and late in it."""
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import httpx
 from measuring import Bar, Effort, Section, figure, ratio
-from scaling import NEAR_LINEAR, echo
+from scaling import NEAR_LINEAR, InProcessModel, echo
 
 from grue import FunctionTools, LlmSettings, Recorder, Runner, TraceWriter, TurnOutcome, TurnRequest
 from grue.llm_transport.endpoint import LlmEndpoint
@@ -29,25 +27,11 @@ class OneTurn(NamedTuple):
     sent_bytes: int
 
 
-class Caller(httpx.AsyncBaseTransport):
-    """A model in this process that calls one tool and then answers; its own work is taken out."""
-
-    def __init__(self) -> None:
-        self.sent_bytes = 0
-        self.cpu_s = 0.0
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the next reply."""
-        begun = time.process_time()
-        body = await request.aread()
-        self.sent_bytes += len(body)
-        asked = json.loads(body)["messages"][-1]["role"] == "user"
-        message = {"role": "assistant", "content": None if asked else "done"}
-        response = httpx.Response(
-            200, json={"choices": [{"message": message | ({"tool_calls": [CALL]} if asked else {})}]}
-        )
-        self.cpu_s += time.process_time() - begun
-        return response
+def call_then_answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply of a model that calls one tool and then answers."""
+    calls = asked["messages"][-1]["role"] == "user"
+    message: dict[str, Any] = {"role": "assistant", "content": None if calls else "done"}
+    return {"choices": [{"message": message | ({"tool_calls": [CALL]} if calls else {})}]}
 
 
 class Talker:
@@ -55,7 +39,7 @@ class Talker:
 
     def __init__(self, folder: Path) -> None:
         self.trace, self.saved = folder / "trace.jsonl", folder / "talk.jsonl"
-        self.model = Caller()
+        self.model = InProcessModel(call_then_answer)
         self.recorder = Recorder()
         self.writer = TraceWriter(self.trace, episode="benchmark")
         self.recorder.add(self.writer)

@@ -3,12 +3,12 @@
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 from children import Worker, chat_server
@@ -42,7 +42,8 @@ class LongTurn(NamedTuple):
 class InProcessModel(httpx.AsyncBaseTransport):
     """Answers requests where a network would be; its own work is taken out of the figures."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply: Callable[[dict[str, Any]], dict[str, Any]] = completion) -> None:
+        self._reply = reply
         self.sent_bytes = 0
         self.cpu_s = 0.0
 
@@ -51,7 +52,7 @@ class InProcessModel(httpx.AsyncBaseTransport):
         begun = time.process_time()
         body = await request.aread()
         self.sent_bytes += len(body)
-        response = httpx.Response(200, json=completion(json.loads(body)))
+        response = httpx.Response(200, json=self._reply(json.loads(body)))
         self.cpu_s += time.process_time() - begun
         return response
 
