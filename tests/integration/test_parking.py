@@ -1,10 +1,12 @@
 """Turns that wait for a person: parked, and resumed by another process, whatever happens to either."""
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from msgspec.structs import replace
 from parked_turns import DELETE, Job, Stage, runner, wait_until_past
@@ -160,6 +162,41 @@ def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
             made.resume(job.folder, decisions)
     first, second = bodies(job, RunTurn)
     assert 0 < second.limits.turn_timeout_s < first.limits.turn_timeout_s
+
+
+def test_a_turn_is_resumed_in_the_callers_event_loop(job: Job) -> None:
+    async def park_and_resume() -> str:
+        with runner(job, trace=True) as made:
+            with pytest.raises(ApprovalPending) as pending:
+                await made.run_turn_async(TurnRequest(system="s", user="Tidy up."))
+            decisions = [question.approve() for question in pending.value.questions]
+            outcome = await made.resume_async(job.folder, decisions)
+            with pytest.raises(NothingToResume):
+                await made.resume_async(job.folder, decisions)
+            return str(outcome.response)
+
+    assert anyio.run(park_and_resume) == 'The tool said: {"content":"deleted"}'
+    assert deleted(job) == ["old.txt"]
+
+
+def test_a_running_turn_is_not_resumed(job: Job) -> None:
+    asked = threading.Event()
+    go_on = threading.Event()
+
+    def wait(_: object) -> bool:
+        asked.set()
+        go_on.wait(30)
+        return True
+
+    with runner(job, trace=True) as made:
+        made._wiring = replace(made._wiring, approval=replace(made._wiring.approval, approve=wait))
+        handle = made.start_turn(TurnRequest(system="s", user="Tidy up."))
+        assert asked.wait(30)
+        with pytest.raises(NothingToResume, match="Turn 1 is running in this process"):
+            made.resume(job.folder)
+        go_on.set()
+        assert "deleted" in handle.result().response
+    assert deleted(job) == ["old.txt"]
 
 
 def test_what_was_said_before_and_after_the_park_is_one_conversation(job: Job, stage: Stage) -> None:

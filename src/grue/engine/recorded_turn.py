@@ -31,7 +31,7 @@ from grue.messages import (
 )
 from grue.protocol.history import History
 from grue.protocol.tool_loop import IllegalEvent, step
-from grue.protocol.turn_approval import cut_off
+from grue.protocol.turn_resuming import cut_off
 from grue.protocol.turn_states import AwaitingCompletion, Commands, Idle, Transition, TurnState
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.replay_agent import AGENT, NOTED_EVENTS

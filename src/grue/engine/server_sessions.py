@@ -53,6 +53,7 @@ T = TypeVar("T")
 _OWN_METHODS = {
     "tools/call": "Use `call`, which applies the tool policy.",
     "initialize": "The session is initialized when it is opened.",
+    "subscriptions/listen": "Its answer is a stream; a request here has one answer. Read again when needed.",
 }
 """Requests that are not sent as they are, with what to do instead."""
 

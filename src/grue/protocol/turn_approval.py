@@ -14,8 +14,7 @@ Come here to change what happens between a reply with tool calls and the first c
 `tool_loop.step` calls these functions; they are pure.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import Struct
@@ -31,35 +30,23 @@ from grue.messages import (
     CallsDecided,
     DecisionIgnored,
     JsonObject,
-    Resumption,
-    RunTurn,
     ToolCall,
     ToolCallRecord,
     TurnNote,
     TurnParked,
 )
-from grue.protocol import tool_results
 from grue.protocol.growing import Growing
 from grue.protocol.tool_arguments import read_arguments
-from grue.protocol.tool_calls import ValidCall, deny, read_calls, record, reject
+from grue.protocol.tool_calls import ValidCall, deny, read_calls, reject
 from grue.protocol.tool_policy import CallTerms, is_about, judge, question_about
-from grue.protocol.turn_context import begun
 from grue.protocol.turn_end import answers_at_end, close
+from grue.protocol.turn_progress import progress
 from grue.protocol.turn_states import (
     AwaitingApproval,
-    AwaitingClose,
-    AwaitingCompletion,
-    AwaitingReconnect,
-    AwaitingSessions,
-    AwaitingSummary,
-    AwaitingSupport,
-    AwaitingTools,
-    AwaitingVerdict,
     JudgedCall,
     JudgedReply,
     Transition,
     Turn,
-    TurnState,
 )
 from grue.protocol.turn_tools import start_calls
 
@@ -101,6 +88,11 @@ def call(
     turn, judged = _judged(turn, valid)
     batch = BatchId(turn.batches + 1)
     rejections, rejected_records = reject(rejected, turn.iterations, batch)
+    if not (turn.run.tool_policy.rules or decisions):
+        # Most turns have no policy, and need not pay for one.
+        records = Growing[ToolCallRecord]().add((*settled, *rejected_records))
+        every = {call.call_id: call for call in calls}
+        return start_calls(turn, JudgedReply(calls=every, open=judged, settled=records), {}, rejections)
     refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
     denials, denied_records = deny(refused, turn.iterations, batch)
     reply = JudgedReply(
@@ -135,10 +127,11 @@ def ignore(event: CallsDecided) -> tuple[DecisionIgnored, ...]:
 
 def park(state: AwaitingApproval, event: ApprovalPostponed) -> Transition:
     """Close the sessions, and end with what a later process needs to go on."""
-    return close(state.turn, _parked_at_questions(state, event.expires_at))
+    return close(state.turn, parked_at_questions(state, event.expires_at))
 
 
-def _parked_at_questions(state: AwaitingApproval, expires_at: float | None = None) -> TurnParked:
+def parked_at_questions(state: AwaitingApproval, expires_at: float | None = None) -> TurnParked:
+    """Return what a later process needs to ask the questions again, and go on with the answers."""
     reply = state.reply
     return replace(
         progress(state.turn),
@@ -148,100 +141,6 @@ def _parked_at_questions(state: AwaitingApproval, expires_at: float | None = Non
         expires_at=expires_at,
         used={**reply.used_before},
         untold=answers_at_end(state.turn, reply.calls, reply.earlier, reply.calls),
-    )
-
-
-def progress(turn: Turn) -> TurnParked:
-    """Return how far a turn has come, without a reply to go on with."""
-    return TurnParked(
-        turn=turn.run.turn,
-        iterations=turn.iterations,
-        requests=turn.requests,
-        tool_calls=turn.records,
-        usage=turn.usage,
-        batches=turn.batches,
-        media_bytes=turn.media_bytes,
-        forced=turn.forced,
-        degraded=turn.degraded,
-        reconnected=turn.reconnected,
-        used={**turn.used},
-        summaries=turn.summaries,
-        overflowed=turn.overflowed,
-        window=turn.window,
-    )
-
-
-def cut_off(state: TurnState, called: Collection[CallId]) -> Resumption | None:
-    """Return where a turn goes on whose process was killed; `None`: it had ended, or cannot go on.
-
-    A call that was sent and has no settlement may have taken effect. It is answered with that, and never sent
-    again. Calls that were not sent are judged again, and asked about again: their approval was for a process
-    that is gone.
-
-    Args:
-        state: The state after the last event that the trace holds.
-        called: The calls of which the trace says that they were sent.
-    """
-    match state:
-        case AwaitingClose(end=TurnParked() as parked):
-            return Resumption(parked=parked)
-        case AwaitingApproval():
-            return Resumption(parked=_parked_at_questions(state))
-        case AwaitingTools():
-            return Resumption(parked=_parked_in_calls(state, called))
-        case AwaitingSessions(turn=turn) if turn.resuming is not None:
-            return replace(turn.resuming, decisions=())
-        case AwaitingSessions(turn=turn, new=new) | AwaitingReconnect(turn=turn, new=new):
-            return Resumption(parked=progress(turn), new=new)
-        case AwaitingSummary(turn=turn, new=new):
-            return Resumption(parked=progress(turn), new=new)
-        case AwaitingSupport(turn=turn):
-            return Resumption(parked=progress(turn), new=turn.opening)
-        case AwaitingCompletion(turn=turn) | AwaitingVerdict(turn=turn):
-            return Resumption(parked=progress(turn))
-        case _:
-            return None
-
-
-def _parked_in_calls(state: AwaitingTools, called: Collection[CallId]) -> TurnParked:
-    turn = state.turn
-    done = {each.call_id: each for each in state.settled}
-    interrupted = tuple(
-        record(call, turn.iterations, "interrupted", tool_results.failure(tool_results.INTERRUPTED))
-        for call_id, call in state.calls.items()
-        if call_id in called and call_id not in done
-    )
-    sent = done.keys() | {each.call_id for each in interrupted}
-    again = Counter(call.name for call_id, call in state.calls.items() if call_id not in sent)
-    return replace(
-        progress(turn),
-        calls=tuple(state.calls.values()),
-        settled=(*done.values(), *interrupted),
-        untold=answers_at_end(turn, state.calls, (*done.values(), *interrupted), state.calls),
-        used={name: max(0, count - again[name]) for name, count in turn.used.items()},
-    )
-
-
-def turn_after(run: RunTurn, parked: TurnParked) -> Turn:
-    """Return the turn as it was when it was parked, without its sessions."""
-    turn = begun(run)
-    if turn.ledger is not None and parked.calls:
-        turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
-    return replace(
-        turn,
-        iterations=parked.iterations,
-        requests=parked.requests,
-        batches=parked.batches,
-        records=parked.tool_calls,
-        usage=parked.usage,
-        media_bytes=parked.media_bytes,
-        forced=parked.forced,
-        degraded=parked.degraded,
-        reconnected=parked.reconnected,
-        used=parked.used,
-        summaries=parked.summaries,
-        overflowed=parked.overflowed,
-        window=turn.window if parked.window is None else parked.window,
     )
 
 

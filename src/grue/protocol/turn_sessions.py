@@ -17,10 +17,11 @@ from grue.messages import (
     ToolsUnsupported,
     ToolSupportChecked,
 )
-from grue.protocol.turn_approval import call, turn_after
+from grue.protocol.turn_approval import call
 from grue.protocol.turn_asking import ask, force
 from grue.protocol.turn_context import begun
 from grue.protocol.turn_end import fail
+from grue.protocol.turn_resuming import turn_after
 from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Transition, Turn, without
 
 

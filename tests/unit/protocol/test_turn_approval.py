@@ -53,8 +53,8 @@ from grue.protocol.turn_approval import (
     ANSWERED,
     DENIED_BY_PERSON,
     TOO_LATE,
-    cut_off,
 )
+from grue.protocol.turn_resuming import cut_off
 from grue.protocol.turn_states import AwaitingApproval, AwaitingTools, TurnState
 
 ASK: dict[str, Any] = {"tools": ("a.look", "b.think"), "verdict": "ask", "reason": "it is dear"}

@@ -43,8 +43,8 @@ from grue.messages import (
     Usage,
     UserText,
 )
-from grue.protocol.turn_approval import cut_off
 from grue.protocol.turn_context import heard
+from grue.protocol.turn_resuming import cut_off
 from grue.protocol.turn_states import AwaitingSummary, progress_of, waiting_for
 
 PAGE = "x" * 3000
