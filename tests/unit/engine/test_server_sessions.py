@@ -106,7 +106,9 @@ async def test_each_request_is_recorded_with_its_error() -> None:
     ]
 
 
-@pytest.mark.parametrize("method", ["tools/call", "initialize", "subscriptions/listen", "resources/subscribe"])
+@pytest.mark.parametrize(
+    "method", ["tools/call", "initialize", "subscriptions/listen", "resources/subscribe"]
+)
 async def test_what_cannot_be_sent_as_a_request_is_refused_before_a_server_starts(method: str) -> None:
     bench = Bench(lambda _method, _params: {})
     with pytest.raises(MCPError, match=method):
