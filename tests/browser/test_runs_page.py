@@ -11,7 +11,7 @@ from viewer_traces import EpisodeTape, begin, small_episode
 from grue.cli.runs import traces_in
 from grue.tracing.runs_page import write_index
 
-pytestmark = pytest.mark.made_up_trace
+pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect

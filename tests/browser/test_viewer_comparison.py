@@ -9,7 +9,7 @@ from viewer_traces import EpisodeTape, begin, plain_turn
 
 from grue.tracing.comparison import write_comparison
 
-pytestmark = pytest.mark.made_up_trace
+pytestmark = [pytest.mark.made_up_trace, pytest.mark.slow]
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect

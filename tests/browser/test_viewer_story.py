@@ -139,6 +139,7 @@ def test_parked_turns_sampling_and_rewrites_are_told(open_page: Any, html: Path)
     expect(page.locator(".passage.note", has_text="Rewrite history")).to_have_count(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "tab", "shown"),
     [
