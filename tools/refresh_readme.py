@@ -1,10 +1,10 @@
-"""Fill the README's examples with the program's real output.
+"""Fill the examples of docs/what-you-see.md with the program's real output.
 
     python tools/refresh_readme.py            # write them
     python tools/refresh_readme.py --check    # exit 1 if they differ from its output now
 
 The blocks stand between `<!-- play:begin -->` and `<!-- play:end -->` (and the same for `trace`). Times,
-process ids and the name of the run folder differ from run to run. These differences are ignored: a README
+process ids and the name of the run folder differ from run to run. These differences are ignored: a page
 that differs in nothing else is not changed.
 """
 
@@ -35,14 +35,16 @@ _CERTAIN_CHARS = 60
 
 def main(arguments: list[str]) -> int:
     """Return the exit status."""
-    readme = ROOT / "README.md"
+    readme = ROOT / "docs" / "what-you-see.md"
     now = readme.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         fresh = filled(now, play=play_excerpt(Path(folder)), trace=trace_excerpt(Path(folder)))
     if stable(fresh) == stable(now):
         return 0
     if "--check" in arguments:
-        print("README.md does not show what the program prints; run: python tools/refresh_readme.py")
+        print(
+            "docs/what-you-see.md does not show what the program prints; run: python tools/refresh_readme.py"
+        )
         return 1
     readme.write_text(fresh, encoding="utf-8")
     return 0
@@ -54,7 +56,7 @@ def filled(readme: str, **blocks: str) -> str:
         marked = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
         readme, count = marked.subn(lambda m, text=text: f"{m[1]}```\n{text}\n```\n{m[2]}", readme)
         if count != 1:
-            raise SystemExit(f"README.md has {count} blocks called {name}; one is wanted.")
+            raise SystemExit(f"docs/what-you-see.md has {count} blocks called {name}; one is wanted.")
     return readme
 
 

@@ -18,11 +18,13 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SEEN = (ROOT / "docs" / "what-you-see.md").read_text(encoding="utf-8")
+CONFIGURATION = (ROOT / "docs" / "guides" / "configuration.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
     """The one code block in a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", README + CONFIGURATION, re.MULTILINE | re.DOTALL)
     return str(found)
 
 
@@ -41,7 +43,7 @@ def test_what_it_shows_of_a_game_and_of_its_trace_is_what_is_printed() -> None:
 
 def test_the_excerpts_are_short_and_say_that_the_model_is_a_script() -> None:
     play, trace = (
-        README.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[2:-1]
+        SEEN.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[2:-1]
         for name in ("play", "trace")
     )
     assert len(play) <= 48
@@ -119,7 +121,7 @@ def test_its_links_lead_somewhere() -> None:
 
 
 def test_the_commands_shown_are_options_of_the_program() -> None:
-    shown = set(re.findall(r"grue play (.*?)(?:  #.*)?$", README, re.MULTILINE))
+    shown = set(re.findall(r"grue play (.*?)(?:  #.*)?$", SEEN, re.MULTILINE))
     options = {word for line in shown for word in line.split() if word.startswith("--")}
     assert {"--model", "--base-url", "--game", "--mcp-config"} <= options
     told = subprocess.run(
