@@ -1,5 +1,6 @@
 """A program in a tmux of its own: what a user types and sees, with a real terminal's answers."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ class Tmux:
         self._command = (program, "-u", "-f", "/dev/null", "-S", f"{self._folder}/socket")
         self._env = environment(TERM="xterm-256color", **extra)
         self._cwd = cwd
+        self._started = False
         self._size = ("-x", str(columns), "-y", str(lines))
 
     def __enter__(self) -> Self:
@@ -49,10 +51,12 @@ class Tmux:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, command: Sequence[str]) -> None:
-        """Run a program; its status is shown when it has ended, and the terminal stays."""
+        """Run a program at an empty screen; its status is shown when it has ended, and the screen stays."""
         line = f'{shlex.join(command)}; echo "status $?"; exec sleep 1000'
-        self._tmux("kill-server", check=False)
-        self._tmux("new-session", "-d", *self._size, "-c", str(self._cwd), line)
+        # Another program gets another window: a new server would race with the end of the old one.
+        begin = ("new-window",) if self._started else ("new-session", "-d", *self._size)
+        self._tmux(*begin, "-c", str(self._cwd), line)
+        self._started = True
 
     def type(self, text: str) -> None:
         """Type a text, character by character."""
@@ -67,16 +71,16 @@ class Tmux:
         """What the terminal shows."""
         return self._tmux("capture-pane", "-p").splitlines()
 
-    def until_shown(self, words: str) -> list[str]:
-        """Wait until a row has these words, and return all rows."""
+    def until_shown(self, pattern: str) -> list[str]:
+        """Wait until a row matches a regular expression, and return all rows."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             rows = self.rows
-            if any(words in row for row in rows):
+            if any(re.search(pattern, row) for row in rows):
                 return rows
             time.sleep(_LOOK_EVERY_S)
         shown = "\n".join(self.rows)
-        raise AssertionError(f"never seen: {words!r}; the terminal shows:\n{shown}")
+        raise AssertionError(f"never seen: {pattern!r}; the terminal shows:\n{shown}")
 
     def _tmux(self, *args: str, check: bool = True) -> str:
         done = subprocess.run(
