@@ -1,15 +1,27 @@
 """The client that the official conformance suite tests: a session over HTTP that calls every tool it finds.
 
 python conformance_client.py URL
+
+If the server wants a login, it logs in as a person does who agrees to everything, and tries again.
 """
 
+import json
+import os
 import sys
+import tempfile
+import urllib.request
+from typing import Any
 
-from grue.messages import JsonObject, ServerFailure
+from grue.mcp_transport.login import log_in
+from grue.messages import JsonObject, ServerFailure, ToolCallResult
 from grue.offline.schema_instances import minimal
 from grue.tool_client import ToolClient
+from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 from grue.tool_sessions.server_specs import HttpServer
+
+_METADATA_URL = "https://conformance-test.local/client-metadata.json"
+_LOGINS = 3
 
 
 async def accept_with_defaults(request: ElicitationRequest) -> JsonObject | Declined:
@@ -20,21 +32,58 @@ async def accept_with_defaults(request: ElicitationRequest) -> JsonObject | Decl
     return {name: field["default"] for name, field in fields.items() if "default" in field}
 
 
-def main(url: str) -> int:
-    failed = False
-    server = HttpServer(name="suite", url=url)
+def press_yes(address: str) -> None:
+    """Open the address of a login, and follow it back."""
+    urllib.request.urlopen(address, timeout=20).read()
+
+
+def authorisation(context: dict[str, Any]) -> OAuth:
+    """Return the settings for what the suite says of the client, in its own environment variable."""
+    known: dict[str, Any] = {
+        name: context[name] for name in ("client_id", "client_secret") if name in context
+    }
+    if "private_key_pem" in context:
+        algorithm = context.get("signing_algorithm", "ES256")
+        known |= {"private_key": context["private_key_pem"], "signing_algorithm": algorithm}
+    if context.get("name", "").startswith("auth/client-credentials"):
+        return OAuth(grant="client_credentials", **known)
+    return OAuth(client_metadata_url=None if known else _METADATA_URL, **known)
+
+
+def calls_succeed(server: HttpServer) -> bool | str:
+    """Call every tool; return whether all calls succeeded, or the scopes that a login has to ask for."""
     with ToolClient({"suite": server}, elicit=accept_with_defaults) as client:
         outcome = client.connect()["suite"]
         print(outcome)
         if isinstance(outcome, ServerFailure):
-            return 1
+            return wanted_scope(outcome.remedy) if outcome.needs_login else False
         for tool in client.tools():
             arguments = minimal(tool.input_schema)
             assert isinstance(arguments, dict)
-            result = client.call(tool.name, arguments)
+            result: ToolCallResult = client.call(tool.name, arguments)
             print(tool.name, arguments, result)
-            failed = failed or result.is_error
-    return int(failed)
+            if "wants the scopes" in (result.error_message or ""):
+                return (result.error_message or "").split("'")[1]
+            if result.is_error:
+                return False
+    return True
+
+
+def wanted_scope(remedy: str) -> str:
+    return remedy.partition('--scope "')[2].rstrip('"')
+
+
+def main(url: str) -> int:
+    context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRUE_TOKENS"] = folder
+        server = HttpServer(name="suite", url=url, auth=authorisation(context))
+        for _ in range(_LOGINS):
+            done = calls_succeed(server)
+            if isinstance(done, bool):
+                return int(not done)
+            log_in(server, press_yes, scope=done or None)
+    return 1
 
 
 if __name__ == "__main__":

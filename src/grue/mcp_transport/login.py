@@ -28,6 +28,8 @@ _FIRST: dict[str, object] = {
         "clientInfo": {"name": "grue", "version": "1"},
     },
 }
+_SECOND: dict[str, object] = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+_SESSION_ID = "mcp-session-id"
 _ASK_S = 20.0
 LOGIN_S = 300.0
 """How long a login waits for the person."""
@@ -94,8 +96,12 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     }
     try:
         async with httpx2.AsyncClient(headers=accept, timeout=_ASK_S) as client:
-            response = await _answer(client, "POST", server.url)
-            if not (asks_for_token(response) or response.is_success):
+            response = await _answer(client, "POST", server.url, _FIRST)
+            if response.is_success:  # some servers say hello to everybody, and refuse what follows
+                session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
+                client.headers.update({**session, "mcp-protocol-version": "2025-11-25"})
+                response = await _answer(client, "POST", server.url, _SECOND)
+            elif not asks_for_token(response):
                 response = await _answer(client, "GET", server.url)  # a server of the older SSE transport
     except httpx2.RequestError as error:
         raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {error}") from error
@@ -105,9 +111,11 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     raise LoginRefused(text)
 
 
-async def _answer(client: httpx2.AsyncClient, method: str, url: str) -> httpx2.Response:
+async def _answer(
+    client: httpx2.AsyncClient, method: str, url: str, message: dict[str, object] | None = None
+) -> httpx2.Response:
     """Return the head of the server's answer."""
-    async with client.stream(method, url, json=_FIRST if method == "POST" else None) as response:
+    async with client.stream(method, url, json=message) as response:
         return response
 
 

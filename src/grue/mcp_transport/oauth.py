@@ -8,7 +8,9 @@ stored token ends, nor where to refresh it, nor that other processes use it; `to
 A turn never asks a person. If only a person can help, the fault says which command to run.
 """
 
+import contextvars
 import functools
+import logging
 import ssl
 import time
 from collections.abc import Callable
@@ -56,6 +58,22 @@ _ERROR_CHARS = 300
 _LONG_AGO = 1.0
 _LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 _SDK_ERRORS = (OAuthFlowError, OAuthTokenError, OAuthRegistrationError, ValidationError, ValueError, OSError)
+
+
+_driving = contextvars.ContextVar("grue_oauth_flow", default=False)
+"""Whether this task drives one of the SDK's flows."""
+
+
+class _Silent(logging.Filter):
+    """Drops what the SDK logs while we drive a flow: a traceback of each error, which we raise ourselves."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        del record
+        return not _driving.get()
+
+
+for _name in ("mcp.client.auth.oauth2", "mcp.client.auth.utils"):
+    logging.getLogger(_name).addFilter(_Silent())
 
 
 class Person(Struct, frozen=True):
@@ -275,6 +293,7 @@ class Authorizer:
         Raises:
             AuthorizationRefused: The flow failed; the fault has the reason.
         """
+        _driving.set(True)
         request = refusal.request if refusal is not None else httpx2.Request("POST", self._server.url)
         flow = provider.async_auth_flow(request)
         try:
@@ -294,6 +313,7 @@ class Authorizer:
             words = beginning(" ".join(plain_text(str(error)).split()), _ERROR_CHARS)
             raise AuthorizationRefused(oauth_fault(words)) from error
         finally:
+            _driving.set(False)
             await flow.aclose()
 
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
