@@ -53,7 +53,7 @@ PIECES = {
 BITS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20)
 
 EVERY = pytest.mark.parametrize(
-    "every", [7, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    "every", [17, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 """How many of the places are tried: one in so many."""
 

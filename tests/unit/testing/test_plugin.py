@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "testing.md"
 
 LEAVES = """
@@ -71,6 +73,7 @@ def test_the_guide_s_example_passes(tmp_path: Path) -> None:
     assert "3 passed" in outcome.stdout
 
 
+@pytest.mark.slow
 def test_the_guide_s_example_fails_where_the_server_does_not(tmp_path: Path) -> None:
     outcome = run(tmp_path, guide_blocks()[0].replace('"--silent-at", "call", ', ""))
     assert outcome.returncode == 1
