@@ -11,7 +11,9 @@ SECONDS ?= 600
 # Of the tests, those that count for coverage, which slows them down; most others start commands. The slow ones
 # among them run without it, beside the others.
 COVERED := tests/unit tests/properties tests/integration/episodes tests/integration/mcp_transport/test_http_wire.py \
-  tests/integration/test_tool_client.py tests/integration/test_turn_handle.py
+  tests/integration/test_tool_client.py tests/integration/test_turn_handle.py tests/integration/test_oauth.py \
+  tests/integration/test_parking.py tests/integration/test_parked_conversations.py \
+  tests/integration/test_doctor_llm.py tests/integration/test_init.py tests/integration/test_fleet.py
 
 # Many tests wait for a process: more workers than cores keep the cores busy. Modules that share something slow to
 # make stay in one worker (tests/conftest.py).

@@ -4,6 +4,7 @@ The connection also tells whether the driver is alive. When it ends, the worker 
 ends its process, and with it the servers that it has started.
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -65,6 +66,9 @@ class BrokerLink:
     def close(self) -> None:
         """End the connection without telling `on_loss`."""
         self._on_loss = _nothing
+        with contextlib.suppress(OSError):
+            # The reading thread holds the socket too, so closing it alone would not end the connection.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _send(self, message: Ask | Settle) -> None:

@@ -11,7 +11,6 @@ import importlib
 import multiprocessing
 import os
 import queue
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from grue.fleet.broker import Limits
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder
+from grue.runtime.interrupts import ignore_interrupts
 
 if TYPE_CHECKING:
     from grue.fleet.broker_link import BrokerLink
@@ -123,7 +123,7 @@ def begin_work(address: str, limited: bool, path: list[str]) -> None:
 
     sys.path[:] = path
     # Ctrl-C at a terminal reaches all processes. The driver decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     link = BrokerLink(address, on_loss=_leave)
     _link[:] = [link]
     set_request_gate(link if limited else None)

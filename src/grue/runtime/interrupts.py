@@ -81,6 +81,11 @@ def block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C in this process, whose parent decides what it means. Call it in the main thread."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def may_handle_interrupts() -> bool:
     """Return whether this is the main thread and SIGINT still has Python's default handler."""
     in_main_thread = threading.current_thread() is threading.main_thread()

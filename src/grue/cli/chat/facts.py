@@ -29,7 +29,7 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
         return "a chat"
 
 
-class Said(Fact, frozen=True, kw_only=True, tag="chat.Said"):
+class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
     """The user says something, and the turn begins.
 
     Attributes:
@@ -104,7 +104,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
         turn: Number of the last turn.
     """
 
-    said: list[Said] = field(default_factory=list)
+    said: list[UserSaid] = field(default_factory=list)
     calls: dict[int, list[str]] = field(default_factory=dict)
     file: str = ""
     model: str = ""
@@ -114,7 +114,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
         """Take the next envelope."""
         self.turn = max(self.turn, envelope.turn)
         match envelope.body:
-            case Said() as said:
+            case UserSaid() as said:
                 self.said.append(said)
                 self.file = said.file
             case TakenBack(turn=turn, file=file):
@@ -138,7 +138,7 @@ def read_chat(path: Path) -> ChatPast:
     Raises:
         TraceError: The trace cannot be read, or is not one of `grue chat`.
     """
-    past = read_past(path, ChatPast, needed=(Said, TakenBack))
+    past = read_past(path, ChatPast, needed=(UserSaid, TakenBack))
     if not isinstance(past.started, EpisodeStarted):
         raise TraceError(f"{path} cannot be resumed here: another program has recorded it.")
     return past
@@ -153,4 +153,4 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[Conditio
     )
 
 
-register_facts("chat", EpisodeStarted, Said, TakenBack, ModelChanged)
+register_facts("chat", EpisodeStarted, UserSaid, TakenBack, ModelChanged)

@@ -22,8 +22,8 @@ from grue.cli.chat.facts import (
     ChatPast,
     EpisodeStarted,
     ModelChanged,
-    Said,
     TakenBack,
+    UserSaid,
     called_in,
     changes,
     read_chat,
@@ -105,7 +105,7 @@ class Talk:
             self._loop = open_things.enter_context(self._open_loop(on_event))
             self._asker.report = self._loop.report
             self._calls: dict[int, list[str]] = {}
-            self._said: list[Said] = []
+            self._said: list[UserSaid] = []
             self._turn = 0
             self._begin(self._past)
             self._open = open_things.pop_all()
@@ -168,7 +168,7 @@ class Talk:
         """
         file = self._file()
         self._turn += 1
-        said = Said(turn=self._turn, file=file.name, size=file.stat().st_size)
+        said = UserSaid(turn=self._turn, file=file.name, size=file.stat().st_size)
         self._record(said)
         self._said.append(said)
         return self._loop.run(text, turn=self._turn)

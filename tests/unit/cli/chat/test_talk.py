@@ -7,7 +7,7 @@ import pytest
 from chats import talk
 
 from grue import Conversation, LlmSettings, Runner
-from grue.cli.chat.facts import EpisodeStarted, ModelChanged, Said, TakenBack
+from grue.cli.chat.facts import EpisodeStarted, ModelChanged, TakenBack, UserSaid
 from grue.errors import ConversationError, TraceError
 from grue.messages import UserText
 from grue.testing.trace_watch import TraceWatch
@@ -30,7 +30,7 @@ def test_a_chat_is_in_its_run_folder(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (written["reason"], written["turns"], written["requests"]) == ("ended", 2, result.requests)
     watch = TraceWatch.of(tmp_path / "run")
-    watch.in_order(EpisodeStarted, Said, Said)
+    watch.in_order(EpisodeStarted, UserSaid, UserSaid)
     assert watch.happened(EpisodeStarted).servers == ("cave",)
     assert {(path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()} == {0o600}
 

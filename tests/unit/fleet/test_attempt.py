@@ -1,0 +1,123 @@
+"""What an attempt makes of a work: a score, a result without one, or a failure to be tried again."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue.errors import LLMError, MCPServerStartupError
+from grue.fleet.attempt import Attempted, Job, run_attempt
+from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder
+from grue.fleet.work import Episode
+
+SECRET = "not-to-be-seen-0123456789"
+
+
+def scores(case: dict[str, Any], episode: Episode) -> float:
+    print("noise")
+    answered = '{"type":"CompletionReceived","model":"the-model-itself"}'
+    episode.trace.write_text(answered + "\n")
+    return float(case["n"])
+
+
+def raises(case: dict[str, Any], episode: Episode) -> float:
+    raise {
+        "work": ValueError(f"bad luck, {SECRET}"),
+        "server": MCPServerStartupError("no", server="s", phase="spawn", command="c"),
+        "down": LLMError("down", kind="unreachable", endpoint="http://x"),
+        "refused": LLMError("no key", kind="refused", endpoint="http://x"),
+        "disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    }[case["what"]]
+
+
+def no_score(case: dict[str, Any], episode: Episode) -> str:
+    return "many"
+
+
+def after_an_interruption(case: dict[str, Any], episode: Episode) -> float:
+    return float(episode.interrupted is not None and (episode.interrupted / "trace.jsonl").exists())
+
+
+def attempted(tmp_path: Path, work: str, keep: Any = "all", **settings: Any) -> Attempted:
+    job = Job(
+        folder=tmp_path / ("0" * 24), work=f"{__file__}:{work}", version="1", settings=settings, keep=keep
+    )
+    return run_attempt(job)
+
+
+def test_a_score_is_committed_with_the_model_that_answered(tmp_path: Path) -> None:
+    done = attempted(tmp_path, "scores", n=3)
+    folder = EpisodeFolder(tmp_path / ("0" * 24))
+    assert (done.committed, done.end.scores, done.end.model) == (True, {"score": 3.0}, "the-model-itself")
+    assert folder.commit is not None
+    assert folder.commit.end == done.end
+    assert (folder.path / "attempt-1" / "output.txt").read_text() == "noise\n"
+
+
+def test_the_second_of_two_attempts_is_no_result(tmp_path: Path) -> None:
+    assert attempted(tmp_path, "scores", n=3).committed
+    again = attempted(tmp_path, "scores", n=3)
+    assert (again.committed, again.attempt) == (False, "attempt-2")
+
+
+@pytest.mark.parametrize(
+    ("what", "outcome", "kind"),
+    [
+        ("work", "failed", "ValueError"),
+        ("refused", "failed", "LLMError: refused"),
+        ("down", "infrastructure", "LLMError: unreachable"),
+        ("server", "infrastructure", "MCPServerStartupError"),
+        ("disk", "infrastructure", "OSError"),
+    ],
+)
+def test_what_a_work_raises_is_a_result_or_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, outcome: str, kind: str
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    done = attempted(tmp_path, "raises", what=what)
+    assert (done.end.outcome, done.end.kind) == (outcome, kind)
+    assert done.committed == (outcome == "failed")
+    assert SECRET not in done.end.error
+    assert not (tmp_path / ("0" * 24) / "attempt-1" / "output.txt").exists()
+
+
+def test_what_is_no_score_is_said(tmp_path: Path) -> None:
+    assert "the work returned 'many'" in attempted(tmp_path, "no_score").end.error
+
+
+def test_only_results_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    attempted(tmp_path, "scores", "results", n=1)
+    assert sorted(path.name for path in (tmp_path / ("0" * 24)).iterdir()) == ["case.json", "commit.json"]
+
+
+def test_a_work_gets_the_attempt_that_was_interrupted(tmp_path: Path) -> None:
+    folder = EpisodeFolder(tmp_path / ("0" * 24))
+    case = CaseFile(work="", version="", settings={})
+    ended, interrupted = folder.begin(case), folder.begin(case)
+    for attempt in (ended, interrupted):
+        (attempt / "trace.jsonl").write_text("")
+    folder.end(ended, AttemptEnd(outcome="infrastructure", kind="died"))
+    assert attempted(tmp_path, "after_an_interruption").end.scores == {"score": 1.0}
+
+
+def test_the_zork_host_plays_and_goes_on_from_an_interrupted_attempt(tmp_path: Path) -> None:
+    settings = {"offline": True, "mcp": False, "turns": 2, "seed": 1}
+    job = Job(folder=tmp_path / ("0" * 24), work="zork", version="1", settings=settings)
+    first = run_attempt(job)
+    assert first.end.scores["turns"] == 2
+    folder = EpisodeFolder(job.folder)
+    (folder.path / "commit.json").unlink()
+    trace = folder.path / "attempt-1" / "trace.jsonl"
+    lines = trace.read_bytes().splitlines(keepends=True)
+    trace.write_bytes(b"".join(lines[: len(lines) // 2]))
+    second = run_attempt(job)
+    assert (second.committed, second.end.scores) == (True, first.end.scores)
+    assert b"EpisodeResumed" in (folder.path / "attempt-2" / "trace.jsonl").read_bytes()
+
+
+def test_a_case_with_an_unknown_setting_cannot_be_played(tmp_path: Path) -> None:
+    job = Job(folder=tmp_path / ("0" * 24), work="zork", version="1", settings={"sed": 1})
+    with pytest.raises(Exception, match="unknown field `sed`"):
+        run_attempt(job)

@@ -1,0 +1,68 @@
+"""A worker's requests, asked for at the broker over its socket."""
+
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+
+from grue.fleet.accounts import read_ledger
+from grue.fleet.broker import FleetBudget, Limits, Rate
+from grue.fleet.broker_link import GONE, BrokerLink
+from grue.fleet.broker_server import BrokerServer
+from grue.fleet.folder import FleetFolder
+from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+
+pytestmark = pytest.mark.anyio
+WANTED = WantedRequest(model="m", prompt_bytes=10, max_tokens=5)
+HANG_S = 30
+
+
+def never() -> None:
+    pytest.fail("the link was lost")
+
+
+async def test_a_request_is_granted_charged_and_in_the_ledger(tmp_path: Path) -> None:
+    with BrokerServer(FleetFolder(tmp_path), Limits(FleetBudget(requests=1))) as server:
+        link = BrokerLink(server.address, never)
+        permit = await link.admit(WANTED)
+        assert not isinstance(permit, str)
+        permit.settle(RequestOutcome(status=200, input_tokens=3, output_tokens=2))
+        refused = await link.admit(WANTED)
+        assert refused == "the fleet's limit of 1 requests is used up: 1 are spent"
+        link.close()
+    assert (read_ledger(FleetFolder(tmp_path)).requests, read_ledger(FleetFolder(tmp_path)).tokens) == (1, 5)
+
+
+async def test_a_request_waits_for_another_one_and_can_be_given_up(tmp_path: Path) -> None:
+    with BrokerServer(FleetFolder(tmp_path), Limits(rate=Rate(concurrency=1))) as server:
+        link = BrokerLink(server.address, never)
+        permit = await link.admit(WANTED)
+        assert not isinstance(permit, str)
+        with anyio.move_on_after(0.05) as waited:
+            await link.admit(WANTED)
+        assert waited.cancelled_caught
+        permit.settle(RequestOutcome(status=200))
+        with anyio.fail_after(HANG_S):
+            assert not isinstance(await link.admit(WANTED), str)
+        link.close()
+
+
+async def test_a_lost_worker_is_charged_in_full(tmp_path: Path) -> None:
+    with BrokerServer(FleetFolder(tmp_path), Limits(FleetBudget(requests=5))) as server:
+        link = BrokerLink(server.address, never)
+        await link.admit(WANTED)
+        link.close()
+        with anyio.fail_after(HANG_S):
+            while server.accounts.broker.spent.requests == 0:  # noqa: ASYNC110 - nothing tells of it
+                await anyio.sleep(0.01)
+    assert read_ledger(FleetFolder(tmp_path)).tokens == 15
+
+
+async def test_without_a_broker_no_request_starts_and_the_worker_learns_of_it(tmp_path: Path) -> None:
+    lost = threading.Event()
+    with BrokerServer(FleetFolder(tmp_path), Limits()) as server:
+        link = BrokerLink(server.address, lost.set)
+    assert await anyio.to_thread.run_sync(lost.wait, HANG_S)
+    assert await link.admit(WANTED) == GONE
+    link.close()
