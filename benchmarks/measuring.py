@@ -143,7 +143,9 @@ def printed(section: Section) -> str:
 def bar_line(bar: Bar) -> str:
     """Return a bar, what it came to, and the verdict in one line."""
     verdict = "met" if bar.met else "MISSED"
-    return f"{verdict:<7}{bar.label:<39}{bar.measured:>12}  {bar.bound}"
+    # A long label takes the room in front of the value.
+    room = max(51 - len(bar.label), len(bar.measured) + 1)
+    return f"{verdict:<7}{bar.label}{bar.measured:>{room}}  {bar.bound}"
 
 
 def stored(section: Section) -> dict[str, object]:
