@@ -113,6 +113,8 @@ def _say_what_is_next(folder: Path) -> None:
         say("  pip install 'grue[mcp]'        # MCP servers need it")
     if folder.resolve() != Path.cwd():
         say(f"  cd {quote(str(folder))}")
+    if find_spec("pytest") is None:
+        say("  pip install pytest             # the test needs it")
     say("  python -m pytest               # passes without a network and without a key")
     say("  grue tools                     # what the configured servers offer")
     say('  python agent.py "A question"   # with the endpoint and the model that agent.py names')
