@@ -13,6 +13,8 @@ fleet_app = typer.Typer(
 )
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
+_Sweep = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="What to do.")]
+_Place = Annotated[Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/SWEEP")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Workers = Annotated[int | None, typer.Option(min=1, help="Episodes at one time.", show_default="all cores")]
 _Engine = Annotated[
@@ -25,10 +27,8 @@ _Ray = Annotated[
 
 @fleet_app.command()
 def run(
-    sweep: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="What to do.")],
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/SWEEP")
-    ] = None,
+    sweep: _Sweep,
+    directory: _Place = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be done, and do nothing.")] = False,
     workers: _Workers = None,
     engine: _Engine = "local",
@@ -40,10 +40,8 @@ def run(
 
 @fleet_app.command()
 def retry(
-    sweep: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="What to do.")],
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="The fleet's folder.", show_default="runs/SWEEP")
-    ] = None,
+    sweep: _Sweep,
+    directory: _Place = None,
     workers: _Workers = None,
     engine: _Engine = "local",
     ray: _Ray = None,

@@ -33,7 +33,7 @@ _MOST_TEXT = 2000
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What a worker needs for one attempt.
+    """One attempt to make, as a worker gets it.
 
     Attributes:
         folder: The episode's folder.

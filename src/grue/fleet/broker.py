@@ -32,7 +32,7 @@ _LEAST_PAUSE_S = 1.0
 
 
 class Price(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model costs, in US dollars per million tokens."""
+    """The price of a model, in US dollars per million tokens."""
 
     input: float
     output: float

@@ -90,7 +90,7 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What is to be done.
+    """The work and its cases.
 
     Attributes:
         work: The work.

@@ -1,4 +1,4 @@
-"""What the driver asks of an engine: to make attempts somewhere, and to say how they ended.
+"""The interface of an engine, which makes attempts somewhere and reports how they ended.
 
 An engine counts no attempts and tries nothing again; the driver does. The folder is the truth, so a fleet
 that was begun with one engine can be finished with another.
@@ -29,7 +29,7 @@ class Lost(Struct, frozen=True):
 
 
 class Costs(Struct, frozen=True):
-    """What the requests of a fleet have cost so far, and how often an endpoint was overloaded."""
+    """The cost of a fleet's requests so far, and the number of answers that reported an overload."""
 
     spent: Amount = Amount()
     overloads: int = 0

@@ -24,7 +24,7 @@ Watch = Callable[[Tally, dict[str, float], Costs], None]
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a fleet does; `fleet.json`. For people and displays: what is done stands in the commits."""
+    """A description of the fleet; `fleet.json`. It is for displays: the commits say what is done."""
 
     format: int = FORMAT
     work: str = ""

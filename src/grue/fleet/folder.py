@@ -85,7 +85,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """What an episode is; `case.json`."""
+    """The work and the settings of an episode; `case.json`."""
 
     work: str
     version: str

@@ -58,7 +58,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Turn(Struct):
-    """What is known of a turn that is under way.
+    """The turn that is being read, as far as its messages have come.
 
     Attributes:
         requests: Passages of requests without a reply, by the number of the request's message.

@@ -62,7 +62,7 @@ class ChatCommands:
         """Run a command. Return whether the chat goes on.
 
         Raises:
-            UnknownCommand: There is none.
+            UnknownCommand: The line names no command.
             MCPError: It failed.
         """
         name, _, rest = line.strip().partition(" ")

@@ -1,4 +1,4 @@
-"""What `grue chat` records besides the messages of its turns, and how a resume reads it back."""
+"""The facts that `grue chat` records beside its turns' messages, and the function that reads them back."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What it is."""
+        """Return the words for an episode of this kind in headings."""
         return "a chat"
 
 

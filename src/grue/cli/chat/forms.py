@@ -1,4 +1,4 @@
-"""What a server asks the user for: the fields of a form, and what the user has typed into them.
+"""The form of a server's question: its fields, and the values that the user has typed.
 
 A form is a JSON Schema with properties of simple types. All of it is the server's and untrusted.
 """

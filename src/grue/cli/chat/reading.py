@@ -1,4 +1,4 @@
-"""What the user types, or what comes through a pipe.
+"""Read input lines from a terminal or a pipe.
 
 `LineReader` needs nothing. `prompting.py` has the one for terminals, with editing and completion.
 """

@@ -27,7 +27,7 @@ OFFLINE_URL = "http://offline.invalid/v1"
 
 
 class ChatWiring(Struct, frozen=True, kw_only=True):
-    """What a chat is made of.
+    """The parts of a chat.
 
     Attributes:
         endpoint: The model's endpoint.

@@ -32,7 +32,7 @@ class RawAction(Struct, frozen=True):
 
 
 class ActionReply(Struct, frozen=True):
-    """What the model answers with."""
+    """The model's reply: one or more actions."""
 
     actions: list[RawAction]
     thought: str = ""

@@ -40,7 +40,7 @@ class RunEnd(Struct, frozen=True):
 
 
 class LoopParts(Struct, frozen=True, kw_only=True):
-    """What the loop works with.
+    """The parts that the loop uses.
 
     Attributes:
         stop_on_failure: Whether a failed step ends the run.

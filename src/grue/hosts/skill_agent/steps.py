@@ -36,7 +36,7 @@ _TARGETS = ("tool_name", "path", "name")
 
 
 class StepParts(Struct, frozen=True, kw_only=True):
-    """What steps need.
+    """The parts that steps use.
 
     Attributes:
         manager: The connected servers; `None`: there are none.
