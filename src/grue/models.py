@@ -39,6 +39,7 @@ from grue.protocol.prices import Price
 from grue.protocol.retry import kind_of_status, retry_after
 from grue.runtime.actor import Actor, reply
 from grue.runtime.channel import Mailbox
+from grue.runtime.daemon_thread import call_in_daemon_thread
 
 __all__ = [
     "MAX_REPLY_BYTES",
@@ -71,6 +72,7 @@ __all__ = [
     "Wait",
     "WireProfile",
     "attempt_step",
+    "call_in_daemon_thread",
     "checked_support",
     "fault_of_body",
     "fault_of_exchange",

@@ -28,6 +28,7 @@ from grue.messages import (
     DecisionIgnored,
     RunTurn,
 )
+from grue.runtime.daemon_thread import call_in_daemon_thread
 from grue.runtime.host_code import HostCodeFailed, host_code
 from grue.runtime.trace import Envelope, Recorder
 from grue.runtime.trace_file import TraceWriter
@@ -215,9 +216,7 @@ class _Answerer:
 
         try:
             # A thread of its own: a person may take long, and other threads are there for work.
-            given = await anyio.to_thread.run_sync(
-                ask, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-            )
+            given = await call_in_daemon_thread(ask, limiter=anyio.CapacityLimiter(1))
         except anyio.get_cancelled_exc_class():
             late = True
             raise

@@ -3,9 +3,10 @@
 The schemas that the model sees and the checks of a call's arguments are made from the functions' annotations
 (`function_parameters.py`), the descriptions from their docstrings (`docstrings.py`).
 
-A plain function runs in a worker thread, so that a slow one does not block the event loop. At its time limit
+A plain function runs in a daemon thread, so that a slow one does not block the event loop. At its time limit
 the call fails and the thread is abandoned, because Python cannot stop a thread; a `ToolContext` tells the
-function so. A coroutine function runs in the session's task and is cancelled at its limit.
+function so. An abandoned thread does not keep the program alive. A coroutine function runs in the session's
+task and is cancelled at its limit.
 """
 
 import asyncio
@@ -16,7 +17,6 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import anyio
-import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
@@ -24,6 +24,7 @@ from grue.errors import MCPConfigError
 from grue.messages import JsonObject, ServerName, ServerNoted, ToolAnnotations, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.runtime.actor import Note
+from grue.runtime.daemon_thread import call_in_daemon_thread
 from grue.runtime.host_code import HostCodeFailed, ends_the_task, single
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.docstrings import read_docstring
@@ -200,7 +201,7 @@ async def _result_of(call: functools.partial[Any]) -> ToolCallResult:
         if inspect.iscoroutinefunction(call.func):
             value = await call()
         else:
-            value = await anyio.to_thread.run_sync(_in_thread, call, abandon_on_cancel=True)
+            value = await call_in_daemon_thread(functools.partial(_in_thread, call))
             if inspect.isawaitable(value):
                 value = await value
         if isinstance(value, ToolCallResult):

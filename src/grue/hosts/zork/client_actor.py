@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
-import anyio.to_thread
 from msgspec.structs import replace
 
 from grue.connections import Note
@@ -41,6 +40,7 @@ from grue.models import (
     ModelSettings,
     ToolSupportPolicy,
     WireProfile,
+    call_in_daemon_thread,
     from_json,
     reply,
     supports_tool_calling,
@@ -180,7 +180,7 @@ class ClientActor(Actor[LlmCommand]):
         call = functools.partial(self._create, **asked)
         if inspect.iscoroutinefunction(self._create):
             return await call()
-        answer = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        answer = await call_in_daemon_thread(call)
         return await answer if inspect.isawaitable(answer) else answer
 
 

@@ -7,11 +7,9 @@ import functools
 import inspect
 from typing import Any
 
-import anyio.to_thread
-
 from grue.hosts.zork.look_alikes import accepts, foreign_failure
 from grue.messages import ToolSupportChecked
-from grue.models import Fault, ToolSupportPolicy, checked_support
+from grue.models import Fault, ToolSupportPolicy, call_in_daemon_thread, checked_support
 
 METHOD = "_supports_tool_calling"
 
@@ -54,5 +52,5 @@ async def asked_of_client(
 async def _called(call: "functools.partial[Any]", method: Any) -> object:
     if inspect.iscoroutinefunction(method):
         return await call()
-    said = await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+    said = await call_in_daemon_thread(call)
     return await said if inspect.isawaitable(said) else said
