@@ -1,16 +1,19 @@
 """The interpreter from pip: it gives the answers that dfrotz gives, and it is held to the same limits."""
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from commands import grue
 from promises import within
 
 from grue.errors import GameError, MissingDependencyError
 from grue.games import Observation, ZMachineGame
 from grue.games.interpreters import find_interpreter
+from grue.games.styled_words import prints_styled_words, styled_story
 
 pytest.importorskip("fernz", reason="story files without dfrotz need the extra: pip install 'grue[fernz]'")
 
@@ -206,3 +209,49 @@ def test_a_damaged_story_is_an_error_with_what_fernz_says(tmp_path: Path) -> Non
     ):
         game.reset()
     assert find_interpreter("fernz").command[1] == "-P", "a module in the working directory is not imported"
+
+
+def test_a_story_keeps_its_bold_and_underlined_words() -> None:
+    """Room names, a title, a quotation and the status line."""
+    game = ZMachineGame(STORIES / "styled.z5", interpreter="fernz")
+    opening = game.reset()
+    library = game.step("east")
+    wall = game.step("read")
+    game.close()
+    assert (opening.location, opening.score, opening.moves) == ("Great Hall", 0, 0)
+    assert library.text == "Old Library\nBooks everywhere. One is called Notes on Grues."
+    assert (library.location, library.score, library.moves) == ("Old Library", 2, 1)
+    assert [line.strip() for line in wall.text.splitlines()] == [
+        "It is pitch black < >",
+        "-- a grue",
+        "",
+        "You read the wall.",
+    ]
+
+
+def test_the_story_that_tries_interpreters_plays_in_fernz(tmp_path: Path) -> None:
+    path = tmp_path / "styles.z5"
+    path.write_bytes(styled_story())
+    game = ZMachineGame(path, interpreter="fernz", answer_within_s=60)
+    seen = game.reset()
+    assert (seen.text, seen.done) == ("bold\nunderlined", True)
+
+
+def test_a_story_that_dfrotz_would_cut_goes_to_fernz_and_play_says_so(tmp_path: Path) -> None:
+    if not dfrotz_loses_words():
+        pytest.skip("dfrotz is not installed, or prints bold and underlined words")
+    shutil.copy(STORIES / "styled.z5", tmp_path)
+    played = grue("play", "--offline", "--turns", "1", "--no-mcp", "--game", "styled.z5", cwd=tmp_path)
+    assert played.returncode == 0, played.stderr
+    assert "does not print bold and underlined words" in played.stderr
+    assert "fernz does, and is slower." in played.stderr
+    found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert "dfrotz for story files of versions 1 to 3: " in found.stdout
+    assert "fernz for story files from version 4 on:" in found.stdout
+
+
+def dfrotz_loses_words() -> bool:
+    try:
+        return not prints_styled_words(find_interpreter("dfrotz").command[0])
+    except MissingDependencyError:
+        return False

@@ -41,7 +41,10 @@ def root(
 
 
 _Interpreter = Annotated[
-    str | None, typer.Option(help="What runs a story file: dfrotz or fernz.", show_default="as installed")
+    str | None,
+    typer.Option(
+        help="What runs a story file: dfrotz or fernz.", show_default="the first that prints all of it"
+    ),
 ]
 _TurnTimeout = Annotated[float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")]
 _McpConfig = Annotated[

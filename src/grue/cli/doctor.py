@@ -14,7 +14,7 @@ import anyio
 
 from grue import __version__
 from grue.cli.doctor_llm import look_at_llm
-from grue.cli.finding import Finding
+from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
 from grue.cli.project import (
     BUNDLED,
@@ -30,7 +30,7 @@ from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.games.interpreters import find_interpreter
+from grue.games.interpreters import choose_interpreter
 from grue.mcp_transport.client import require_mcp
 from grue.mcp_transport.node_version import node_too_old
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
@@ -93,7 +93,7 @@ def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
     yield from _node(known)
     yield from _servers(known, config, network=network)
     yield from look_at_llm(config, network=network)
-    yield _interpreter()
+    yield from _interpreters()
 
 
 def _packages() -> Finding:
@@ -222,9 +222,17 @@ def _node(known: KnownServers) -> Iterator[Finding]:
             yield Finding("WRONG", advice)
 
 
-def _interpreter() -> Finding:
+def _interpreters() -> Iterator[Finding]:
+    """Yield which interpreter plays which story files, and why."""
     try:
-        found = find_interpreter()
-        return Finding("ok", f"{found.name} for story files: {found.command[0]}")
+        plain, styled = choose_interpreter(3), choose_interpreter(5)
     except MissingDependencyError as error:
-        return Finding("note", f"{error}\nThe game 'house' does not need it.")
+        yield Finding("note", f"{error}\nThe game 'house' does not need it.")
+        return
+    if styled == plain:
+        yield Finding("ok", f"{plain.interpreter.name} for story files: {plain.interpreter.command[0]}")
+        return
+    path = plain.interpreter.command[0]
+    yield Finding("ok", f"{plain.interpreter.name} for story files of versions 1 to 3: {path}")
+    verdict: Verdict = "note" if styled.loses_words else "ok"
+    yield Finding(verdict, f"{styled.interpreter.name} for story files from version 4 on:\n{styled.reason}")

@@ -19,6 +19,7 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError, TraceError
 from grue.games.catalogue import open_game
 from grue.games.game import Game
+from grue.games.zmachine import ZMachineGame
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
@@ -49,7 +50,10 @@ def play_episode(options: PlayOptions) -> EpisodeResult:
 
 def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
     config, server = _configuration(options)
-    game = PacedGame(open_game(options.game, interpreter=options.interpreter))
+    played = open_game(options.game, interpreter=options.interpreter)
+    if isinstance(played, ZMachineGame) and played.notice:
+        say(f"grue: {played.notice}", err=True)
+    game = PacedGame(played)
     client = _client(options, config, game)
     recorder = Recorder()
     episode_id = past.started.episode_id if past else f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"

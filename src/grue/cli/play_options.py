@@ -15,7 +15,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     """The options of `grue play`; see its help.
 
     Attributes:
-        interpreter: What runs a story file; `None`: the first that is installed.
+        interpreter: What runs a story file; `None`: the first that is installed and prints all of it.
         mcp: Play with tools.
         turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
         resume: The run folder of the episode to resume, with the options of its first run.

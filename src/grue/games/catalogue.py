@@ -18,7 +18,7 @@ def open_game(name: str, *, interpreter: str | None = None) -> Game:
     Args:
         name: The game's name or path.
         interpreter: The interpreter for a story file, "dfrotz" or "fernz"; `None`: the first
-            that is installed.
+            that is installed and prints all of the story.
 
     Raises:
         GameError: There is no such game or interpreter, or the file is not a playable story.

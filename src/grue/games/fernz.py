@@ -2,9 +2,12 @@
 
 import sys
 from importlib.util import find_spec
+from typing import Final
 
 from grue.errors import MissingDependencyError
 from grue.games.interpreter_process import Interpreter
+
+_ANSWER_WITHIN_S: Final = 60.0  # it runs 50,000 instructions a second, and a large story needs a million
 
 
 def fernz() -> Interpreter:
@@ -17,4 +20,10 @@ def fernz() -> Interpreter:
         raise MissingDependencyError("The interpreter fernz is not installed: pip install 'grue[fernz]'.")
     # -P: a module in the working directory cannot take the place of an installed one.
     player = (sys.executable, "-P", "-m", "grue.games.fernz_player")
-    return Interpreter(name="fernz", command=player, breaks_lines=False)
+    return Interpreter(
+        name="fernz",
+        command=player,
+        breaks_lines=False,
+        answer_within_s=_ANSWER_WITHIN_S,
+        versions=(3, 4, 5, 8),
+    )

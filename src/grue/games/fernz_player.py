@@ -10,7 +10,8 @@ and its host goes on. Three things are adapted so that both interpreters give th
 - A question mark counts as a space in stories of version 3, as dfrotz has it in Infocom's. Characters outside
   ASCII are printed as question marks.
 
-A saved game is kept in memory, and fernz does not ask for a file name.
+A saved game is kept in memory, and fernz does not ask for a file name. What a story writes over its text (a
+status line, a quotation) is printed before the text (`grue.games.fernz_screen`).
 """
 
 import argparse
@@ -19,6 +20,8 @@ import sys
 from typing import Final
 
 from fernz import ExecutionError, FernzEnv
+
+from grue.games.fernz_screen import Screen
 
 _MOST_MEMORY: Final = 1 << 30  # bytes of address space
 _MOST_STEPS: Final = 50_000_000  # the time limit of the host comes first
@@ -38,6 +41,7 @@ class Player:
             screen_width=columns,
             screen_height=rows,
         )
+        self._screen = Screen()
         self._prompt = ""
 
     def _save(self, saved: bytes) -> bool:
@@ -46,13 +50,14 @@ class Player:
 
     def play(self) -> None:
         """Print the opening, and answer each line of the standard input until it or the story ends."""
-        self._print(self._story.reset(max_steps=_MOST_STEPS)[0].text)
+        self._print(self._screen.read(self._story.reset(max_steps=_MOST_STEPS)[0].stream))
         while not self._story.done and (line := sys.stdin.readline()):
             command = line.rstrip("\n")
             if command.startswith("\\sf"):
                 self._print(f"Speed Factor {command[3:]}\n{self._prompt}")
             else:
-                self._print(self._story.step(self._typed(command), max_steps=_MOST_STEPS)[0].text)
+                printed = self._story.step(self._typed(command), max_steps=_MOST_STEPS)[0]
+                self._print(self._screen.read(printed.stream))
 
     def _typed(self, command: str) -> str:
         if self._story.awaiting_character:

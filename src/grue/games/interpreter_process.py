@@ -43,11 +43,15 @@ class Interpreter(Struct, frozen=True, kw_only=True):
         name: What users call it.
         command: The program and the arguments that come before ours.
         breaks_lines: It breaks long lines at `WIDTH` columns.
+        answer_within_s: The default time limit for one answer, in seconds.
+        versions: The versions of stories that it plays.
     """
 
     name: str
     command: tuple[str, ...]
     breaks_lines: bool = True
+    answer_within_s: float = 5.0
+    versions: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 class InterpreterProcess:

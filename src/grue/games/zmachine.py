@@ -10,7 +10,7 @@ from grue.errors import GameError
 from grue.games import story_text
 from grue.games.game import Observation
 from grue.games.interpreter_process import InterpreterProcess
-from grue.games.interpreters import find_interpreter
+from grue.games.interpreters import choose_interpreter, find_interpreter
 from grue.games.story_file import open_story
 
 _AGAIN: Final = ("g", "again")
@@ -49,18 +49,27 @@ class ZMachineGame:
 
     Args:
         story: The story file.
-        interpreter: "dfrotz" or "fernz"; `None`: the first of them that is installed.
-        answer_within_s: Time limit of the interpreter for one answer, in seconds. The default of 5 is about a
-            thousand times what it needs.
+        interpreter: "dfrotz" or "fernz"; `None`: the first of them that is installed, and for a story of
+            version 4 or later the first that prints bold and underlined words.
+        answer_within_s: Time limit of the interpreter for one answer, in seconds; `None`: 5 for dfrotz, about
+            a thousand times what it needs, and 60 for fernz.
+
+    Attributes:
+        notice: Why the first installed interpreter is not used, or which words of the story are lost, as a
+            sentence for people; empty if there is nothing to say.
 
     Raises:
         GameError: The file cannot be read or is not a story, or there is no interpreter of that name.
         MissingDependencyError: The interpreter is not installed, or none is.
     """
 
-    def __init__(self, story: Path, *, interpreter: str | None = None, answer_within_s: float = 5.0) -> None:
+    def __init__(
+        self, story: Path, *, interpreter: str | None = None, answer_within_s: float | None = None
+    ) -> None:
         self._story = open_story(story)
-        self._player = find_interpreter(interpreter)
+        chosen = choose_interpreter(self._story.version, interpreter)
+        self.notice = chosen.reason
+        self._player = chosen.interpreter
         self._answer_within_s = answer_within_s
         self._seed = 0
         self._commands: list[str] = []
@@ -93,8 +102,9 @@ class ZMachineGame:
         self._forget()
         self._seed = seed
         self._commands = []
+        limit_s = self._player.answer_within_s if self._answer_within_s is None else self._answer_within_s
         self._interpreter = InterpreterProcess(
-            self._player, self._story.path, seed=seed, answer_within_s=self._answer_within_s
+            self._player, self._story.path, seed=seed, answer_within_s=limit_s
         )
         return self._converse(self._interpreter, None)
 

@@ -28,7 +28,7 @@ done
     story = tmp_path / "story.z5"
     story.write_bytes(b"\x05" + bytes(200))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return ZMachineGame(story)
+    return ZMachineGame(story, interpreter="dfrotz")
 
 
 def test_a_status_line_is_believed_and_score_is_not_asked(
