@@ -1,7 +1,7 @@
 """How a host describes a valid answer: its schema, its check and its fallback."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from types import FunctionType
@@ -113,6 +113,17 @@ def spec_of(answer: "AnswerSpec[T] | type[T] | None") -> "AnswerSpec[T]":
         return answer
     spec: AnswerSpec[T] = AnswerSpec.text() if answer in (None, str) else AnswerSpec.of(answer)  # type: ignore[assignment]  # T is str then
     return spec
+
+
+def unusable_answer(answer: object) -> str:
+    """Return what to write in place of `answer`; empty: it may be a type or an `AnswerSpec`."""
+    if isinstance(answer, Mapping):
+        return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
+    if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
+        # A text that names a type is the commonest of these.
+        meant = answer if isinstance(answer, str) and answer.isidentifier() else "int"
+        return f"answer= wants a type, answer={meant}, not {answer!r:.60}"
+    return ""
 
 
 class _Reader:

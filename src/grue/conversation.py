@@ -13,7 +13,7 @@ from grue.answers import AnswerSpec
 from grue.engine.closing import Closing
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.recorded_conversation import resume_conversation
-from grue.errors import NothingToResume
+from grue.errors import MCPConfigError, NothingToResume
 from grue.messages import (
     ApprovalDecision,
     ApprovalQuestion,
@@ -89,6 +89,8 @@ class Conversation(Closing):
         cls, runner: RunsTurns, system: str, *, path: str | PathLike[str] | None = None, name: str = ""
     ) -> Self:
         """Start a conversation, as `Runner.conversation` does."""
+        if not isinstance(system, str):
+            raise MCPConfigError(f"conversation() wants its instructions as a text, not {system!r:.60}.")
         kept = KeptConversation(well_formed(system), name=name)
         if path is not None:
             kept.save(Path(path))

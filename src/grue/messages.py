@@ -389,6 +389,8 @@ class Budget(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Refuse a negative limit."""
         for name in self.__struct_fields__:
             limit = getattr(self, name)
+            if not isinstance(limit, int | float | None):
+                raise MCPConfigError(f"Budget({name}={limit!r:.60}): a limit is a number; None sets none.")
             if limit is not None and not limit >= 0:
                 raise MCPConfigError(f"Budget({name}={limit}): a limit may not be negative; None sets none.")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from msgspec.structs import replace
 
 from grue.engine.approval import Approval, Approve, Parking
+from grue.engine.argument_checks import refuse_other_kinds, settings_or_default
 from grue.engine.closing import Closing
 from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, sessions_of
@@ -48,7 +49,7 @@ from grue.protocol.tool_lock import ToolLock
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.server_requests import Elicit
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
-from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
+from grue.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 
 if TYPE_CHECKING:
     from grue.answers import AnswerSpec
@@ -121,11 +122,19 @@ class Runner(AsyncToolAccess, Closing):
         spawn_ahead: bool = False,
         keep_sessions: bool = False,
     ) -> None:
+        refuse_other_kinds(
+            recorder=recorder,
+            trace=trace,
+            approve=approve,
+            elicit=elicit,
+            process_limits=process_limits,
+            tool_lock=tool_lock,
+        )
         self.recorder = recorder or Recorder()
-        self.limits = limits or TurnLimits()
-        self.policy = policy or FailurePolicy()
-        self.context = context
-        self.budget = budget or Budget()
+        self.limits = settings_or_default("limits", limits, TurnLimits())
+        self.policy = settings_or_default("policy", policy, FailurePolicy())
+        self.context = None if context is None else settings_or_default("context", context, ContextPolicy())
+        self.budget = settings_or_default("budget", budget, Budget())
         self._wiring = wire(
             llm,
             servers or {},
@@ -463,6 +472,7 @@ class Runner(AsyncToolAccess, Closing):
             await self._wiring.endpoint.prepare()
 
     def _turn(self, request: TurnRequest[T]) -> Turn[T]:
+        refuse_another_kind(request)
         return Turn(request, self._settings(), self._memory)
 
     def _settings(self) -> TurnSettings:

@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 
 import anyio
 
+from grue.engine.argument_checks import refuse_other_kinds, settings_or_default
 from grue.engine.server_sessions import ServerSessions, SessionSources, SessionWork
 from grue.engine.tool_access import ToolAccess
 from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, startup_timeouts, usable_servers
@@ -68,7 +69,8 @@ class ToolClient(ToolAccess):
         process_limits: ProcessLimits | None = None,
         elicit: Elicit | None = None,
     ) -> None:
-        self.limits = limits or TurnLimits()
+        refuse_other_kinds(recorder=recorder, elicit=elicit, process_limits=process_limits)
+        self.limits = settings_or_default("limits", limits, TurnLimits())
         self.recorder = recorder or Recorder()
         self._servers = usable_servers(servers)
         self._options = ClientOptions(

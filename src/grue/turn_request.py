@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from grue.answers import AnswerSpec, spec_of
+from grue.answers import AnswerSpec, spec_of, unusable_answer
+from grue.errors import MCPConfigError
 from grue.messages import (
     FINAL_REQUEST,
     REPAIR_REQUEST,
+    AssistantReply,
     ContextPolicy,
     HistoryItem,
     OutcomeKind,
     TextDelta,
     ToolCallRecord,
+    ToolMessage,
     TurnCompleted,
     Usage,
+    UserText,
 )
 
 if TYPE_CHECKING:
@@ -36,8 +40,8 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     """The input of one turn.
 
     Attributes:
-        system: Instructions.
         user: The situation or question that the model is to answer.
+        system: Instructions; empty: none.
         answer: The type of the answer: a pydantic model, msgspec Struct, dataclass, TypedDict, `list[int]`,
             `int`, an enum. Or an `AnswerSpec`, with a check or a fallback; `AnswerSpec.of(...)` makes one of
             any type, `Literal` included. `None`: any text.
@@ -61,8 +65,8 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
         conversation: Set by `Conversation.request`: the turn continues that conversation.
     """
 
-    system: str
     user: str
+    system: str = ""
     answer: AnswerSpec[T] | type[T] | None = None
     turn_timeout_s: float | None = None
     turn: int | None = None
@@ -75,6 +79,12 @@ class TurnRequest(Struct, Generic[T], frozen=True, kw_only=True):
     images: Sequence[Image] = ()
     history: Sequence[HistoryItem] = ()
     conversation: "KeptConversation | None" = None
+
+    def __post_init__(self) -> None:
+        """Refuse what a field cannot be, with the right form."""
+        form = _right_form(self)
+        if form:
+            raise MCPConfigError(f"TurnRequest: {form}.")
 
     @property
     def answer_spec(self) -> AnswerSpec[T]:
@@ -107,6 +117,39 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
     requests: int
     usage: Usage
     duration_s: float
+
+
+def refuse_another_kind(request: object) -> None:
+    """Refuse what is no `TurnRequest`.
+
+    Raises:
+        MCPConfigError: It is something else. The text says what to write.
+    """
+    if not isinstance(request, TurnRequest):
+        text = f"{request!r:.60}" if isinstance(request, str) else "..."
+        raise MCPConfigError(
+            f"A turn wants TurnRequest(user={text}), not {type(request).__name__} {request!r:.60}."
+        )
+
+
+def _right_form(request: TurnRequest[Any]) -> str:
+    """Return what to write in place of a field's value; empty: every field has a value of its type."""
+    given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
+    for name in ("user", "system"):
+        if not isinstance(given[name], str):
+            return f"{name}= wants a text, {name}='...', not a {type(given[name]).__name__}"
+    if isinstance(given["images"], str | bytes | PathLike):
+        return "images= wants a list, images=['picture.png']"
+    if not isinstance(given["tools"], bool | list | tuple):
+        return f"tools= wants True, False or the tools' names, tools=({given['tools']!r:.60},)"
+    if not all(isinstance(item, UserText | AssistantReply | ToolMessage) for item in given["history"]):
+        return "history= wants what grue.messages has: UserText('...'), AssistantReply(...), ToolMessage(...)"
+    for name, kind in (("turn", int), ("turn_timeout_s", int | float)):
+        if not isinstance(given[name], kind | None):
+            return f"{name}= wants a number, not {given[name]!r:.60}"
+    if given["on_delta"] is not None and not callable(given["on_delta"]):
+        return "on_delta= wants a function, on_delta=lambda delta: print(delta.text, end='')"
+    return unusable_answer(given["answer"])
 
 
 def outcome_of(end: TurnCompleted, response: Any, duration_s: float) -> TurnOutcome[Any]:

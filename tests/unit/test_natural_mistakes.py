@@ -1,13 +1,31 @@
 """What people write first, and what they are told: refused where it is made, with the right form."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from grue import Budget, FunctionTools, LlmSettings, Runner, TurnLimits
-from grue.errors import MCPConfigError
+from grue import (
+    Budget,
+    FailurePolicy,
+    FunctionTools,
+    HttpServer,
+    LlmSettings,
+    Runner,
+    StdioServer,
+    ToolClient,
+    ToolPolicy,
+    ToolRule,
+    TurnLimits,
+    TurnRequest,
+)
+from grue.errors import MCPConfigError, MCPError
 
 LLM = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
+
+
+def with_settings(**wrong: Any) -> LlmSettings:
+    return LlmSettings(base_url="http://127.0.0.1:9/v1", model="m", **wrong)
 
 
 def weather(city: str) -> str:
@@ -26,6 +44,26 @@ def now() -> float:
         ({"llm": "http://localhost:8901/v1"}, "LlmSettings(base_url='http://localhost:8901/v1', model=...)"),
         ({"llm": {"model": "m"}}, "llm= wants LlmSettings(base_url=..., model=...)"),
         ({"llm": LlmSettings}, "llm= wants LlmSettings(base_url=..., model=...)"),
+        ({"llm": 42}, "llm= wants LlmSettings(base_url=..., model=...)"),
+        ({"llm": "qwen3"}, "LlmSettings(base_url=..., model='qwen3')"),
+        ({"llm": with_settings(temperature="hot")}, "llm=LlmSettings(...): temperature: Expected `float"),
+        ({"llm": with_settings(retry=3)}, "retry: Expected `object`"),
+        ({"llm": with_settings(extra_headers=["a"])}, "extra_headers: Expected `object`"),
+        ({"limits": 30}, "limits= wants TurnLimits(...), not int 30"),
+        ({"limits": TurnLimits(turn_timeout_s="30")}, "turn_timeout_s: Expected `float | null`, got `str`"),
+        ({"policy": FailurePolicy(first_connect="ignore")}, "first_connect: Invalid enum value 'ignore'"),
+        ({"budget": 5}, "budget= wants Budget(...), not int 5"),
+        ({"context": 100_000}, "context= wants ContextPolicy(...)"),
+        ({"tool_policy": [ToolRule()]}, "tool_policy= wants ToolPolicy(...)"),
+        ({"tool_policy": ToolPolicy(rules=(ToolRule(verdict="forbid"),))}, "rules[0].verdict: Invalid enum"),
+        ({"tool_policy": ToolPolicy(rules=ToolRule())}, "rules: Expected `array`, got `object`"),
+        ({"recorder": "bot.jsonl"}, 'to write a trace, trace="runs"'),
+        ({"trace": True}, 'trace= wants trace="runs" or trace="bot.jsonl"'),
+        ({"approve": True}, "approve= wants approve=function"),
+        ({"elicit": True}, "elicit= wants elicit=function"),
+        ({"process_limits": 3}, "process_limits=ProcessLimits(...)"),
+        ({"tool_lock": "tools.lock"}, "tool_lock=ToolLock(...)"),
+        ({"servers": {1: FunctionTools([now])}}, "cannot be the name of a tool server"),
         ({"servers": [FunctionTools([now])]}, 'servers={"files": StdioServer(...)}, not a list'),
         ({"servers": {"w": weather}}, "FunctionTools([weather])"),
         ({"servers": {"w": now}}, "FunctionTools([now])"),
@@ -62,3 +100,79 @@ def test_a_base_url_without_its_scheme_is_refused_where_it_is_made(base_url: str
     with pytest.raises(MCPConfigError, match="must start with http:// or https://") as refused:
         LlmSettings(base_url=base_url, model="m")
     assert f"Did you mean {meant}?" in str(refused.value)
+
+
+def http(**wrong: Any) -> HttpServer:
+    return HttpServer(**{"name": "a", "url": "http://127.0.0.1:9/mcp", **wrong})
+
+
+def stdio(**wrong: Any) -> StdioServer:
+    return StdioServer(**{"name": "a", "command": "python", **wrong})
+
+
+def request(**wrong: Any) -> TurnRequest[Any]:
+    return TurnRequest(**{"user": "How many?", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: FunctionTools(now), "FunctionTools([now])"),
+        (lambda: FunctionTools("now"), "FunctionTools wants a list of functions"),
+        (lambda: FunctionTools([1]), "1 is no function"),
+        (lambda: FunctionTools({"now": 1}), "now is no function"),
+        (lambda: stdio(args="server.py"), "write args=('server.py',)"),
+        (lambda: stdio(args=[8000]), "one text for each argument"),
+        (lambda: stdio(command=["python", "server.py"]), "write command='python', args=('server.py',)"),
+        (lambda: stdio(command=" "), "write command='python'"),
+        (lambda: stdio(env=["A=1"]), "write env={'NAME': 'value'}"),
+        (lambda: stdio(options={"timeout": 3}), "write options=ServerOptions(...)"),
+        (lambda: http(url=None), "write url='https://...'"),
+        (lambda: http(headers=["A: 1"]), "headers={'Name': 'value'}"),
+        (lambda: http(options={"timeout": 3}), "write options=ServerOptions(...)"),
+        (lambda: with_settings().__class__(base_url="http://x", model=""), "such as model='qwen3'"),
+        (lambda: LlmSettings(base_url="http://x", model=None), "LlmSettings(model=None)"),
+        (lambda: LlmSettings(base_url=None, model="m"), "such as base_url='http://"),
+        (lambda: Budget(requests="5"), "Budget(requests='5')"),
+        (lambda: request(answer="int"), "answer= wants a type, answer=int, not 'int'"),
+        (lambda: request(answer=["yes", "no"]), "answer= wants a type"),
+        (lambda: request(answer={"type": "object"}), "answer=AnswerSpec(json.loads, schema={...})"),
+        (lambda: request(answer=weather), "answer= wants a type"),
+        (lambda: request(user=None), "user= wants a text"),
+        (lambda: request(system=["a"]), "system= wants a text"),
+        (lambda: request(tools="files.read"), "tools=('files.read',)"),
+        (lambda: request(images="a.png"), "images=['picture.png']"),
+        (lambda: request(history=[{"role": "user", "content": "hi"}]), "UserText('...')"),
+        (lambda: request(turn_timeout_s="3"), "turn_timeout_s= wants a number, not '3'"),
+        (lambda: request(on_delta=True), "on_delta= wants a function"),
+        (lambda: Runner(llm=LLM).run_turn("hello"), "TurnRequest(user='hello')"),
+        (lambda: Runner(llm=LLM).start_turn("hello"), "TurnRequest(user='hello')"),
+        (lambda: Runner(llm=LLM).conversation(3), "instructions as a text"),
+        (lambda: ToolClient([FunctionTools([now])]), 'servers={"files": StdioServer(...)}, not a list'),
+        (lambda: ToolClient({}, limits=30), "limits= wants TurnLimits(...)"),
+        (lambda: ToolClient({}, recorder="a"), "recorder= wants recorder=Recorder()"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_where_it_is_made(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(MCPConfigError) as refused:
+        make()
+    assert says in str(refused.value)
+
+
+def test_a_batch_says_which_requests_are_none() -> None:
+    (item,) = Runner(llm=LLM).map(["How many?"])  # type: ignore[list-item, var-annotated]  # the mistake
+    assert "TurnRequest(user='How many?')" in str(item.error)
+
+
+def test_a_call_wants_a_dictionary() -> None:
+    with (
+        ToolClient({"tools": FunctionTools([now])}) as client,
+        pytest.raises(MCPError, match="not a list"),
+    ):
+        client.call("tools.now", ["a"])  # type: ignore[arg-type]  # the mistake
+
+
+def test_no_error_shows_an_argument() -> None:
+    with pytest.raises(MCPConfigError) as refused:
+        stdio(args="--token=sk-123456789012345")
+    assert "sk-1" not in str(refused.value)

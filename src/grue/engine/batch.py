@@ -19,7 +19,7 @@ from grue.engine.turn import EpisodeMemory, Turn, TurnSettings
 from grue.errors import MCPError
 from grue.runtime.interrupts import defer_interrupts
 from grue.runtime.loop_thread import Call, cancel_and_wait
-from grue.turn_request import TurnOutcome, TurnRequest
+from grue.turn_request import TurnOutcome, TurnRequest, refuse_another_kind
 
 T = TypeVar("T")
 
@@ -87,6 +87,7 @@ def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[Batc
 
 def _start(index: int, request: TurnRequest[T], batch: Batch, episode: Episode) -> _Started[T]:
     try:
+        refuse_another_kind(request)
         turn = Turn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
         completed = _completed(turn, index + 1, batch.resume_from)
     except Exception as error:  # noqa: BLE001 - an invalid request must not end the others

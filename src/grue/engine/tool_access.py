@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from grue.engine.server_sessions import ServerSessions, SessionWork
-from grue.errors import MCPToolCallError
+from grue.errors import MCPError, MCPToolCallError
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition, TurnLimits
 from grue.protocol.tool_results import json_object
 
@@ -135,6 +135,11 @@ class ToolAccess(ABC):
     def _calling(
         self, name: str, arguments: Mapping[str, object] | None, timeout_s: float | None, *, check: bool
     ) -> SessionWork[ToolCallResult]:
+        if not isinstance(arguments, Mapping | None):
+            raise MCPError(
+                f"call({name!r:.60}): arguments are a dictionary, such as {{'text': 'hello'}}, not a"
+                f" {type(arguments).__name__}."
+            )
         limit_s, given = self._limit_s(timeout_s), json_object(arguments or {})
 
         async def calling(sessions: ServerSessions) -> ToolCallResult:

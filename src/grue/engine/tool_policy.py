@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from grue.engine.argument_checks import settings_or_default
 from grue.engine.tool_servers import ToolServer
 from grue.messages import ServerName, ToolPolicy
 from grue.protocol.tool_policy import check_policy
@@ -21,8 +22,9 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[ServerName, ToolSe
     Raises:
         MCPConfigError: A value in it cannot be used; the error names the rule and the field.
     """
-    if policy is None or policy == ToolPolicy():
-        return ToolPolicy()
+    policy = settings_or_default("tool_policy", policy, ToolPolicy())
+    if policy == ToolPolicy():
+        return policy
     own = (name for name, server in servers.items() if isinstance(server, FunctionTools | ShellTool))
     return replace(check_policy(policy), trusted=(*policy.trusted, *own))
 

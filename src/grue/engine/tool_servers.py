@@ -162,7 +162,7 @@ def _may_connect(function: Callable[..., object]) -> bool:
 
 
 def _server_name(name: str) -> ServerName:
-    bare = name.removeprefix(_MCP)
+    bare = name.removeprefix(_MCP) if isinstance(name, str) else ""
     if not bare or "." in bare:
         raise MCPConfigError(
             f"'{name}' cannot be the name of a tool server: names may not be empty and may not contain "

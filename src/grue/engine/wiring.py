@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue.engine.approval import Approval
+from grue.engine.argument_checks import check_fields
 from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
 from grue.engine.turns_under_way import TurnsUnderWay
 from grue.errors import ConversationError, MCPConfigError
@@ -198,16 +199,8 @@ def wire(
         MCPConfigError: A server name is invalid.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
-    if isinstance(llm, str):
-        raise MCPConfigError(
-            f"llm= wants settings, not a URL: llm=LlmSettings(base_url={shown_endpoint(llm)!r}, model=...)."
-        )
     if callable(llm) and not isinstance(llm, type):
         endpoint, factory = None, llm
-    elif isinstance(llm, Mapping | type) or llm is None:
-        raise MCPConfigError(
-            f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {llm!r:.80}."
-        )
     else:
         endpoint = _endpoint(llm)
         factory = EndpointActors(endpoint)
@@ -228,7 +221,20 @@ def wire(
     )
 
 
-def _endpoint(llm: "LlmSettings | LlmEndpoint") -> "LlmEndpoint":
-    from grue.llm_transport.endpoint import LlmEndpoint
+def _endpoint(llm: object) -> "LlmEndpoint":
+    from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 
-    return llm if isinstance(llm, LlmEndpoint) else LlmEndpoint(llm)
+    if isinstance(llm, LlmEndpoint):
+        return llm
+    if isinstance(llm, LlmSettings):
+        check_fields("llm", llm)
+        return LlmEndpoint(llm)
+    if isinstance(llm, str):
+        url = "://" in llm
+        form = f"base_url={shown_endpoint(llm)!r}, model=..." if url else f"base_url=..., model={llm!r:.80}"
+        raise MCPConfigError(
+            f"llm= wants settings, not the {'URL' if url else 'name'} alone: llm=LlmSettings({form})."
+        )
+    raise MCPConfigError(
+        f"llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint or a factory, not {llm!r:.80}."
+    )

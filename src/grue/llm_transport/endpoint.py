@@ -88,7 +88,14 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
     force_tool_support: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a base URL without a scheme, the most frequent mistake."""
+        """Refuse a base URL without a scheme, the most frequent mistake, and a model without a name."""
+        for field, example in (("base_url", "http://127.0.0.1:11434/v1"), ("model", "qwen3")):
+            value: object = getattr(self, field)
+            if not isinstance(value, str) or (field == "model" and not value.strip()):
+                raise MCPConfigError(
+                    f"LlmSettings({field}={value!r:.60}): {field} is a text that may not be empty, such as"
+                    f" {field}={example!r}."
+                )
         url = self.base_url.strip()
         if url and "://" not in url:
             host = re.split(r"[:/]", url)[0]

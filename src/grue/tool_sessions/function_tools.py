@@ -78,7 +78,10 @@ class FunctionTools:
         *,
         catch_all: CatchAll | None = None,
     ) -> None:
+        _refuse_what_is_no_list(functions)
         self.functions = dict(functions) if isinstance(functions, Mapping) else _by_name(functions)
+        for name, function in self.functions.items():
+            _refuse_what_cannot_be_called(name, function)
         self.catch_all = catch_all
         self._served = {name: _function(name, function) for name, function in self.functions.items()}
 
@@ -233,6 +236,7 @@ def _encodable(value: object) -> object:
 def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     named: dict[str, Callable[..., Any]] = {}
     for function in functions:
+        _refuse_what_cannot_be_called(f"{function!r:.60}", function)
         settings = settings_of(function)
         own_name: str = getattr(function, "__name__", "")
         name = settings.name if settings is not None and settings.name else own_name
@@ -245,6 +249,20 @@ def _by_name(functions: Iterable[Callable[..., Any]]) -> dict[str, Callable[...,
             raise MCPConfigError(f"Two functions have the tool name '{name}'. Rename one: `@tool(name=...)`.")
         named[name] = function
     return named
+
+
+def _refuse_what_is_no_list(functions: object) -> None:
+    if callable(functions) or isinstance(functions, str) or not isinstance(functions, Iterable):
+        name = getattr(functions, "__name__", "function")
+        raise MCPConfigError(f"FunctionTools wants a list of functions: FunctionTools([{name}]).")
+
+
+def _refuse_what_cannot_be_called(name: str, function: object) -> None:
+    if not callable(function):
+        raise MCPConfigError(
+            f"FunctionTools: {name} is no function. Pass functions,"
+            " FunctionTools([add, divide]), or a dictionary of functions by tool name."
+        )
 
 
 def _function(name: str, function: Callable[..., Any]) -> _Function:

@@ -7,7 +7,8 @@ import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from os import PathLike
+from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct, field
@@ -52,6 +53,23 @@ class StdioServer(Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     options: ServerOptions = ServerOptions()
     inherit_env: InheritEnv = "all"
+
+    def __post_init__(self) -> None:
+        """Refuse a command that is not a word, and arguments that are not a list of words."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__}
+        args = given["args"]
+        if not isinstance(given["command"], str | PathLike) or not str(given["command"]).strip():
+            form = "command='python', args=('server.py',): the program, and one text for each argument"
+        elif not isinstance(args, list | tuple) or not all(isinstance(word, str | PathLike) for word in args):
+            form = "args=('server.py',), one text for each argument"
+        elif not isinstance(given["env"], Mapping):
+            form = "env={'NAME': 'value'}"
+        elif not isinstance(given["options"], ServerOptions):
+            form = "options=ServerOptions(...)"
+        else:
+            return
+        # The values are not shown: an argument may be a secret.
+        raise MCPConfigError(f"StdioServer(name={self.name!r}): write {form}.")
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         """Return the fields with secrets redacted; rich shows them in tracebacks."""
@@ -104,6 +122,13 @@ class HttpServer(Struct, frozen=True, kw_only=True):
     options: ServerOptions = ServerOptions()
 
     def __post_init__(self) -> None:
+        given: dict[str, Any] = {name: getattr(self, name) for name in self.__struct_fields__}
+        if not isinstance(given["url"], str) or not isinstance(given["headers"], Mapping):
+            raise MCPConfigError(
+                f"HttpServer(name={self.name!r}): write url='https://...', headers={{'Name': 'value'}}."
+            )
+        if not isinstance(given["options"], ServerOptions):
+            raise MCPConfigError(f"HttpServer(name={self.name!r}): write options=ServerOptions(...).")
         fault = _url_fault(self.url)
         if fault is not None:
             raise MCPConfigError(f"MCP server {self.name!r}: its URL {fault}.")
