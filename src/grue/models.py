@@ -15,6 +15,15 @@ from grue.llm_transport.exchange import (
     fault_of_exchange,
     http_timeout,
 )
+from grue.llm_transport.request_gate import (
+    Permit,
+    RequestOutcome,
+    WantedRequest,
+    not_sent,
+    outcome_of,
+    permit_for,
+    permit_for_blocking,
+)
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import MAX_WORDS, Fault, fault_of_status, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.json_text import from_json, to_json
@@ -62,14 +71,17 @@ __all__ = [
     "LlmFactory",
     "Mailbox",
     "ModelSettings",
+    "Permit",
     "Price",
     "Reply",
     "ReplyRead",
     "RequestFailed",
+    "RequestOutcome",
     "SendRequest",
     "ToolSupportPolicy",
     "Unsent",
     "Wait",
+    "WantedRequest",
     "WireProfile",
     "attempt_step",
     "call_in_daemon_thread",
@@ -81,6 +93,10 @@ __all__ = [
     "http_timeout",
     "is_loopback",
     "kind_of_status",
+    "not_sent",
+    "outcome_of",
+    "permit_for",
+    "permit_for_blocking",
     "reply",
     "retry_after",
     "shown_endpoint",

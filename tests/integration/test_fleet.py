@@ -15,9 +15,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+import grue as grue_package
 from grue.cli.app import app
 from grue.errors import FleetError
-from grue.fleet import Fleet, FleetBudget, FleetOptions, Price
+from grue.fleet import Fleet, FleetBudget, FleetOptions, Price, ServerCap
 from grue.fleet.accounts import read_ledger
 from grue.fleet.folder import FleetFolder
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
@@ -28,9 +29,9 @@ pytestmark = [pytest.mark.timeout(HANG_S + 60), pytest.mark.xdist_group("fleet")
 GRUE = Path(sys.executable).with_name("grue")
 
 WORK = """
-import os, signal, time
+import os, signal, sys, time
 from pathlib import Path
-from grue import LlmSettings, Runner, TurnRequest
+from grue import LlmSettings, Runner, StdioServer, ToolClient, TurnRequest
 from grue.errors import MCPServerStartupError
 
 def number(case, episode):
@@ -53,6 +54,18 @@ def asks(case, episode):
     with Runner(llm=settings, trace=episode.trace) as runner:
         runner.run_turn(TurnRequest(system="s", user=str(case["n"])))
     return 1
+
+def alone(case, episode):
+    server = StdioServer(name="s", command=sys.executable, args=(case["server"], case["lock"]))
+    with ToolClient({"s": server}) as client:
+        return len(client.tools())
+"""
+
+ALONE = """
+import fcntl, runpy, sys
+lock = open(sys.argv.pop(), "w")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
@@ -133,6 +146,17 @@ def test_the_budget_holds_over_all_workers_and_over_two_runs(tmp_path: Path, wor
         assert (len(llm.requests), finished.tally.failed) == (7, 2)
     errors = [found["end"]["error"] for found in commits(tmp_path / "fleet").values()]
     assert sum("limit of 7 requests is used up" in error for error in errors) == 7
+
+
+def test_the_server_processes_of_all_workers_keep_within_the_cap(tmp_path: Path, work: str) -> None:
+    script = tmp_path / "server.py"
+    think = str(Path(grue_package.__file__).with_name("servers") / "think.py")
+    script.write_text(ALONE.replace("sys.argv[1]", repr(think)))
+    options = FleetOptions(servers=ServerCap(at_once=1))
+    cases = [{"n": n, "server": str(script), "lock": str(tmp_path / "lock")} for n in range(6)]
+    finished = fleet(tmp_path, options=options).map(f"{work}:alone", cases)
+    assert (finished.tally.done, finished.tally.failed, finished.tally.kinds) == (6, 0, {})
+    assert finished.tally.scores["score"][1] >= 6
 
 
 def test_an_unreachable_endpoint_is_tried_again_and_named(tmp_path: Path, work: str) -> None:

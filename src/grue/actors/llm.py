@@ -16,7 +16,14 @@ from msgspec.structs import replace
 from grue.large_data import LONG
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
-from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest, request_gate
+from grue.llm_transport.request_gate import (
+    Permit,
+    RequestOutcome,
+    WantedRequest,
+    not_sent,
+    outcome_of,
+    permit_for,
+)
 from grue.messages import (
     AssistantReply,
     CallId,
@@ -365,15 +372,11 @@ class _Asking:
             self._say(note)
 
     async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
-        """Wait until the process's gate lets the request pass; `None`: there is no gate."""
-        gate = request_gate()
-        if gate is None:
-            return None
         model = self._endpoint.settings.model
-        return await gate.admit(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
+        return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
 
     def _refused(self, why: str, profile: WireProfile) -> RequestFailed:
-        fault = Fault(kind="refused", message=f"The request was not sent: {why}.")
+        fault = not_sent(why)
         return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
 
     async def _posted(
@@ -388,7 +391,7 @@ class _Asking:
                 reported = answer.cost_usd if isinstance(answer, Answered) else None
                 usage = with_cost(reply.usage, reported, self._endpoint.price)
                 reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage)
-            outcome = _outcome_of(answer, reply)
+            outcome = outcome_of(answer, reply)
             return answer, reply
         finally:
             if permit is not None:
@@ -412,14 +415,3 @@ class _Asking:
     def _show(self, delta: Delta) -> None:
         self._shown = True
         self._say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))
-
-
-def _outcome_of(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    usage = reply.usage if isinstance(reply, Reply) else None
-    return RequestOutcome(
-        status=answer.status,
-        retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
-        input_tokens=None if usage is None else usage.input_tokens,
-        output_tokens=None if usage is None else usage.output_tokens,
-        cost_usd=None if usage is None else usage.cost_usd,
-    )

@@ -15,16 +15,11 @@ from grue.fleet.driver import Finished, Tally, stop
 from grue.fleet.engine import Costs
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import MANIFEST, FleetFolder
-from grue.fleet.identity import FileDigests, episode_id
 from grue.fleet.local import default_workers
+from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
-from grue.fleet.work import find_work
 
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}
-_UNKNOWN_EPISODE_BYTES = 100_000
-"""Assumed size of an episode's files until ten are finished."""
-
-_SAMPLE = 10
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -61,6 +56,7 @@ def run_fleet(options: RunOptions) -> bool:
         options=FleetOptions(
             episode_timeout_s=sweep.episode_timeout_s,
             keep=sweep.keep,
+            servers=sweep.cap,
             ray=options.ray,
         ),
     )
@@ -72,32 +68,36 @@ def run_fleet(options: RunOptions) -> bool:
 
 
 def print_plan(options: RunOptions) -> None:
-    """Say how many episodes are missing, and what they will take."""
+    """Say how many episodes are missing, and what they will take.
+
+    Raises:
+        FleetError, MCPConfigError: The sweep or the folder cannot be used.
+    """
     sweep = read_sweep(options.sweep)
-    work = find_work(sweep.work)
-    folder, digests = FleetFolder(options.place), FileDigests()
-    total = missing = 0
-    sizes: list[int] = []
-    for case in sweep.cases():
-        total += 1
-        id_ = episode_id(work.name, sweep.version, case, digests.of(case, work.files))
-        commit = folder.episode(id_).commit
-        missing += commit is None
-        if commit is not None and commit.trace_bytes is not None and len(sizes) < _SAMPLE:
-            sizes.append(commit.trace_bytes)
-    each = 1.3 * sum(sizes) / len(sizes) if len(sizes) == _SAMPLE else _UNKNOWN_EPISODE_BYTES
-    say(f"{options.sweep}: {total:,} episodes of {work.name}, {missing:,} of them are missing.")
-    say(f"Disk: about {missing * each / 2**20:,.0f} MB, {folder.free_bytes() / 2**20:,.0f} MB are free.")
+    planned = read_plan(sweep, options.place)
+    free = FleetFolder(options.place).free_bytes()
+    short = "" if planned.bytes_needed < free else ", which is not enough"
+    say(
+        f"{options.sweep}: {planned.total:,} episodes of {planned.work}, {planned.missing:,} of them are"
+        " missing."
+    )
+    say(f"Disk: about {planned.bytes_needed / 2**20:,.0f} MB, {free / 2**20:,.0f} MB are free{short}.")
     workers = options.workers or sweep.workers or default_workers()
     say(f"Workers: {workers}. Limits: {_limits(sweep)}.")
-    spent = _spent(folder)
-    done = total - missing
-    if done >= _SAMPLE and spent:
-        say(
-            f"Cost: about ${spent / done * missing:,.2f} more, by the {done:,} that are done (${spent:,.2f})."
-        )
-    else:
-        say(f"Cost: known after the first {_SAMPLE} episodes.")
+    say(f"Cost: {_cost(planned)}")
+
+
+def _cost(planned: PlannedWork) -> str:
+    done, rest = planned.total - planned.missing, planned.missing
+    if done < SAMPLE:
+        return f"known after the first {SAMPLE} episodes."
+    spent = planned.spent
+    money = "" if not spent.money_usd else f"${spent.money_usd / done * rest:,.2f}, "
+    unknown = "" if spent.money_usd or not spent.requests else " No price is known: see budget.prices."
+    return (
+        f"about {money}{spent.requests / done * rest:,.0f} requests and"
+        f" {spent.tokens / done * rest:,.0f} tokens more, by the {done:,} that are done.{unknown}"
+    )
 
 
 def stop_fleet(directory: Path) -> None:
@@ -173,7 +173,7 @@ def _line(tally: Tally, running: dict[str, float], costs: Costs, elapsed_s: floa
     if costs.overloads:
         parts.append(f"{costs.overloads} overloads")
     fresh = tally.done - tally.before
-    if fresh >= _SAMPLE:
+    if fresh >= SAMPLE:
         left_s = (tally.total - tally.done - tally.given_up) * elapsed_s / fresh
         parts.append(f"{_clock(left_s)} left")
     if running:
@@ -226,11 +226,5 @@ def _limits(sweep: Sweep) -> str:
         for table in (sweep.budget, sweep.rate)
         for name in table.__struct_fields__
         if name != "prices"
-    }
+    } | {"servers": sweep.servers}
     return ", ".join(f"{name} = {value:g}" for name, value in given.items() if value is not None) or "none"
-
-
-def _spent(folder: FleetFolder) -> float:
-    from grue.fleet.accounts import read_ledger
-
-    return read_ledger(folder).money_usd

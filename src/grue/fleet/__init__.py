@@ -12,6 +12,7 @@ What is done stands on disk. The same call again does what is missing; `docs/gui
 from grue.fleet.broker import Amount, FleetBudget, Price, Rate
 from grue.fleet.driver import Finished, Tally
 from grue.fleet.fleet import Fleet, FleetOptions
+from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Sweep, read_sweep
 from grue.fleet.work import Episode, work
 
@@ -24,6 +25,7 @@ __all__ = [
     "FleetOptions",
     "Price",
     "Rate",
+    "ServerCap",
     "Sweep",
     "Tally",
     "read_sweep",

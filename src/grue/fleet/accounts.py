@@ -18,7 +18,11 @@ from msgspec import Struct
 from grue.errors import FleetError
 from grue.fleet.broker import Amount, Broker, Granted, Limits, NotYet, Refused, spent_so_far
 from grue.fleet.folder import LEDGER, FleetFolder
+from grue.fleet.server_places import ServerPlaces
 from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+
+_TOO_MANY_S = 30.0
+"""How long an episode that holds all the places that it is said to need waits for another one."""
 
 
 class _Line(Struct, frozen=True, omit_defaults=True):
@@ -43,6 +47,7 @@ class Accounts:
 
     Attributes:
         broker: The limits, and what has been reserved and spent.
+        places: The places for server processes, by machine.
     """
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
@@ -56,6 +61,9 @@ class Accounts:
         self._numbers = itertools.count(1)
         self._changed: anyio.Event | None = None
         self._failed = ""
+        self._servers = limits.servers
+        self.places: dict[str, ServerPlaces] = {}
+        self._left: anyio.Event | None = None
 
     def close(self) -> None:
         """Close the ledger."""
@@ -85,6 +93,36 @@ class Accounts:
         if self._changed is not None:
             self._changed.set()
         self._changed = None
+
+    async def placed(self, machine: str, worker: str) -> str:
+        """Wait until a worker may start a server process; return why it may not, or an empty text."""
+        places = self.places.setdefault(machine, ServerPlaces(self._servers))
+        refused_at = anyio.current_time() + _TOO_MANY_S
+        while not places.take(worker):
+            too_many = places.wants_too_many(worker)
+            if too_many and anyio.current_time() >= refused_at:
+                return (
+                    f"the episode has more than servers_an_episode = {self._servers.an_episode} server"
+                    f" processes at one time, and all {self._servers.at_once} places are taken; say in"
+                    " servers_an_episode how many it needs"
+                )
+            left = self._left = self._left or anyio.Event()
+            with anyio.move_on_at(refused_at) if too_many else anyio.CancelScope():
+                await left.wait()
+        return ""
+
+    def left(self, machine: str, worker: str, *, all_: bool = False) -> None:
+        """Give a place of a worker back, or all of them."""
+        places = self.places.get(machine)
+        if places is None:
+            return
+        if all_:
+            places.lost(worker)
+        else:
+            places.leave(worker)
+        if self._left is not None:
+            self._left.set()
+        self._left = None
 
     def _write(self, kind: str, number: str, amount: Amount) -> None:
         line = _Line(kind, number, amount.requests, amount.tokens, round(amount.money_usd, 9))

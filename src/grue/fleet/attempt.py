@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 import grue
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError
+from grue.fleet.broker import Price
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
+from grue.fleet.request_count import requests_counted
 from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work
 from grue.messages import JsonObject
@@ -42,6 +44,7 @@ class Job(Struct, frozen=True, kw_only=True):
         settings: The case's settings.
         repetition: The case's repetition.
         keep: What stays on disk once the episode is done.
+        prices: Prices by model, to count what the attempt costs.
     """
 
     folder: Path
@@ -50,6 +53,7 @@ class Job(Struct, frozen=True, kw_only=True):
     settings: JsonObject
     repetition: int = 0
     keep: Keep = "all"
+    prices: dict[str, Price] = {}
 
 
 class Attempted(Struct, frozen=True, kw_only=True):
@@ -86,10 +90,10 @@ def run_attempt(job: Job) -> Attempted:
         interrupted=next((path for _, path in reversed(before) if _interrupted(folder, path)), None),
     )
     began = time.monotonic()
-    with _output_in(attempt):
+    with _output_in(attempt), requests_counted(job.prices) as count:
         end = _play(known, job, episode)
     model = _answering_model(attempt / TRACE)
-    end = replace(end, duration_s=round(time.monotonic() - began, 3), model=model)
+    end = replace(end, duration_s=round(time.monotonic() - began, 3), model=model, spent=count.spent)
     if end.outcome == "infrastructure":
         folder.end(attempt, end)
         return Attempted(end=end, attempt=attempt.name)

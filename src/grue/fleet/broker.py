@@ -21,6 +21,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from grue.fleet.server_places import ServerCap
 from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
 
 SLOW_START = 2.0
@@ -70,14 +71,15 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True):
-    """The budget and the rate."""
+    """The budget, the rate, and the cap on server processes of each machine."""
 
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()
+    servers: ServerCap = ServerCap()
 
     @property
-    def any(self) -> bool:
-        """Whether there is a limit, so that requests have to be asked for."""
+    def on_requests(self) -> bool:
+        """Whether there is a limit on requests, so that they have to be asked for."""
         return (self.budget, self.rate) != (FleetBudget(prices=self.budget.prices), Rate())
 
 

@@ -1,4 +1,4 @@
-"""A worker's connection to the broker: the gate that its requests pass.
+"""A worker's connection to the broker: the gate that its requests and its server processes pass.
 
 The connection also tells whether the driver is alive. When it ends, the worker has nobody to work for: it
 ends its process, and with it the servers that it has started.
@@ -6,32 +6,37 @@ ends its process, and with it the servers that it has started.
 
 import contextlib
 import itertools
-import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import anyio.to_thread
 import msgspec
+from msgspec import Struct
 
-from grue.fleet.broker_server import Ask, Reply, Settle
+from grue.fleet.broker_server import Ask, AskPlace, Leave, Reply, Settle
 from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest
+from grue.processes.server_gate import ServerPlace
 
-GONE = "the fleet's broker is gone, so no request may start"
+GONE = "the fleet's broker is gone, so nothing may start"
 
 _REPLIES = msgspec.json.Decoder(Reply)
 
 
 class BrokerLink:
-    """Asks a broker in another process. Thread-safe.
+    """Asks a broker in another process whether a request may start. Thread-safe.
 
     Args:
         address: Path of the broker's Unix socket.
         on_loss: Called in the reading thread when the connection ends.
+
+    Attributes:
+        servers: Asks it whether a server process may start.
     """
 
     def __init__(self, address: str, on_loss: Callable[[], None]) -> None:
+        self.servers = _ServerGate(self)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(address)
         self._ids = itertools.count(1)
@@ -39,29 +44,38 @@ class BrokerLink:
         self._waiting: dict[int, Future[str]] = {}
         self._lost = False
         self._on_loss = on_loss
-        self._process = os.getpid()
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Wait until the broker lets the request start."""
         id_ = next(self._ids)
-        answer: Future[str] = Future()
-        with self._lock:
-            if self._lost:
-                return GONE
-            self._waiting[id_] = answer
-        refused = ""
-        try:
-            self._send(Ask(id_, wanted))
-            refused = await anyio.to_thread.run_sync(answer.result, abandon_on_cancel=True)
-        except BaseException:
-            self._send(Settle(id_, RequestOutcome(sent=False)))
-            raise
+        refused = await self.answer(Ask(id_, wanted), Settle(id_, RequestOutcome(sent=False)))
         return refused or _Permit(self, id_)
 
-    def settle(self, id_: int, outcome: RequestOutcome) -> None:
-        """Report what became of a request."""
-        self._send(Settle(id_, outcome))
+    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
+        """Do the same without an event loop."""
+        id_ = next(self._ids)
+        with self._asked(Ask(id_, wanted), Settle(id_, RequestOutcome(sent=False))) as answer:
+            refused = answer.result()
+        return refused or _Permit(self, id_)
+
+    async def admit_server(self) -> ServerPlace | str:
+        """Wait until the broker lets a server process start."""
+        id_ = next(self._ids)
+        return await self.answer(AskPlace(id_), Leave(id_)) or _Place(self, id_)
+
+    async def answer(self, ask: Ask | AskPlace, give_up: Settle | Leave) -> str:
+        """Ask, and return why the answer is no, or an empty text. `give_up` is sent if this is cancelled."""
+        with self._asked(ask, give_up) as answer:
+            return await anyio.to_thread.run_sync(answer.result, abandon_on_cancel=True)
+
+    def send(self, message: Struct) -> None:
+        """Send a message. Does not wait for anything."""
+        try:
+            with self._lock:
+                self._socket.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError:
+            self._lose()
 
     def close(self) -> None:
         """End the connection without telling `on_loss`."""
@@ -71,12 +85,27 @@ class BrokerLink:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _send(self, message: Ask | Settle) -> None:
+    @contextlib.contextmanager
+    def _asked(self, ask: Ask | AskPlace, give_up: Settle | Leave) -> Iterator["Future[str]"]:
+        """Send a question and yield its answer. If the block raises, the broker is told to forget it."""
+        answer: Future[str] = Future()
+        with self._lock:
+            if self._lost:
+                answer.set_result(GONE)
+            else:
+                self._waiting[ask.id] = answer
         try:
+            if not answer.done():
+                self.send(ask)
+            yield answer
+        except BaseException:
             with self._lock:
-                self._socket.sendall(msgspec.json.encode(message) + b"\n")
-        except OSError:
-            self._lose()
+                unanswered = self._waiting.pop(ask.id, None)
+            if unanswered is not None:
+                # The broker does not answer any more, and a thread waits for the answer.
+                unanswered.set_result("the wait was given up")
+            self.send(give_up)
+            raise
 
     def _read(self) -> None:
         try:
@@ -106,7 +135,26 @@ class _Permit:
         self._id = id_
 
     def settle(self, outcome: RequestOutcome) -> None:
-        self._link.settle(self._id, outcome)
+        self._link.send(Settle(self._id, outcome))
+
+
+class _ServerGate:
+    """The link as the gate of server processes."""
+
+    def __init__(self, link: BrokerLink) -> None:
+        self._link = link
+
+    async def admit(self) -> ServerPlace | str:
+        return await self._link.admit_server()
+
+
+class _Place:
+    def __init__(self, link: BrokerLink, id_: int) -> None:
+        self._link = link
+        self._id = id_
+
+    def leave(self) -> None:
+        self._link.send(Leave(self._id))
 
 
 def _nothing() -> None:

@@ -1,14 +1,16 @@
 """The broker as a server in the driver's process: answers the workers.
 
-Each worker process has a connection to a Unix socket. A message is a line of JSON: the worker sends `ask` and
-`settle`, the server answers `ask` with `reply`. When the connection ends, the worker's requests under way are
-charged in full, because they may have been sent.
+Each worker process has a connection to a Unix socket. A message is a line of JSON. For a request to a model
+the worker sends `ask` and `settle`, for a server process `ask_place` and `leave`. The server answers each
+question with `reply`. When the connection ends, the worker's requests under way are charged in full, because
+they may have been sent, and its places are free.
 
 The server runs in a thread with an event loop of its own, so that the driver stays synchronous. Come here for
 what is on the wire; `accounts.py` answers.
 """
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,6 +30,8 @@ from grue.fleet.folder import FleetFolder
 from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
 
 MOST_LINE_BYTES = 65_536
+_HERE = ""
+"""All workers of a local fleet are on one machine."""
 
 
 class Ask(Struct, frozen=True, tag="ask"):
@@ -44,14 +48,26 @@ class Settle(Struct, frozen=True, tag="settle"):
     outcome: RequestOutcome
 
 
+class AskPlace(Struct, frozen=True, tag="ask_place"):
+    """A worker asks whether it may start a server process. `id` counts as that of `Ask`."""
+
+    id: int
+
+
+class Leave(Struct, frozen=True, tag="leave"):
+    """A server process has ended, or the worker no longer waits for its place."""
+
+    id: int
+
+
 class Reply(Struct, frozen=True, tag="reply"):
-    """The answer to `Ask`: the request may start, unless `refused` says why it never may."""
+    """The answer: the request or the server may start, unless `refused` says why it may not."""
 
     id: int
     refused: str = ""
 
 
-_REQUESTS = msgspec.json.Decoder(Ask | Settle)
+_REQUESTS = msgspec.json.Decoder(Ask | Settle | AskPlace | Leave)
 
 
 class BrokerServer:
@@ -74,6 +90,7 @@ class BrokerServer:
         self._folder = tempfile.TemporaryDirectory(prefix="grue-fleet-")
         self.address = str(Path(self._folder.name) / "broker")
         self._stack = contextlib.ExitStack()
+        self._workers = itertools.count(1)
 
     def __enter__(self) -> Self:
         with self._stack as stack:
@@ -99,15 +116,19 @@ class BrokerServer:
                 await listener.serve(self._worker)
 
     async def _worker(self, stream: anyio.abc.ByteStream) -> None:
-        worker = _Worker(self.accounts, stream)
+        worker = _Worker(self.accounts, stream, str(next(self._workers)))
         async with stream, anyio.create_task_group() as tasks:
             try:
                 async for line in _received(BufferedByteReceiveStream(stream)):
                     match _REQUESTS.decode(line):
                         case Ask() as ask:
-                            tasks.start_soon(worker.answer, ask)
+                            tasks.start_soon(worker.answer, ask, worker.begin(ask.id))
                         case Settle() as settle:
                             worker.settle(settle)
+                        case AskPlace() as ask_place:
+                            tasks.start_soon(worker.place, ask_place, worker.begin(ask_place.id))
+                        case Leave(id_):
+                            worker.leave(id_)
             except msgspec.MsgspecError:
                 pass  # a worker that was killed in the middle of a line, or no worker at all
             finally:
@@ -116,17 +137,23 @@ class BrokerServer:
 
 
 class _Worker:
-    """A connection, with its requests under way."""
+    """A connection, with its requests under way and its places."""
 
-    def __init__(self, accounts: Accounts, stream: anyio.abc.ByteStream) -> None:
+    def __init__(self, accounts: Accounts, stream: anyio.abc.ByteStream, name: str) -> None:
         self._accounts = accounts
         self._stream = stream
+        self._name = name
+        self._placed: set[int] = set()
         self._under_way: dict[int, tuple[str, Amount, str]] = {}
         self._waiting: dict[int, anyio.CancelScope] = {}
 
-    async def answer(self, ask: Ask) -> None:
-        with anyio.CancelScope() as scope:
-            self._waiting[ask.id] = scope
+    def begin(self, id_: int) -> anyio.CancelScope:
+        """Note a question before its task runs: the worker may give it up in its next message."""
+        scope = self._waiting[id_] = anyio.CancelScope()
+        return scope
+
+    async def answer(self, ask: Ask, scope: anyio.CancelScope) -> None:
+        with scope:
             admitted = await self._accounts.admitted(ask.wanted)
         if self._waiting.pop(ask.id, None) is None or scope.cancelled_caught:
             return
@@ -135,8 +162,24 @@ class _Worker:
         else:
             self._under_way[ask.id] = (*admitted, ask.wanted.model)
             reply = Reply(ask.id)
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._stream.send(msgspec.json.encode(reply) + b"\n")
+        await self._send(reply)
+
+    async def place(self, ask: AskPlace, scope: anyio.CancelScope) -> None:
+        with scope:
+            refused = await self._accounts.placed(_HERE, self._name)
+        if self._waiting.pop(ask.id, None) is None or scope.cancelled_caught:
+            return
+        if not refused:
+            self._placed.add(ask.id)
+        await self._send(Reply(ask.id, refused))
+
+    def leave(self, id_: int) -> None:
+        waiting = self._waiting.pop(id_, None)
+        if waiting is not None:
+            waiting.cancel()
+        elif id_ in self._placed:
+            self._placed.remove(id_)
+            self._accounts.left(_HERE, self._name)
 
     def settle(self, settle: Settle) -> None:
         waiting = self._waiting.pop(settle.id, None)
@@ -150,6 +193,11 @@ class _Worker:
         for number, reserved, model in self._under_way.values():
             self._accounts.settled(number, reserved, RequestOutcome(), model)
         self._under_way.clear()
+        self._accounts.left(_HERE, self._name, all_=True)
+
+    async def _send(self, reply: Reply) -> None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._stream.send(msgspec.json.encode(reply) + b"\n")
 
 
 async def _received(stream: BufferedByteReceiveStream) -> AsyncIterator[bytes]:

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 import grue
 from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job
+from grue.fleet.broker import Amount, Price
 from grue.fleet.engine import Engine, Lost
 from grue.fleet.folder import STOP, AttemptEnd, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests, episode_id
@@ -51,7 +52,8 @@ class Tally(Struct):
         given_up: Episodes that failed three times for want of machine, network or server.
         running: Episodes under way.
         others: Episodes in the folder that are not in the sweep.
-        scores: Number and sum of the scores of this run, by name.
+        scores: Number and sum of the scores, by name.
+        spent: What the requests of the episodes with a commit have cost.
         kinds: Number of failed attempts of this run, by kind.
     """
 
@@ -64,11 +66,13 @@ class Tally(Struct):
     others: int = 0
     scores: dict[str, tuple[int, float]] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
+    spent: Amount = Amount()
 
     def add(self, end: AttemptEnd) -> None:
         """Count the result of an episode."""
         self.done += 1
         self.failed += end.outcome == "failed"
+        self.spent += end.spent
         for name, value in end.scores.items():
             count, total = self.scores.get(name, (0, 0.0))
             self.scores[name] = (count + 1, total + value)
@@ -97,12 +101,14 @@ class Plan(Struct, frozen=True, kw_only=True):
         version: Its version.
         cases: Returns the cases, the same ones in each call.
         keep: What stays on disk.
+        prices: Prices by model.
     """
 
     work: KnownWork
     version: str
     cases: Callable[[], Iterable[Case]]
     keep: Keep = "all"
+    prices: dict[str, Price] = {}
 
 
 class Driver:
@@ -180,9 +186,10 @@ class Driver:
     def _jobs(self) -> Iterator[Job]:
         """Yield the attempts to make; count what is done."""
         work, digests = self._plan.work, FileDigests()
-        for number, case in enumerate(self._plan.cases()):
+        for number, planned in enumerate(self._plan.cases()):
             if number % 500 == 0:
                 self._require_space()
+            case = work.completed(planned)
             id_ = episode_id(work.name, self._plan.version, case, digests.of(case, work.files))
             folder = self._folder.episode(id_)
             commit = folder.commit
@@ -203,6 +210,7 @@ class Driver:
                 settings=case.settings,
                 repetition=case.repetition,
                 keep=self._plan.keep,
+                prices=self._plan.prices,
             )
 
     def _used(self, folder: EpisodeFolder) -> int:

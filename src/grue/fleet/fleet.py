@@ -16,6 +16,7 @@ from grue.fleet.engine import Costs, Engine
 from grue.fleet.folder import DriverLock, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.local import LocalEngine, default_workers
+from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of
 
@@ -43,11 +44,13 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         episode_timeout_s: Time limit of an episode; `None`: none. An episode that takes longer has failed.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
+        servers: The cap on server processes of each machine.
         ray: Address of the Ray cluster, or `auto` for the one of this machine; `None`: start one here.
     """
 
     episode_timeout_s: float | None = None
     keep: Keep = "all"
+    servers: ServerCap = ServerCap()
     ray: str | None = None
 
 
@@ -83,8 +86,8 @@ class Fleet:
         self.folder = FleetFolder(Path(directory))
         self._workers = workers
         self._engine = engine
-        self._limits = Limits(budget or FleetBudget(), rate or Rate())
         self._options = options or FleetOptions()
+        self._limits = Limits(budget or FleetBudget(), rate or Rate(), self._options.servers)
 
     def map(
         self,
@@ -119,13 +122,21 @@ class Fleet:
 
         known = find_work(work if isinstance(work, str) else name_of(work))
         axes = list(dict.fromkeys(name for each in settings for name in each))
-        plan = Plan(work=known, version=version or known.version, cases=all_cases, keep=self._options.keep)
+        plan = Plan(
+            work=known,
+            version=version or known.version,
+            cases=all_cases,
+            keep=self._options.keep,
+            prices=self._limits.budget.prices,
+        )
         return self._run(plan, axes, retry=retry, watch=watch)
 
     def sweep(self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None) -> Finished:
         """Do what is missing of a sweep. Blocks. Raises what `map` raises."""
         known = find_work(sweep.work)
-        plan = Plan(work=known, version=sweep.version, cases=sweep.cases, keep=self._options.keep)
+        plan = Plan(
+            work=known, version=sweep.version or known.version, cases=sweep.cases, keep=self._options.keep
+        )
         return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
 
     def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:

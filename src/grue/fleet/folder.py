@@ -28,6 +28,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError
+from grue.fleet.broker import Amount
 from grue.fleet.identity import ID_LENGTH
 from grue.messages import JsonObject
 from grue.runtime.safe_open import read_regular
@@ -55,6 +56,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
         endpoint: The LLM endpoint that was asked; empty if unknown.
         model: The model that answered; empty if unknown.
         duration_s: Seconds that it took.
+        spent: What its requests have cost, as far as it is known.
     """
 
     outcome: Literal["scored", "failed", "infrastructure"]
@@ -64,6 +66,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     model: str = ""
     duration_s: float = 0.0
+    spent: Amount = Amount()
 
 
 class Commit(Struct, frozen=True, kw_only=True):

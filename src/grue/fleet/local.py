@@ -67,7 +67,7 @@ class LocalEngine:
             max_workers=workers,
             max_tasks=EPISODES_A_WORKER,
             initializer=begin_work,
-            initargs=(self._broker.address, limits.any, list(sys.path)),
+            initargs=(self._broker.address, limits, list(sys.path)),
             context=context,
         )
         self._futures: dict[int, concurrent.futures.Future[Attempted]] = {}
@@ -116,17 +116,19 @@ def _outcome(future: "concurrent.futures.Future[Attempted]", timeout_s: float | 
         return Lost("error", f"{type(error).__name__}: {error}")
 
 
-def begin_work(address: str, limited: bool, path: list[str]) -> None:
+def begin_work(address: str, limits: Limits, path: list[str]) -> None:
     """Prepare a worker process: connect it to the broker, and end it when the driver is gone."""
     from grue.fleet.broker_link import BrokerLink
     from grue.llm_transport.request_gate import set_request_gate
+    from grue.processes.server_gate import set_server_gate
 
     sys.path[:] = path
     # Ctrl-C at a terminal reaches all processes. The driver decides what it means.
     ignore_interrupts()
     link = BrokerLink(address, on_loss=_leave)
     _link[:] = [link]
-    set_request_gate(link if limited else None)
+    set_request_gate(link if limits.on_requests else None)
+    set_server_gate(link.servers if limits.servers.at_once is not None else None)
 
 
 def _leave() -> None:

@@ -13,11 +13,13 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import anyio
 import anyio.to_thread
+from msgspec.structs import replace
 
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.accounts import Accounts
@@ -27,9 +29,13 @@ from grue.fleet.broker_link import GONE
 from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder
 from grue.llm_transport.request_gate import Permit, RequestOutcome, WantedRequest, set_request_gate
+from grue.processes.server_gate import ServerPlace, set_server_gate
 
 _LOOK_S = 0.1
 _COSTS_EVERY_S = 1.0
+
+_Key: TypeAlias = tuple[str, int]
+"""An attempt and the number of what it has asked for."""
 
 
 class RayBroker:
@@ -42,27 +48,61 @@ class RayBroker:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._accounts = Accounts(FleetFolder(folder), limits)
-        self._under_way: dict[tuple[str, int], tuple[str, Amount, str]] = {}
+        self._under_way: dict[_Key, tuple[str, Amount, str]] = {}
+        self._placed: dict[_Key, str] = {}
+        self._waiting: dict[_Key, anyio.CancelScope] = {}
 
     async def ask(self, attempt: str, id_: int, wanted: WantedRequest) -> str:
         """Wait until a request may start; return why it never may, or an empty text."""
-        admitted = await self._accounts.admitted(wanted)
+        with anyio.CancelScope() as scope:
+            self._waiting[attempt, id_] = scope
+            admitted = await self._accounts.admitted(wanted)
+        self._waiting.pop((attempt, id_), None)
+        if scope.cancelled_caught:
+            return GONE
         if isinstance(admitted, Refused):
             return admitted.why
         self._under_way[attempt, id_] = (*admitted, wanted.model)
         return ""
 
     async def settle(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Charge a request."""
+        """Charge a request, or forget one that waits."""
+        self._give_up(attempt, id_)
         found = self._under_way.pop((attempt, id_), None)
         if found is not None:
             number, reserved, model = found
             self._accounts.settled(number, reserved, outcome, model)
 
+    async def place(self, machine: str, attempt: str, id_: int) -> str:
+        """Wait until a server may start on a machine; return why it may not, or an empty text."""
+        with anyio.CancelScope() as scope:
+            self._waiting[attempt, id_] = scope
+            refused = await self._accounts.placed(machine, attempt)
+        self._waiting.pop((attempt, id_), None)
+        if scope.cancelled_caught:
+            return GONE
+        if not refused:
+            self._placed[attempt, id_] = machine
+        return refused
+
+    async def leave(self, attempt: str, id_: int) -> None:
+        """Take a place back, or forget who waits for one."""
+        self._give_up(attempt, id_)
+        machine = self._placed.pop((attempt, id_), None)
+        if machine is not None:
+            self._accounts.left(machine, attempt)
+
     async def lost(self, attempt: str) -> None:
-        """Charge the requests under way of an attempt whose worker is gone in full."""
-        for key in [key for key in self._under_way if key[0] == attempt]:
-            await self.settle(*key, RequestOutcome())
+        """Charge the requests under way of an attempt that has ended in full, and free its places."""
+        for held in (self._waiting, self._under_way, self._placed):
+            for _, id_ in [key for key in held if key[0] == attempt]:
+                await self.settle(attempt, id_, RequestOutcome())
+                await self.leave(attempt, id_)
+
+    def _give_up(self, attempt: str, id_: int) -> None:
+        waiting = self._waiting.pop((attempt, id_), None)
+        if waiting is not None:
+            waiting.cancel()
 
     async def costs(self) -> Costs:
         """Return what requests have cost so far."""
@@ -108,9 +148,8 @@ class RayEngine:
         )
         actor = ray.remote(RayBroker).options(num_cpus=0, max_concurrency=10_000, scheduling_strategy=here)
         self._broker = actor.remote(self._folder, limits)
-        gate = self._broker if limits.any else None
         task = ray.remote(_attempt).options(max_retries=0, num_cpus=1)
-        self._start = functools.partial(task.remote, gate, list(sys.path))
+        self._start = functools.partial(task.remote, self._broker, limits, list(sys.path))
         self._tasks: dict[Any, tuple[Job, float | None]] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -125,14 +164,7 @@ class RayEngine:
     def submit(self, job: Job) -> None:
         """Make an attempt as soon as the cluster has room."""
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        absolute = Job(
-            folder=self._folder / job.folder.parent.name / job.folder.name,
-            work=job.work,
-            version=job.version,
-            settings=job.settings,
-            repetition=job.repetition,
-            keep=job.keep,
-        )
+        absolute = replace(job, folder=self._folder / job.folder.parent.name / job.folder.name)
         reference = self._start(absolute)
         with self._lock:
             self._tasks[reference] = (job, deadline)
@@ -184,8 +216,8 @@ class RayEngine:
     def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
-        if isinstance(outcome, Lost):
-            self._broker.lost.remote(job.folder.name)
+        # Also after an attempt that has ended by itself: its work may have left a runner open.
+        self._broker.lost.remote(job.folder.name)
         self.ended.put((job, outcome))
 
     def _outcome(self, reference: Any) -> Attempted | Lost:
@@ -206,44 +238,108 @@ class RayEngine:
         return attempted
 
 
-def _attempt(broker: Any, path: list[str], job: Job) -> Attempted:
+def _attempt(broker: Any, limits: Limits, path: list[str], job: Job) -> Attempted:
     """Make an attempt within a Ray task."""
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
-    set_request_gate(None if broker is None else _RayGate(broker, job.folder.name))
+    asked = _Asked(broker, job.folder.name)
+    set_request_gate(_RayRequests(asked) if limits.on_requests else None)
+    set_server_gate(_RayServers(asked) if limits.servers.at_once is not None else None)
     try:
         return run_attempt(job)
     finally:
         set_request_gate(None)
+        set_server_gate(None)
 
 
-class _RayGate:
-    """The gate of an attempt's requests: asks the broker's actor."""
+class _Asked:
+    """Asks the broker's actor for an attempt, and numbers what it asks for."""
 
     def __init__(self, broker: Any, attempt: str) -> None:
-        self._broker = broker
-        self._attempt = attempt
+        self.broker = broker
+        self.attempt = attempt
         self._ids = itertools.count(os.getpid() * 2**20)
 
-    async def admit(self, wanted: WantedRequest) -> Permit | str:
-        """Wait until the broker lets the request start."""
-        ray, id_ = _ray(), next(self._ids)
-        asked = self._broker.ask.remote(self._attempt, id_, wanted)
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    async def answer(self, asked: Any, give_up: Callable[[], object]) -> str:
+        """Wait for an answer; it says why not, or is empty. `give_up` is called if this is cancelled."""
+        ray = _ray()
         try:
             refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True)
         except ray.exceptions.RayError:
             return GONE
         except BaseException:
-            self._broker.settle.remote(self._attempt, id_, RequestOutcome(sent=False))
+            give_up()
             raise
-        return refused or _RayPermit(self._broker, self._attempt, id_)
+        return refused
+
+    def answer_blocking(self, asked: Any, give_up: Callable[[], object]) -> str:
+        """Do the same without an event loop."""
+        ray = _ray()
+        try:
+            refused: str = ray.get(asked)
+        except ray.exceptions.RayError:
+            return GONE
+        except BaseException:
+            give_up()
+            raise
+        return refused
+
+
+class _RayRequests:
+    """The gate of an attempt's requests."""
+
+    def __init__(self, asked: _Asked) -> None:
+        self._asked = asked
+
+    async def admit(self, wanted: WantedRequest) -> Permit | str:
+        """Wait until the broker lets the request start."""
+        permit, asked = self._begun(wanted)
+        return await self._asked.answer(asked, permit.give_up) or permit
+
+    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
+        """Do the same without an event loop."""
+        permit, asked = self._begun(wanted)
+        return self._asked.answer_blocking(asked, permit.give_up) or permit
+
+    def _begun(self, wanted: WantedRequest) -> tuple["_RayPermit", Any]:
+        asked, id_ = self._asked, self._asked.next_id()
+        return _RayPermit(asked, id_), asked.broker.ask.remote(asked.attempt, id_, wanted)
 
 
 class _RayPermit:
-    def __init__(self, broker: Any, attempt: str, id_: int) -> None:
-        self._settle = functools.partial(broker.settle.remote, attempt, id_)
+    def __init__(self, asked: _Asked, id_: int) -> None:
+        self._settle = functools.partial(asked.broker.settle.remote, asked.attempt, id_)
 
     def settle(self, outcome: RequestOutcome) -> None:
         self._settle(outcome)
+
+    def give_up(self) -> None:
+        self._settle(RequestOutcome(sent=False))
+
+
+class _RayServers:
+    """The gate of an attempt's server processes: each machine has places of its own."""
+
+    def __init__(self, asked: _Asked) -> None:
+        self._asked = asked
+
+    async def admit(self) -> ServerPlace | str:
+        """Wait for a place on this machine."""
+        asked, id_ = self._asked, self._asked.next_id()
+        machine = _ray().get_runtime_context().get_node_id()
+        place = _RayPlace(asked, id_)
+        answer = asked.broker.place.remote(machine, asked.attempt, id_)
+        return await asked.answer(answer, place.leave) or place
+
+
+class _RayPlace:
+    def __init__(self, asked: _Asked, id_: int) -> None:
+        self._leave = functools.partial(asked.broker.leave.remote, asked.attempt, id_)
+
+    def leave(self) -> None:
+        self._leave()
 
 
 def _ray() -> Any:

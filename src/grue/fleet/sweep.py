@@ -18,6 +18,8 @@ from grue.config.reading import nearest, read_config_text
 from grue.errors import FleetError
 from grue.fleet.broker import FleetBudget, Rate
 from grue.fleet.identity import Case
+from grue.fleet.server_places import ServerCap
+from grue.fleet.work import find_work, wrong_setting
 from grue.messages import JsonObject
 
 MOST_CASES = 1_000_000
@@ -37,7 +39,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         work: The function, as `module:name`, or `zork`, `skill_agent` or `agent_loop` for a host's own.
-        version: Version of the work. Another one makes other episodes.
+        version: Version of the work. Another one makes other episodes. `None`: the one that it declares.
         grid: Values of each axis: a list, or `{first = 0, last = 39}`.
         settings: Settings that all cases have.
         include: Further cases, added to the grid; each has the common settings too.
@@ -46,12 +48,14 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         budget: What all requests may cost together.
         rate: How fast requests may be sent.
         workers: Episodes at one time; 0: as many as the machine has cores.
+        servers: Most MCP server processes of a machine at one time; `None`: no cap.
+        servers_an_episode: How many of them an episode has at one time.
         episode_timeout_s: Time limit of an episode; `None`: none.
         keep: What stays on disk: everything, the files of failed episodes, or results only.
     """
 
     work: str
-    version: str = "1"
+    version: str | None = None
     grid: dict[str, list[Any] | Span] = {}
     settings: JsonObject = {}
     include: list[JsonObject] = []
@@ -60,8 +64,15 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     budget: FleetBudget = FleetBudget()
     rate: Rate = Rate()
     workers: int = 0
+    servers: int | None = None
+    servers_an_episode: int = 1
     episode_timeout_s: float | None = None
     keep: Keep = "all"
+
+    @property
+    def cap(self) -> ServerCap:
+        """The cap on server processes."""
+        return ServerCap(at_once=self.servers, an_episode=self.servers_an_episode)
 
     def cases(self) -> Iterator[Case]:
         """Yield the cases: all of the first repetition first."""
@@ -97,6 +108,7 @@ def read_sweep(path: Path) -> Sweep:
     except msgspec.ValidationError as error:
         raise FleetError(_wrong(path, text, str(error))) from error
     _check(sweep, path, text)
+    _check_work(sweep, path, text)
     return sweep
 
 
@@ -106,6 +118,10 @@ def _check(sweep: Sweep, path: Path, text: str) -> None:
             raise FleetError(f"{path}{_line(text, name)}: {name} must be at least {least}.")
     if sweep.episode_timeout_s is not None and not 0 < sweep.episode_timeout_s < float("inf"):
         raise FleetError(f"{path}{_line(text, 'episode_timeout_s')}: episode_timeout_s must be above 0.")
+    try:
+        sweep.cap  # noqa: B018 - making it checks it
+    except FleetError as error:
+        raise FleetError(f"{path}{_line(text, 'servers')}: {error}") from error
     for name, axis in sweep.grid.items():
         if not _values(axis):
             raise FleetError(f"{path}{_line(text, name)}: the axis {name!r} has no values.")
@@ -114,6 +130,21 @@ def _check(sweep: Sweep, path: Path, text: str) -> None:
         size *= len(_values(axis))
     if size > MOST_CASES:
         raise FleetError(f"{path}: the grid has {size:,} episodes; the most are {MOST_CASES:,}.")
+
+
+def _check_work(sweep: Sweep, path: Path, text: str) -> None:
+    """Check that there is such a work, and that it takes the settings of the cases."""
+    try:
+        declared = find_work(sweep.work).settings
+    except FleetError as error:
+        raise FleetError(f"{path}{_line(text, 'work')}: {error}") from error
+    if declared is None:
+        return
+    axes = ({name: value} for name, axis in sweep.grid.items() for value in _values(axis))
+    for settings in (sweep.settings, *axes, *sweep.include, *sweep.exclude):
+        wrong = wrong_setting(declared, settings)
+        if wrong is not None:
+            raise FleetError(f"{path}{_line(text, wrong.name)}: {wrong.text}")
 
 
 def _values(axis: Sequence[Any] | Span) -> Sequence[Any]:
@@ -144,7 +175,10 @@ def _line(text: str, key: str) -> str:
     """Return `, line N`, where a key stands; empty if it cannot be found."""
     if not key:
         return ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if re.match(rf"""\s*(\[+\s*)?(\w+\s*\.\s*)*["']?{re.escape(key)}["']?\s*(=|\])""", line):
-            return f", line {number}"
+    quoted = rf"""["']?{re.escape(key)}["']?\s*"""
+    # First at the beginning of a line, then within an inline table.
+    for place in (rf"\s*(\[+\s*)?(\w+\s*\.\s*)*{quoted}(=|\])", rf"[^#]*[{{,]\s*(\w+\s*\.\s*)*{quoted}="):
+        for number, line in enumerate(text.splitlines(), 1):
+            if re.match(place, line):
+                return f", line {number}"
     return ""

@@ -10,6 +10,7 @@ What it raises makes the episode a failed one, which is a result too, unless the
 server failed: then the episode is tried again.
 """
 
+import functools
 import importlib
 import importlib.util
 import math
@@ -18,12 +19,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from grue.config.reading import nearest
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
+from grue.fleet.identity import Case
 
-OURS = {"zork": "grue.fleet.zork_work:play"}
+OURS = {
+    "zork": "grue.fleet.zork_work:play",
+    "skill_agent": "grue.fleet.skill_agent_work:run_task",
+    "agent_loop": "grue.fleet.agent_loop_work:converse",
+}
 """The hosts' own work, by short name."""
 
 
@@ -49,6 +58,7 @@ class Episode(Struct, frozen=True, kw_only=True):
         return self.folder / TRACE
 
 
+Complete: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 Work: TypeAlias = Callable[[dict[str, Any], Episode], float | Mapping[str, float]]
 W = TypeVar("W", bound=Callable[..., Any])
 
@@ -62,6 +72,9 @@ class KnownWork(Struct, frozen=True, kw_only=True):
         version: Its version.
         files: The settings that are paths of files; their content belongs to the episode's identity.
         scores: The names of its scores; empty: any.
+        settings: A msgspec `Struct` with the settings that it takes; `None`: any.
+        complete: Returns a case's settings with those that the work would take from elsewhere, such as the
+            model of a configuration file. Called before anything starts.
     """
 
     name: str
@@ -69,23 +82,74 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     version: str = "1"
     files: tuple[str, ...] = ("game_file", "tool_lock", "mcp_config")
     scores: tuple[str, ...] = ()
+    settings: type[Struct] | None = None
+    complete: Complete | None = None
+
+    def completed(self, case: Case) -> Case:
+        """Return a case with all settings that decide what its episode is.
+
+        Raises:
+            FleetError: The work does not take its settings.
+        """
+        if self.settings is not None:
+            wrong = wrong_setting(self.settings, case.settings)
+            if wrong is not None:
+                raise FleetError(f"The case {msgspec.json.encode(case.settings).decode()}: {wrong.text}")
+        if self.complete is None:
+            return case
+        return replace(case, settings=self.complete(case.settings))
+
+
+@functools.cache
+def _kinds(declared: type[Struct]) -> dict[str, Any]:
+    return {each.encode_name: each.type for each in msgspec.structs.fields(declared)}
+
+
+class WrongSetting(Struct, frozen=True):
+    """What is wrong with the settings of a case: the setting, and a sentence."""
+
+    name: str
+    text: str
+
+
+def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> WrongSetting | None:
+    """Return what is wrong with settings, some of which may be missing; `None`: nothing."""
+    kinds = _kinds(declared)
+    for name, value in settings.items():
+        if name not in kinds:
+            near = nearest(name, kinds)
+            return WrongSetting(name, f"unknown setting {name!r}. Did you mean {near!r}?")
+        try:
+            msgspec.convert(value, kinds[name])
+        except msgspec.ValidationError as error:
+            said = str(error)
+            return WrongSetting(name, f"{name}: {said[0].lower()}{said[1:]}.")
+    return None
 
 
 def work(
-    *, version: str = "1", files: tuple[str, ...] | None = None, scores: tuple[str, ...] = ()
+    *,
+    version: str = "1",
+    files: tuple[str, ...] | None = None,
+    scores: tuple[str, ...] = (),
+    settings: type[Struct] | None = None,
+    complete: Complete | None = None,
 ) -> Callable[[W], W]:
-    """Declare the version, the files and the scores of a work. A plain function has the defaults.
+    """Declare what a work takes and returns. A plain function has the defaults.
 
     Args:
         version: Another one makes other episodes: change it when the work changes.
         files: The settings that are paths of files whose content decides the outcome.
         scores: The names of its scores. A work that returns others has failed.
+        settings: A msgspec `Struct` with the settings that it takes, so that a wrong one is found before
+            anything starts.
+        complete: Returns a case's settings with those that the work would take from elsewhere, such as the
+            model of a configuration file. They belong to the episode's identity.
     """
 
     def declare(function: W) -> W:
-        function.__fleet_work__ = {"version": version, "scores": scores} | (  # type: ignore[attr-defined]
-            {} if files is None else {"files": files}
-        )
+        declared = {"version": version, "scores": scores, "settings": settings, "complete": complete}
+        function.__fleet_work__ = declared | ({} if files is None else {"files": files})  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -121,12 +185,18 @@ def find_work(name: str) -> KnownWork:
     full = OURS.get(name, name)
     place, _, attribute = full.rpartition(":")
     if not place or not attribute.isidentifier():
-        known = ", ".join(OURS)
-        raise FleetError(f"work = {name!r} names no function: write module:function, or one of {known}.")
+        known, near = ", ".join(OURS), nearest(name, OURS, similarity=0.5)
+        meant = "" if near is None else f" Did you mean {near!r}?"
+        raise FleetError(
+            f"work = {name!r} names no function: write module:function, or one of {known}.{meant}"
+        )
     module = _from_file(Path(place)) if place.endswith(".py") else _imported(place, name)
     function = getattr(module, attribute, None)
     if not callable(function):
-        raise FleetError(f"{place} has no function {attribute!r}.")
+        near = nearest(attribute, (each for each in vars(module) if not each.startswith("_")), similarity=0.5)
+        raise FleetError(
+            f"{place} has no function {attribute!r}." + ("" if near is None else f" Did you mean {near!r}?")
+        )
     return KnownWork(name=full, function=function, **getattr(function, "__fleet_work__", {}))
 
 

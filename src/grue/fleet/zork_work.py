@@ -6,31 +6,34 @@ The settings of a case, all optional: `game` (default `house`), `seed`, `turns`,
 
 import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from grue.errors import FleetError, LLMError, MCPError
+from grue.errors import FleetError, MCPConfigError, MCPError
+from grue.fleet.host_settings import (
+    OFFLINE_URL,
+    begin_again,
+    continue_interrupted,
+    project_configuration,
+    with_endpoint,
+)
 from grue.fleet.work import Episode, work
 from grue.games.catalogue import open_game
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
+from grue.llm_transport.keys import api_key
+from grue.offline import MODEL, ScriptedModelTransport, playbook_for
 from grue.settings import GameConfiguration
 from grue.traces import Recorder, RunFolder
 
-_LEFT_OUT = ("attempt.json", "result.json", "output.txt")
-"""Files of an attempt that do not belong to the attempt that goes on from it."""
-
-OFFLINE_URL = "http://offline.invalid/v1"
-
 
 class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a case."""
+    """The settings of a case. `project` is a hash of the project's settings."""
 
     game: str = "house"
     seed: int = 0
@@ -41,9 +44,27 @@ class PlayCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mcp: bool = True
     mcp_config: str | None = None
     turn_timeout_s: float | None = None
+    project: str | None = None
 
 
-@work(files=("game", "mcp_config"), scores=("score", "turns", "tool_calls", "deaths"))
+def completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the model, the base URL and the project's other settings.
+
+    Raises:
+        FleetError: The project's file cannot be used, or there is no key for the endpoint.
+    """
+    try:
+        return with_endpoint(settings)
+    except MCPConfigError as error:
+        raise FleetError(f"The case cannot be played: {error}") from error
+
+
+@work(
+    files=("game", "mcp_config"),
+    scores=("score", "turns", "tool_calls", "deaths"),
+    settings=PlayCase,
+    complete=completed,
+)
 def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Play an episode of the case's game.
 
@@ -97,28 +118,19 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
 
 def _past(episode: Episode) -> Past | None:
     """Copy an interrupted attempt into this one, to go on from it; `None`: play from the beginning."""
-    if episode.interrupted is None:
+    if not continue_interrupted(episode):
         return None
-    shutil.copytree(episode.interrupted, episode.folder, dirs_exist_ok=True, ignore=_left_out)
     try:
         return read_past(episode.folder)
     except MCPError:  # it was interrupted before there was anything to go on from
-        for file in episode.folder.iterdir():
-            if file.is_file() and file.name not in _LEFT_OUT:
-                file.unlink()
+        begin_again(episode)
         return None
 
 
-def _left_out(folder: str, names: list[str]) -> list[str]:
-    del folder
-    return [name for name in names if name in _LEFT_OUT]
-
-
 def _configuration(case: PlayCase) -> tuple[GameConfiguration, Any]:
-    project = Path("pyproject.toml")
-    config = GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()
+    config = project_configuration()
     config.client_base_url = case.base_url or config.client_base_url
-    config.agent_model = case.model or ("grue-offline-script" if case.offline else config.agent_model)
+    config.agent_model = case.model or (MODEL if case.offline else config.agent_model)
     config.mcp_enabled = case.mcp
     if case.mcp_config is not None and case.mcp:
         config.mcp_config_file = str(Path(case.mcp_config).absolute())
@@ -128,12 +140,7 @@ def _configuration(case: PlayCase) -> tuple[GameConfiguration, Any]:
 
 def _client(case: PlayCase, config: GameConfiguration, game: str) -> LLMClient:
     if not case.offline:
-        return LLMClient(config, api_key=os.environ.get("GRUE_API_KEY"))
-    from grue.offline import ScriptedModelTransport, playbook_for
-
+        return LLMClient(config, api_key=api_key(config.client_base_url, os.environ))
     return LLMClient(
         config, base_url=OFFLINE_URL, transport=ScriptedModelTransport(playbook_for(game, case.seed))
     )
-
-
-__all__ = ["LLMError", "PlayCase", "play"]

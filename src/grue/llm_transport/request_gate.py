@@ -1,13 +1,18 @@
 """The gate that each request to a model passes, if the process has one.
 
 A program that shares limits between processes, such as a fleet, sets a gate for each process. The LLM actor
-then asks it before each request, waits until the request may start, and reports what became of it. Without a
-gate nothing is asked. The gate comes beside the budget of a turn or an episode, which stays in the agent.
+and the Zork host's client then ask it before each request, wait until the request may start, and report what
+became of it. Without a gate nothing is asked. The gate comes beside the budget of a turn or an episode, which
+stays in the agent. `grue.processes.server_gate` is the same for server processes.
 """
 
 from typing import Protocol
 
 from msgspec import Struct
+
+from grue.llm_transport.exchange import Answered
+from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.reply import Reply
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
@@ -60,6 +65,9 @@ class RequestGate(Protocol):
         A cancellation gives up the wait; the request then counts as not sent.
         """
 
+    def admit_blocking(self, wanted: WantedRequest) -> "Permit | str":
+        """Do the same for code without an event loop. A `KeyboardInterrupt` gives up the wait."""
+
 
 _gates: list[RequestGate] = []
 
@@ -72,3 +80,32 @@ def set_request_gate(gate: RequestGate | None) -> None:
 def request_gate() -> RequestGate | None:
     """Return the gate of this process; `None` if it has none."""
     return _gates[0] if _gates else None
+
+
+async def permit_for(wanted: WantedRequest) -> "Permit | str | None":
+    """Wait until the gate lets a request pass; `None`: there is no gate. Otherwise as `RequestGate.admit`."""
+    gate = request_gate()
+    return None if gate is None else await gate.admit(wanted)
+
+
+def permit_for_blocking(wanted: WantedRequest) -> "Permit | str | None":
+    """Do the same for code without an event loop."""
+    gate = request_gate()
+    return None if gate is None else gate.admit_blocking(wanted)
+
+
+def not_sent(why: str) -> Fault:
+    """Return the fault of a request that the gate has refused."""
+    return Fault(kind="refused", message=f"The request was not sent: {why}.")
+
+
+def outcome_of(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
+    """Return what became of a request that was sent, from the exchange and what was read of it."""
+    usage = reply.usage if isinstance(reply, Reply) else None
+    return RequestOutcome(
+        status=answer.status,
+        retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
+        input_tokens=None if usage is None else usage.input_tokens,
+        output_tokens=None if usage is None else usage.output_tokens,
+        cost_usd=None if usage is None else usage.cost_usd,
+    )

@@ -40,6 +40,7 @@ from grue.messages import (
 )
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry, SpawnError
+from grue.processes.server_gate import HeldPlace
 from grue.protocol.safe_text import beginning, plain_text, well_formed
 from grue.protocol.tool_lock import ServerPins, screen
 from grue.protocol.tool_results import (
@@ -146,13 +147,21 @@ class McpClient:
         self._lost = False
         self._started = 0.0
         self._entering_s = 0.0
+        self._place = HeldPlace()
 
     async def __aenter__(self) -> Self:
         require_mcp()
         self._started = time.monotonic()
+        refused = await self._place.take() if isinstance(self._server, StdioServer) else ""
+        if refused:
+            raise await self._failed(f"the server may not start: {refused}")
+        self._started = time.monotonic()
         try:
             await self._wire.__aenter__()
-        except SpawnError as error:
+        except BaseException as error:
+            self._place.leave()
+            if not isinstance(error, SpawnError):
+                raise
             remedy = error.remedy or await self._wire.remedy("spawn", missing=error.missing is not None)
             raise await self._failed(str(error), remedy) from error
         self._entering_s = time.monotonic() - self._started
@@ -165,7 +174,10 @@ class McpClient:
             if self._link is not None and not leaves_no_time(exc_type):
                 await self._link.__aexit__(None, None, None)
         finally:
-            await self._wire.__aexit__(exc_type, exc, tb)
+            try:
+                await self._wire.__aexit__(exc_type, exc, tb)
+            finally:
+                self._place.leave()
 
     @property
     def status(self) -> ConnectionStatus:

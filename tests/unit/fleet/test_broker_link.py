@@ -6,11 +6,13 @@ from pathlib import Path
 import anyio
 import pytest
 
+from grue.fleet import accounts
 from grue.fleet.accounts import read_ledger
 from grue.fleet.broker import FleetBudget, Limits, Rate
 from grue.fleet.broker_link import GONE, BrokerLink
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.folder import FleetFolder
+from grue.fleet.server_places import ServerCap
 from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
 
 pytestmark = pytest.mark.anyio
@@ -66,3 +68,45 @@ async def test_without_a_broker_no_request_starts_and_the_worker_learns_of_it(tm
     assert await anyio.to_thread.run_sync(lost.wait, HANG_S)
     assert await link.admit(WANTED) == GONE
     link.close()
+
+
+def test_code_without_an_event_loop_is_let_pass_and_refused(tmp_path: Path) -> None:
+    with BrokerServer(FleetFolder(tmp_path), Limits(FleetBudget(requests=1))) as server:
+        link = BrokerLink(server.address, never)
+        permit = link.admit_blocking(WANTED)
+        assert not isinstance(permit, str)
+        permit.settle(RequestOutcome(status=200, input_tokens=3, output_tokens=2))
+        assert "limit of 1 requests" in str(link.admit_blocking(WANTED))
+        link.close()
+
+
+async def test_a_server_waits_for_a_place_which_a_lost_worker_leaves(tmp_path: Path) -> None:
+    limits = Limits(servers=ServerCap(at_once=1))
+    with BrokerServer(FleetFolder(tmp_path), limits) as server:
+        first, second = (BrokerLink(server.address, never) for _ in range(2))
+        place = await first.servers.admit()
+        assert not isinstance(place, str)
+        with anyio.move_on_after(0.05) as waited:
+            await second.servers.admit()
+        assert waited.cancelled_caught
+        place.leave()
+        with anyio.fail_after(HANG_S):
+            assert not isinstance(await second.servers.admit(), str)
+            second.close()  # its process is gone: nobody else gives the place back
+            assert not isinstance(await first.servers.admit(), str)
+        first.close()
+
+
+async def test_an_episode_with_more_servers_than_said_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "_TOO_MANY_S", 0.05)
+    with BrokerServer(FleetFolder(tmp_path), Limits(servers=ServerCap(at_once=1))) as server:
+        link = BrokerLink(server.address, never)
+        assert not isinstance(await link.servers.admit(), str)
+        refused = await link.servers.admit()
+        assert refused == (
+            "the episode has more than servers_an_episode = 1 server processes at one time, and all 1 places"
+            " are taken; say in servers_an_episode how many it needs"
+        )
+        link.close()

@@ -56,15 +56,20 @@ from grue.models import (
     Reply,
     ReplyRead,
     RequestFailed,
+    RequestOutcome,
     SendRequest,
     Unsent,
     Wait,
+    WantedRequest,
     attempt_step,
     fault_of_body,
     fault_of_exchange,
     fault_of_status,
     http_timeout,
     is_loopback,
+    not_sent,
+    outcome_of,
+    permit_for_blocking,
     retry_after,
     shown_endpoint,
     supports_tool_calling,
@@ -298,14 +303,20 @@ class LLMClient:
     ) -> ReplyRead | RequestFailed:
         endpoint, conversation = request.endpoint, request.conversation
         profile = conversation.profile
-        answer = self._post(endpoint, request.body(settings))
-        reply: Reply | Fault
-        if isinstance(answer, Fault):
-            reply = answer
-        elif 200 <= answer.status < 300:
-            reply = conversation.read(answer.body, request=asked.number, used_ids=asked.used_ids)
-        else:
-            reply = fault_of_status(answer.status, answer.body, answer.location)
+        body, model = request.body(settings), endpoint.settings.model
+        wanted = WantedRequest(model=model, prompt_bytes=len(body), max_tokens=settings.max_tokens)
+        permit = permit_for_blocking(wanted)
+        if isinstance(permit, str):
+            fault = not_sent(permit)
+            return RequestFailed(fault=fault, failure=endpoint.describe(fault), profile=profile)
+        outcome = RequestOutcome()
+        try:
+            answer = self._post(endpoint, body)
+            reply = _reply(answer, conversation, asked)
+            outcome = outcome_of(answer, reply)
+        finally:
+            if permit is not None:
+                permit.settle(outcome)
         if isinstance(reply, Reply):
             return ReplyRead(reply, profile)
         return RequestFailed(
@@ -337,6 +348,14 @@ class LLMClient:
                 timeout=http_timeout(endpoint.settings.retry),
             )
         return self._http
+
+
+def _reply(answer: Answered | Fault, conversation: Conversation, asked: "_Asked") -> Reply | Fault:
+    if isinstance(answer, Fault):
+        return answer
+    if 200 <= answer.status < 300:
+        return conversation.read(answer.body, request=asked.number, used_ids=asked.used_ids)
+    return fault_of_status(answer.status, answer.body, answer.location)
 
 
 class _Completions:

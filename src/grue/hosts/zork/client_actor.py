@@ -25,6 +25,7 @@ from grue.messages import (
     ConversationId,
     JsonObject,
     LlmCommand,
+    LlmFailure,
     RequestCompletion,
     RewriteHistory,
     SupportCheck,
@@ -33,15 +34,23 @@ from grue.messages import (
 )
 from grue.models import (
     Actor,
+    Answered,
     Conversation,
     Fault,
     LentConversation,
     Mailbox,
     ModelSettings,
+    Permit,
+    Reply,
+    RequestOutcome,
     ToolSupportPolicy,
+    WantedRequest,
     WireProfile,
     call_in_daemon_thread,
     from_json,
+    not_sent,
+    outcome_of,
+    permit_for,
     reply,
     supports_tool_calling,
     to_json,
@@ -145,15 +154,9 @@ class ClientActor(Actor[LlmCommand]):
         if (kept.encoded.profile, kept.encoded.model) != (self._profile, self._settings.model):
             kept.encoded.adopt(self._profile, self._settings.model)
         conversation = await kept.ask(command)
-        try:
-            completion = completion_body(await self._ask(conversation.body(self._settings)))
-        except Exception as error:  # noqa: BLE001 - whatever a foreign client raises is a failed completion
-            failure = completion_failure(error, self._client, self._settings.model)
-            return CompletionFailed(request=request, failure=failure)
-        reply = conversation.read(to_json(completion), request=request, used_ids=self._call_ids)
-        if isinstance(reply, Fault):
-            failure = foreign_failure(reply, self._client, self._settings.model)
-            return CompletionFailed(request=request, failure=failure)
+        reply = await self._asked(conversation, request)
+        if isinstance(reply, LlmFailure):
+            return CompletionFailed(request=request, failure=reply)
         counted = replace(reply, prompt_tokens=reply.usage.input_tokens)
         echo = None if command.aside else (await kept.keep(counted)).echo
         self._call_ids.update(call.call_id for call in reply.tool_calls)
@@ -170,6 +173,33 @@ class ClientActor(Actor[LlmCommand]):
             echo=echo,
             prompt_tokens=counted.prompt_tokens,
         )
+
+    async def _asked(self, conversation: Conversation, request: int) -> Reply | LlmFailure:
+        """Ask the client, if the process's gate lets it, and return its reply or why there is none."""
+        body, settings = conversation.body(self._settings), self._settings
+        permit: Permit | str | None = None
+        if not isinstance(self._client, LLMClient):  # which asks the gate itself, for its retries too
+            wanted = WantedRequest(
+                model=settings.model, prompt_bytes=len(body), max_tokens=settings.max_tokens
+            )
+            permit = await permit_for(wanted)
+        if isinstance(permit, str):
+            return foreign_failure(not_sent(permit), self._client, settings.model)
+        outcome = RequestOutcome()
+        try:
+            try:
+                completion = completion_body(await self._ask(body))
+            except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed completion
+                failure = completion_failure(error, self._client, settings.model)
+                outcome = RequestOutcome(status=failure.status)
+                return failure
+            answer = Answered(200, to_json(completion))
+            reply = conversation.read(answer.body, request=request, used_ids=self._call_ids)
+            outcome = outcome_of(answer, reply)
+        finally:
+            if permit is not None:
+                permit.settle(outcome)
+        return foreign_failure(reply, self._client, settings.model) if isinstance(reply, Fault) else reply
 
     async def _ask(self, body: bytes) -> object:
         asked = from_json(body)

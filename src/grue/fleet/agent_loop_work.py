@@ -1,0 +1,92 @@
+"""The agent loop as a fleet's work: says the case's inputs to a model, one after another.
+
+The settings of a case: `inputs` (the texts; needed), `expected` (a text that the last answer must contain),
+`system`, `offline`, `model`, `base_url`, `mcp` (`false`: no servers), `mcp_config` (the file of servers;
+without it, the reasoning server that comes with grue). The scores: `score` (1: the last answer contains
+`expected`), `requests` and `tool_calls`. An interrupted attempt is played again from its first input.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from grue.connections import ToolServer
+from grue.errors import FleetError, MCPConfigError
+from grue.fleet.host_settings import OFFLINE_URL, chosen_endpoint, project_configuration, with_endpoint
+from grue.fleet.work import Episode, work
+from grue.hosts.agent_loop import AgentLoop
+from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.offline import MODEL, ScriptedModelTransport, reply_in_chat
+from grue.settings import MCPConfig, llm_settings, tool_servers
+
+
+class TalkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a case. `project` is a hash of the project's settings."""
+
+    inputs: list[str]
+    expected: str | None = None
+    system: str = ""
+    offline: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    mcp: bool = True
+    mcp_config: str | None = None
+    seed: int = 0
+    project: str | None = None
+
+
+def completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the model, the base URL and the project's other settings.
+
+    Raises:
+        FleetError: There are no inputs, or a file or a key is missing.
+    """
+    try:
+        case = msgspec.convert(settings, TalkCase)
+        _servers(case)
+        if not case.inputs:
+            raise MCPConfigError("`inputs` is empty")
+        return with_endpoint(settings)
+    except (msgspec.ValidationError, MCPConfigError) as error:
+        raise FleetError(f"The case cannot be played: {error}") from error
+
+
+@work(
+    files=("mcp_config",), scores=("score", "requests", "tool_calls"), settings=TalkCase, complete=completed
+)
+def converse(case: dict[str, Any], episode: Episode) -> dict[str, float]:
+    """Say the inputs, and judge the last answer.
+
+    Raises:
+        MCPError: An input could not be answered.
+    """
+    settings = msgspec.convert(case, TalkCase)
+    answer, tool_calls = "", 0
+    with AgentLoop(
+        _llm(settings), system=settings.system, servers=_servers(settings), trace=episode.trace
+    ) as loop:
+        for text in settings.inputs:
+            answer = loop.run(text)
+            tool_calls += 0 if loop.last_outcome is None else len(loop.last_outcome.tool_calls)
+        requests = loop.runner.spent.requests
+    (episode.folder / "answer.txt").write_text(answer, encoding="utf-8")
+    found = settings.expected is None or settings.expected in answer
+    return {"score": float(found), "requests": float(requests), "tool_calls": float(tool_calls)}
+
+
+def _llm(case: TalkCase) -> LlmEndpoint:
+    if case.offline:
+        llm = LlmSettings(base_url=OFFLINE_URL, model=MODEL, api_key="")
+        return LlmEndpoint(llm, transport=ScriptedModelTransport(script=reply_in_chat))
+    return LlmEndpoint(chosen_endpoint(llm_settings(project_configuration()), case.base_url, case.model))
+
+
+def _servers(case: TalkCase) -> dict[str, ToolServer]:
+    if not case.mcp:
+        return {}
+    if case.mcp_config is None:
+        return {BUNDLED_NAME: bundled_server()}
+    return dict(tool_servers(MCPConfig.from_file(Path(case.mcp_config).absolute())))

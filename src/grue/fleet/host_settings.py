@@ -1,0 +1,137 @@
+"""What the hosts' own works have in common: the endpoint of a case, and the settings of the project's file.
+
+A case names its model and base URL, or the project's file does. Both belong to the identity of the episode.
+So they are put into the case before anything starts, with a hash of what else the project's file says.
+"""
+
+import functools
+import hashlib
+import os
+import shutil
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from grue.errors import MCPConfigError
+from grue.fleet.work import Episode
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.llm_transport.keys import api_key, key_names, needs_key
+from grue.offline import MODEL
+from grue.settings import GameConfiguration
+
+OFFLINE_URL = "http://offline.invalid/v1"
+"""Never requested: the scripted model answers instead."""
+
+LEFT_OUT = ("attempt.json", "result.json", "output.txt")
+"""Files of an attempt that do not belong to the attempt that goes on from it."""
+
+_PROJECT = Path("pyproject.toml")
+_TABLES = ("grue", "zorkgpt")
+
+
+def project_configuration() -> GameConfiguration:
+    """Return the settings of the working directory's project file, or the defaults.
+
+    Raises:
+        MCPConfigError: The file contains an invalid setting.
+    """
+    return GameConfiguration.from_toml(_PROJECT) if _PROJECT.is_file() else GameConfiguration()
+
+
+def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a case's settings with the model, the base URL and the project's other settings.
+
+    Raises:
+        MCPConfigError: There is no key for the endpoint.
+    """
+    completed = dict(settings)
+    project = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
+    if settings.get("offline"):
+        completed.setdefault("model", MODEL)
+    else:
+        url = completed.setdefault("base_url", project.base_url)
+        completed.setdefault("model", project.model)
+        require_key(url)
+    if project.digest:
+        completed["project"] = project.digest
+    return completed
+
+
+def require_key(base_url: str) -> None:
+    """Check that there is a key for an endpoint that needs one.
+
+    Raises:
+        MCPConfigError: There is none.
+    """
+    if needs_key(base_url) and api_key(base_url, os.environ) is None:
+        names = " or ".join(key_names(base_url))
+        raise MCPConfigError(f"There is no key for {base_url}: set {names} in the environment.")
+
+
+def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
+    """Return settings with another base URL and model; the key is looked up again for another URL."""
+    if base_url is not None and base_url != llm.base_url:
+        llm = replace(llm, base_url=base_url, api_key=None)
+    return LlmEndpoint(replace(llm, model=model or llm.model)).settings
+
+
+def continue_interrupted(episode: Episode) -> bool:
+    """Copy an interrupted attempt into the episode's, and return whether there is one."""
+    if episode.interrupted is None:
+        return False
+    shutil.copytree(episode.interrupted, episode.folder, dirs_exist_ok=True, ignore=_left_out)
+    return True
+
+
+def begin_again(episode: Episode) -> None:
+    """Remove what was copied of an attempt that nothing can go on from."""
+    for entry in episode.folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name not in LEFT_OUT:
+            entry.unlink()
+
+
+def files_digest(folders: Sequence[Path]) -> str:
+    """Return a hash of all files below some folders, by name and content."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            content = hashlib.sha256(path.read_bytes()).digest()
+            digest.update(msgspec.json.encode(path.relative_to(folder).as_posix()) + content)
+        digest.update(b"\n")
+    return digest.hexdigest()[:16]
+
+
+class _Project(NamedTuple):
+    """What a case needs of the project's file: endpoint, model, and a hash of its tables, if it has any."""
+
+    base_url: str
+    model: str
+    digest: str
+
+
+@functools.lru_cache(maxsize=1)
+def _project(folder: Path, changed_ns: int) -> _Project:
+    """Read the project's file, once for all cases. The arguments say when it has to be read again."""
+    del folder
+    config = project_configuration()
+    return _Project(config.client_base_url, config.agent_model, _project_digest() if changed_ns else "")
+
+
+def _project_digest() -> str:
+    tool = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("tool", {})
+    tables = {name: tool[name] for name in _TABLES if name in tool}
+    if not tables:
+        return ""
+    written = msgspec.json.encode(tables, order="deterministic")
+    return hashlib.sha256(written).hexdigest()[:16]
+
+
+def _left_out(folder: str, names: list[str]) -> list[str]:
+    del folder
+    return [name for name in names if name in LEFT_OUT]

@@ -1,0 +1,71 @@
+"""What a sweep would take: read from its cases and from what its folder has. Starts nothing."""
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from grue.fleet.broker import Amount
+from grue.fleet.folder import FleetFolder
+from grue.fleet.identity import Case, FileDigests, episode_id
+from grue.fleet.sweep import Sweep
+from grue.fleet.work import find_work
+
+SAMPLE = 10
+"""After so many episodes, size and cost are those of the episodes that are done."""
+
+_TURN_BYTES = 16_000
+_EPISODE_BYTES = 100_000
+_RESULT_BYTES = 3_000
+"""Assumed sizes until then: of a turn, of an episode that does not say how many it has, of a result alone."""
+
+
+class PlannedWork(Struct, frozen=True, kw_only=True):
+    """What is to be done of a sweep.
+
+    Attributes:
+        work: The function.
+        total: Episodes of the sweep.
+        missing: Those without a commit.
+        bytes_needed: About what they will take on disk.
+        spent: What the episodes with a commit have cost.
+    """
+
+    work: str
+    total: int
+    missing: int
+    bytes_needed: float
+    spent: Amount
+
+
+def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
+    """Return what is to be done of a sweep in a folder, which need not exist.
+
+    Raises:
+        FleetError: A case cannot be used, or a file in the folder is damaged.
+    """
+    work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
+    total = missing = sized = 0
+    size, assumed, spent = 0, 0.0, Amount()
+    for planned in sweep.cases():
+        total += 1
+        case = work.completed(planned)
+        id_ = episode_id(work.name, sweep.version or work.version, case, digests.of(case, work.files))
+        commit = folder.episode(id_).commit
+        if commit is None:
+            missing += 1
+            assumed += _assumed_bytes(sweep, case)
+            continue
+        spent += commit.end.spent
+        if commit.trace_bytes is not None:
+            sized += 1
+            size += commit.trace_bytes
+    measured = sweep.keep == "all" and sized >= SAMPLE
+    needed = 1.3 * size / sized * missing if measured else assumed
+    return PlannedWork(work=work.name, total=total, missing=missing, bytes_needed=needed, spent=spent)
+
+
+def _assumed_bytes(sweep: Sweep, case: Case) -> float:
+    if sweep.keep != "all":
+        return _RESULT_BYTES
+    turns = case.settings.get("turns")
+    return turns * _TURN_BYTES if isinstance(turns, int) else _EPISODE_BYTES

@@ -1,0 +1,82 @@
+"""Count what the requests of an attempt cost, beside the broker, which counts for the whole fleet.
+
+The count is part of the attempt's result, so that `grue fleet run --plan` can say what the rest will cost,
+also without any limit.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+
+from grue.fleet.broker import Amount, Price
+from grue.llm_transport.request_gate import (
+    Permit,
+    RequestGate,
+    RequestOutcome,
+    WantedRequest,
+    request_gate,
+    set_request_gate,
+)
+
+
+class RequestCount:
+    """A gate around the process's gate, if it has one. Thread-safe.
+
+    Args:
+        inner: The gate that decides; `None`: each request may start.
+        prices: Prices by model, for endpoints that do not say what a request costs.
+    """
+
+    def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
+        self._inner = inner
+        self._prices = prices
+        self._lock = threading.Lock()
+        self._spent = Amount()
+
+    @property
+    def spent(self) -> Amount:
+        """The cost of the requests that have ended, as far as it is known."""
+        return self._spent
+
+    async def admit(self, wanted: WantedRequest) -> Permit | str:
+        """Ask the inner gate."""
+        permit = None if self._inner is None else await self._inner.admit(wanted)
+        return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
+
+    def admit_blocking(self, wanted: WantedRequest) -> Permit | str:
+        """Ask the inner gate."""
+        permit = None if self._inner is None else self._inner.admit_blocking(wanted)
+        return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
+
+    def add(self, model: str, outcome: RequestOutcome) -> None:
+        """Count a request."""
+        price, money = self._prices.get(model), outcome.cost_usd
+        prompt, reply = outcome.input_tokens or 0, outcome.output_tokens or 0
+        if money is None and price is not None:
+            money = (prompt * price.input + reply * price.output) / 1e6
+        with self._lock:
+            self._spent += Amount(int(outcome.sent), prompt + reply, money or 0.0)
+
+
+class _Counted:
+    def __init__(self, count: RequestCount, permit: Permit | None, model: str) -> None:
+        self._count = count
+        self._permit = permit
+        self._model = model
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        self._count.add(self._model, outcome)
+        if self._permit is not None:
+            self._permit.settle(outcome)
+
+
+@contextlib.contextmanager
+def requests_counted(prices: Mapping[str, Price]) -> Iterator[RequestCount]:
+    """Count the requests of this process within the block."""
+    inner = request_gate()
+    count = RequestCount(inner, prices)
+    set_request_gate(count)
+    try:
+        yield count
+    finally:
+        set_request_gate(inner)

@@ -1,0 +1,82 @@
+"""The places for server processes on one machine: who may start one now.
+
+A pure state machine. `accounts.py` waits and answers the workers. Come here to change how the cap works.
+
+An episode with two servers holds the first while it asks for the second. If every worker did that on the
+last places, all would wait for each other for ever. So a worker's first server takes all the places that an
+episode needs (`an_episode`), and its further servers start at once. Only an episode that wants more than that
+waits while it holds places; `accounts.py` refuses it after a while.
+"""
+
+from collections import Counter
+
+from msgspec import Struct
+
+from grue.errors import FleetError
+
+
+class ServerCap(Struct, frozen=True, kw_only=True):
+    """The cap on server processes of a machine.
+
+    Attributes:
+        at_once: Most server processes at one time; `None`: no cap.
+        an_episode: How many of them an episode has at one time.
+
+    Raises:
+        FleetError: An episode needs more than there may be.
+    """
+
+    at_once: int | None = None
+    an_episode: int = 1
+
+    def __post_init__(self) -> None:
+        if self.an_episode < 1 or (self.at_once is not None and self.at_once < self.an_episode):
+            raise FleetError(
+                f"servers = {self.at_once} and servers_an_episode = {self.an_episode}: an episode needs at"
+                " least one place, and all its places have to fit."
+            )
+
+
+class ServerPlaces:
+    """The places of one machine.
+
+    Args:
+        cap: How many there are.
+    """
+
+    def __init__(self, cap: ServerCap) -> None:
+        self._cap = cap
+        self._held: Counter[str] = Counter()
+
+    @property
+    def held(self) -> int:
+        """How many server processes there are."""
+        return self._held.total()
+
+    def wants_too_many(self, worker: str) -> bool:
+        """Whether a worker already has as many as an episode is said to need."""
+        return self._held[worker] >= self._cap.an_episode
+
+    def take(self, worker: str) -> bool:
+        """Take a place for a worker; return `False` if there is none now."""
+        if self._cap.at_once is not None:
+            claim = self._claim(self._held[worker] + 1)
+            others = sum(self._claim(count) for name, count in self._held.items() if name != worker)
+            if others + claim > self._cap.at_once:
+                return False
+        self._held[worker] += 1
+        return True
+
+    def leave(self, worker: str) -> None:
+        """Give a place back."""
+        self._held[worker] -= 1
+        if self._held[worker] <= 0:
+            del self._held[worker]
+
+    def lost(self, worker: str) -> None:
+        """Give back all places of a worker that is gone. The guard ends its servers."""
+        self._held.pop(worker, None)
+
+    def _claim(self, count: int) -> int:
+        """How many places a worker with so many servers keeps from others."""
+        return max(count, self._cap.an_episode) if count else 0

@@ -1,0 +1,145 @@
+"""The skill agent as a fleet's work: runs a task of an `agent.yaml`, in a workspace of the attempt's own.
+
+The settings of a case: `agent` (the file; needed), `task`, `offline`, `model`, `base_url`, `mcp` (`false`: no
+servers), `expected` (a text that the answer or a written file must contain). The scores: `score` (1:
+the model says that the task is done, and `expected` is there), `turns`, `steps` and `requests`.
+"""
+
+import functools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from grue.errors import FleetError, MCPConfigError, MCPError, TraceError
+from grue.fleet.host_settings import (
+    OFFLINE_URL,
+    begin_again,
+    chosen_endpoint,
+    continue_interrupted,
+    files_digest,
+    require_key,
+)
+from grue.fleet.work import Episode, work
+from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
+from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
+from grue.offline import MODEL, ScriptedModelTransport, reply_to_task
+from grue.protocol.chat_wire.profiles import profile_for
+
+_WORKSPACE = "workspace"
+_MOST_FILE_BYTES = 2**20
+
+
+class TaskCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a case. `content` is a hash of the skills and of the workspace at the beginning."""
+
+    agent: str
+    task: str | None = None
+    offline: bool = False
+    model: str | None = None
+    base_url: str | None = None
+    mcp: bool = True
+    seed: int = 0
+    expected: str | None = None
+    content: str | None = None
+
+
+def completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the model, the base URL, and the content of skills and workspace.
+
+    Raises:
+        FleetError: `agent.yaml` or the key of its endpoint is missing, or there is no task.
+    """
+    try:
+        case = msgspec.convert(settings, TaskCase)
+        config, content = _agent(case.agent, Path(case.agent).stat().st_mtime_ns)
+        llm = _llm(case, config)
+        if not case.offline:
+            require_key(llm.base_url)
+    except OSError as error:
+        raise FleetError(f"Cannot read {case.agent}: {error.strerror}.") from error
+    except (msgspec.ValidationError, MCPConfigError) as error:
+        raise FleetError(f"The case cannot be run: {error}") from error
+    if not (case.task or config.task):
+        raise FleetError(f"{case.agent} has no task: set `task` in the sweep's settings.")
+    added = {"model": llm.model, "content": content}
+    return {**settings, **added, **({} if case.offline else {"base_url": llm.base_url})}
+
+
+@work(files=("agent",), scores=("score", "turns", "steps", "requests"), settings=TaskCase, complete=completed)
+def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
+    """Run the case's task.
+
+    Raises:
+        MCPError: The run could not be brought to an end.
+    """
+    settings = msgspec.convert(case, TaskCase)
+    config = load_config(settings.agent)
+    original, config.workspace = config.workspace, episode.folder / _WORKSPACE
+    config.mcp_enabled = config.mcp_enabled and settings.mcp
+    llm = _llm(settings, config)
+    config.llm = LlmEndpoint(llm, transport=_script(settings))
+    result = _result(config, settings, episode, original)
+    if result.reason == "failed":
+        raise MCPError(f"The run ended with {result.reason}: {result.detail}")
+    done = result.succeeded and _is_there(settings.expected, result, _written(config.workspace, original))
+    return {
+        "score": float(done),
+        "turns": float(result.turns),
+        "steps": float(len(result.steps)),
+        "requests": float(result.requests),
+    }
+
+
+def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Path) -> RunResult:
+    """Go on with an interrupted attempt if that is possible; otherwise begin."""
+    agent = Orchestrator(config, folder=episode.folder)
+    agent.scripted = case.offline
+    if continue_interrupted(episode):
+        try:
+            return agent.resume()
+        except TraceError:  # it was interrupted before there was anything to go on from
+            begin_again(episode)
+            agent = Orchestrator(config, folder=episode.folder)
+            agent.scripted = case.offline
+    shutil.copytree(workspace, config.workspace)
+    return agent.run(case.task or config.task)
+
+
+@functools.lru_cache(maxsize=16)
+def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
+    """Read a file and hash its skills and its workspace, once for all cases."""
+    del changed_ns
+    config = load_config(path)
+    folders = [folder for folder in (config.skills, config.workspace) if folder is not None]
+    return config, files_digest(folders)
+
+
+def _llm(case: TaskCase, config: AgentConfig) -> LlmSettings:
+    llm = config.llm if isinstance(config.llm, LlmSettings) else config.llm.settings
+    if case.offline:
+        profile = replace(profile_for(OFFLINE_URL, MODEL, None), streams=False)
+        return replace(llm, base_url=OFFLINE_URL, model=MODEL, api_key="", profile=profile, wire=None)
+    return chosen_endpoint(llm, case.base_url, case.model)
+
+
+def _script(case: TaskCase) -> ScriptedModelTransport | None:
+    return ScriptedModelTransport(script=reply_to_task) if case.offline else None
+
+
+def _is_there(expected: str | None, result: RunResult, written: Iterator[str]) -> bool:
+    return expected is None or any(expected in text for text in (result.answer, *result.responses, *written))
+
+
+def _written(workspace: Path, original: Path) -> Iterator[str]:
+    """Yield the content of the files that the run has made or changed, as far as they are small."""
+    for path in sorted(workspace.rglob("*")):
+        if not path.is_file() or path.stat().st_size > _MOST_FILE_BYTES:
+            continue
+        before, content = original / path.relative_to(workspace), path.read_bytes()
+        if not before.is_file() or before.read_bytes() != content:
+            yield content.decode("utf-8", "replace")

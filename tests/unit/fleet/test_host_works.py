@@ -1,0 +1,113 @@
+"""The hosts' own works: what they score, what belongs to their episodes' identity, what they cannot play."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grue.errors import FleetError
+from grue.fleet.attempt import Attempted, Job, run_attempt
+from grue.fleet.folder import EpisodeFolder
+from grue.fleet.identity import Case
+from grue.fleet.work import find_work
+
+ROOT = Path(__file__).parents[3]
+ID = "0" * 24
+TALK = {"offline": True, "mcp": False, "inputs": ["The lamp is in the case.", "What did I say?"]}
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The bundled example of a skill agent, without its server."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "docs" / "examples" / "skill_agent", tmp_path / "agent")
+    return "agent/agent.yaml"
+
+
+def played(tmp_path: Path, work: str, settings: dict[str, Any]) -> Attempted:
+    job = Job(folder=tmp_path / ID, work=work, version="1", settings=settings)
+    return run_attempt(job)
+
+
+def completed(work: str, settings: dict[str, Any]) -> dict[str, Any]:
+    return find_work(work).completed(Case(settings=settings)).settings
+
+
+def test_the_skill_agent_is_scored_in_a_workspace_of_its_own(tmp_path: Path, agent: str) -> None:
+    settings = completed(
+        "skill_agent", {"agent": agent, "offline": True, "mcp": False, "expected": "heating"}
+    )
+    done = played(tmp_path, "skill_agent", settings)
+    assert (done.end.error, done.end.scores["score"], done.committed) == ("", 1.0, True)
+    assert done.end.spent.requests == done.end.scores["requests"] > 0
+    attempt = tmp_path / ID / "attempt-1"
+    written = {path.name for path in (attempt / "workspace").rglob("*") if path.is_file()}
+    kept = {path.name for path in (tmp_path / "agent" / "workspace").rglob("*") if path.is_file()}
+    assert written > kept == {"ada.csv", "bob.csv", "cleo.csv"}
+
+
+def test_the_skill_agent_goes_on_from_an_interrupted_attempt(tmp_path: Path, agent: str) -> None:
+    settings = {"agent": agent, "offline": True, "mcp": False}
+    first = played(tmp_path, "skill_agent", settings)
+    folder = EpisodeFolder(tmp_path / ID)
+    (folder.path / "commit.json").unlink()
+    trace = folder.path / "attempt-1" / "trace.jsonl"
+    lines = trace.read_bytes().splitlines(keepends=True)
+    trace.write_bytes(b"".join(lines[: len(lines) // 2]))
+    second = played(tmp_path, "skill_agent", settings)
+    assert (second.committed, second.end.scores["score"]) == (True, first.end.scores["score"])
+    assert b"EpisodeResumed" in (folder.path / "attempt-2" / "trace.jsonl").read_bytes()
+
+
+def test_what_the_agent_works_on_makes_its_episode(tmp_path: Path, agent: str) -> None:
+    settings = {"agent": agent, "offline": True}
+    before = completed("skill_agent", settings)
+    yaml = tmp_path / "agent" / "agent.yaml"
+    yaml.write_text(yaml.read_text() + "\n# changed\n")
+    (tmp_path / "agent" / "workspace" / "notes" / "ada.csv").write_text("day,hours\n")
+    assert before["model"] == "grue-offline-script"
+    assert completed("skill_agent", settings)["content"] != before["content"]
+
+
+def test_the_agent_loop_is_scored_by_its_last_answer(tmp_path: Path) -> None:
+    done = played(tmp_path, "agent_loop", completed("agent_loop", {**TALK, "expected": "lamp"}))
+    assert (done.end.error, done.end.scores) == ("", {"score": 1.0, "requests": 2.0, "tool_calls": 0.0})
+    assert "lamp" in (tmp_path / ID / "attempt-1" / "answer.txt").read_text()
+    shutil.rmtree(tmp_path / ID)
+    assert played(tmp_path, "agent_loop", {**TALK, "expected": "sword"}).end.scores["score"] == 0
+
+
+def test_the_projects_model_and_settings_make_the_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base_url = "http://127.0.0.1:9/v1"
+    plain = completed("zork", {"base_url": base_url})
+    assert (plain["model"], "project" in plain) == ("anthropic/claude-haiku-5.5", False)
+    Path("pyproject.toml").write_text('[tool.grue.llm]\nagent_model = "other"\n')
+    chosen = completed("zork", {"base_url": base_url})
+    assert (chosen["model"], len(chosen["project"])) == ("other", 16)
+    assert completed("zork", {"base_url": base_url, "model": "third"})["model"] == "third"
+
+
+@pytest.mark.parametrize(
+    ("work", "settings", "words"),
+    [
+        ("agent_loop", {**TALK, "inputs": []}, "`inputs` is empty"),
+        ("agent_loop", {"offline": True}, "missing required field `inputs`"),
+        ("agent_loop", {**TALK, "mcp": True, "mcp_config": "none.json"}, "none.json"),
+        ("skill_agent", {"agent": "none.yaml"}, "Cannot read none.yaml: No such file"),
+        ("skill_agent", {"agnt": "x"}, "unknown setting 'agnt'. Did you mean 'agent'"),
+        ("zork", {"base_url": "https://openrouter.ai/api/v1"}, "There is no key for https://openrouter.ai"),
+        ("zork", {"turns": "many"}, "turns: expected `int`, got `str`"),
+    ],
+)
+def test_what_cannot_be_played_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, settings: dict[str, Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("GRUE_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(FleetError, match=words):
+        completed(work, settings)
