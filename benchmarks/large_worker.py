@@ -73,6 +73,8 @@ def servers(path: str, size: int, running: ExitStack) -> dict[str, Any]:
 
 def users_text(path: str, size: int) -> str:
     """Return what the host asks."""
+    if path == "trace, written":
+        return "x" * size
     if not path.startswith("user's"):
         return "u"
     words = f"the key is {_SECRET}, " if path.endswith("secrets") else "nothing but words, "
@@ -138,19 +140,19 @@ async def a_turn(chat_url: str, path: str, size: int, text: str, folder: Path) -
             await asyncio.to_thread(writer.close)
 
 
-async def a_trace(path: str, size: int, folder: Path) -> str:
+async def a_trace(path: str, size: int, text: str, folder: Path) -> str:
     """Write a trace with one large fact of the host, or read it; in a thread, as hosts do."""
     file = folder / f"{size}.jsonl"
     if path == "trace, read":
         return str(len(await asyncio.to_thread(list, TraceReader(file, dict))))
-    return await asyncio.to_thread(write_trace, file, size)
+    return await asyncio.to_thread(write_trace, file, text)
 
 
-def write_trace(file: Path, size: int) -> str:
+def write_trace(file: Path, text: str) -> str:
     """Write a trace with one large fact of the host."""
     recorder, writer = Recorder(), TraceWriter(file, episode="large")
     recorder.add(writer)
-    recorder.record(Observed(turn=1, text="x" * size), sender="host")
+    recorder.record(Observed(turn=1, text=text), sender="host")
     recorder.settle()
     writer.close()
     return "1"
@@ -162,13 +164,13 @@ async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
         folder = Path(name)
         traced = path.startswith("trace")
         if path == "trace, read":
-            write_trace(folder / f"{size}.jsonl", size)
+            write_trace(folder / f"{size}.jsonl", "x" * size)
         if not traced:
             await a_turn(chat_url, path, SMALL, users_text(path, SMALL), folder)
         text = users_text(path, size)
         begun = time.perf_counter()
         async with Ticks() as ticks:
-            work = a_trace(path, size, folder) if traced else a_turn(chat_url, path, size, text, folder)
+            work = a_trace(path, size, text, folder) if traced else a_turn(chat_url, path, size, text, folder)
             outcome = await work
         seconds = time.perf_counter() - begun
     return {

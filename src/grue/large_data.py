@@ -1,16 +1,24 @@
-"""Work on megabytes in steps of a few milliseconds, so that other threads can run in between.
+"""Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
 A call into C keeps the interpreter until it returns. A thread that searches, copies or encodes 60 MB in one
 call blocks the event loop for 50 ms, though it runs beside it. The functions here do the same in a Python
-loop of short calls: the interpreter switches threads between two of them. Memory that is written for the
-first time costs most, about a millisecond per megabyte, so a copy is a long call too.
+loop of short calls. Memory that is written for the first time costs most, about a millisecond per megabyte,
+so a copy is a long call too.
+
+Short calls alone are not enough. A thread that wants the interpreter asks for it after 5 ms, and gets it
+when the running call ends, if no other thread is quicker. An event loop gives the interpreter away at each
+call to the system, several times between two callbacks. With two threads at work beside it, it would wait
+for 50 ms again. So the loops here call `let_others_run` after each step.
 """
 
+import re
+from collections.abc import Iterator
 from io import BytesIO
-from itertools import islice
+from itertools import islice, pairwise
 from secrets import token_hex
+from time import sleep
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -27,20 +35,47 @@ VERY_LONG = 16 * 2**20
 one call is quicker, and in the event loop nothing is gained by letting other threads run in between."""
 
 _MOST_NODES = 1000
+_ASIDE_S = 20e-6
 _PLAIN = frozenset((NoneType, bool, int, float))
+_TEXT_PART = re.compile(rb'(?:[^"\\]{1,1024}+|\\.){1,256}+', re.DOTALL)
+"""Part of a JSON string, at most 256 KiB long."""
+
+T = TypeVar("T")
+_decode_json = msgspec.json.decode
+
+
+def let_others_run() -> None:
+    """Leave the interpreter to a thread that waits for it. Call it between two steps of long work.
+
+    It sleeps for less than a tenth of a millisecond. `sleep(0)` would not help: this thread would have the
+    interpreter back before the other one is awake.
+    """
+    sleep(_ASIDE_S)
+
+
+def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
+    """Yield the positions where a step begins, every `step` or `STEP` from `start` to before `end`.
+
+    Lets other threads run between two.
+    """
+    step = step or STEP
+    yield from range(start, min(start + step, end), step)
+    for at in range(start + step, end, step):
+        let_others_run()
+        yield at
 
 
 def count_of(data: str | bytes, marks: str) -> int:
     """Return how often the characters of `marks`, which are ASCII, stand in `data`."""
     if isinstance(data, str):
-        return sum([data.count(mark, at, at + STEP) for at in range(0, len(data), STEP) for mark in marks])
+        return sum([data.count(mark, at, at + STEP) for at in steps(0, len(data)) for mark in marks])
     codes = marks.encode()
-    return sum([data.count(code, at, at + STEP) for at in range(0, len(data), STEP) for code in codes])
+    return sum([data.count(code, at, at + STEP) for at in steps(0, len(data)) for code in codes])
 
 
 def find_in(data: bytes, wanted: bytes, start: int = 0) -> int:
     """Return where `wanted` stands at or after `start`; -1: nowhere."""
-    for at in range(start, len(data), STEP):
+    for at in steps(start, len(data)):
         found = data.find(wanted, at, at + STEP + len(wanted) - 1)
         if found >= 0:
             return found
@@ -63,8 +98,7 @@ def write_to(out: BytesIO, part: bytes | memoryview) -> None:
         out.write(part)
         return
     view = memoryview(part)
-    # The generator is Python code, so threads can switch before each piece.
-    out.writelines(view[at : at + STEP] for at in range(0, len(view), STEP))
+    out.writelines(view[at : at + STEP] for at in steps(0, len(view)))
 
 
 def encode(encoder: msgspec.json.Encoder, body: Any) -> bytes:
@@ -106,15 +140,89 @@ class UnfinishedJson(Struct, frozen=True):
             mark = self.encoder.encode(name)
             start = self.written.index(mark, at)
             out.write(self.written[at : start + 1])
-            for place in range(0, len(text), STEP):
+            for place in steps(0, len(text)):
                 out.write(memoryview(self.encoder.encode(text[place : place + STEP]))[1:-1])
             at = start + len(mark) - 1
         out.write(self.written[at:])
         return out.getvalue()
 
 
+def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Return what `decoder.decode(data)` would, in steps if a text in it is very long.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: As `decoder.decode`.
+    """
+    if len(data) < VERY_LONG:
+        return decoder.decode(data)
+    try:
+        short, texts = _cut_out(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # A step ends between two `\\u` escapes that are one character, or the text is damaged.
+        return decoder.decode(data)
+    value = _with_texts(msgspec.json.decode(short), texts)
+    return msgspec.convert(value, decoder.type, strict=decoder.strict, str_keys=True)
+
+
+def _cut_out(data: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return JSON with a name in place of each very long text, and the texts by name."""
+    out, at, kept = BytesIO(), 0, 0
+    texts: dict[str, str] = {}
+    while (start := find_in(data, b'"', at)) >= 0:
+        places = _places_in_text(data, start + 1)
+        at = places[-1] + 1
+        if at - start > VERY_LONG:
+            name = token_hex(16)
+            texts[name] = _text_at(data, places)
+            write_to(out, memoryview(data)[kept : start + 1])
+            out.write(name.encode())
+            kept = at - 1
+    write_to(out, memoryview(data)[kept:])
+    return out.getvalue(), texts
+
+
+def _places_in_text(data: bytes, start: int) -> list[int]:
+    """Return positions in a JSON string between which it can be decoded: its start, ..., its end."""
+    places, at = [start], start
+    while part := _TEXT_PART.match(data, at):
+        at = part.end()
+        if at - places[-1] >= STEP:
+            # Not inside a character of several bytes.
+            places.append(next((place for place in range(at, at - 4, -1) if not _inside(data, place)), at))
+            let_others_run()
+    return [*places, at]
+
+
+def _inside(data: bytes, at: int) -> bool:
+    """Return whether a byte is in the middle of a UTF-8 character."""
+    return at < len(data) and data[at] & 0xC0 == 0x80
+
+
+def _text_at(data: bytes, places: list[int]) -> str:
+    text = ""
+    for start, end in pairwise(places):
+        # The interpreter appends in place to a text that nothing else refers to. `join` would copy it in one
+        # call, and so would `StringIO`.
+        text += _decode_json(b'"%b"' % data[start:end], type=str)
+        let_others_run()
+    return text
+
+
+def _with_texts(value: Any, texts: dict[str, str]) -> Any:
+    """Return a JSON value with the texts in place of their names."""
+    match value:
+        case str():
+            return texts.get(value, value)
+        case dict():
+            return {texts.get(key, key): _with_texts(item, texts) for key, item in value.items()}
+        case list():
+            return [_with_texts(item, texts) for item in value]
+        case _:
+            return value
+
+
 def _check_unicode(text: str) -> None:
-    for place in range(0, len(text), STEP):
+    for place in steps(0, len(text)):
         text[place : place + STEP].encode()
 
 

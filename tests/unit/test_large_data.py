@@ -1,5 +1,6 @@
 """Large data is worked on in steps, with the same result as in one."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from grue import large_data
-from grue.large_data import begin_encoding, count_of, encode, find_in, joined
+from grue.large_data import begin_encoding, count_of, decode, encode, find_in, joined
 
 ENCODER = msgspec.json.Encoder()
 
@@ -29,6 +30,7 @@ class Renamed(Struct, frozen=True, tag="told", omit_defaults=True, rename={"text
 def _short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_data, "STEP", 7)
     monkeypatch.setattr(large_data, "VERY_LONG", 10)
+    monkeypatch.setattr(large_data, "sleep", lambda _: None)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -44,6 +46,46 @@ BODIES = st.builds(Told, TEXTS, VALUES) | st.builds(
 @given(BODIES)
 def test_a_message_encoded_in_steps_is_the_same(body: Any) -> None:
     assert encode(ENCODER, body) == ENCODER.encode(body)
+
+
+@given(BODIES)
+def test_a_message_decoded_in_steps_is_the_same(body: Any) -> None:
+    written = ENCODER.encode(body)
+    assert decode(msgspec.json.Decoder(Told | Renamed), written) == body
+    assert decode(msgspec.json.Decoder(), written) == msgspec.json.decode(written)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n'), min_size=20))
+def test_a_long_text_can_be_decoded_wherever_its_steps_end(text: str) -> None:
+    for written in (ENCODER.encode([text]), json.dumps([text]).encode()):
+        assert decode(msgspec.json.Decoder(list[str]), written) == [text]
+
+
+def test_only_very_long_texts_are_decoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_data, "STEP", 1000)
+    sizes: list[int] = []
+
+    def noted(data: bytes, **options: Any) -> Any:
+        sizes.append(len(data))
+        return msgspec.json.decode(data, **options)
+
+    monkeypatch.setattr(large_data, "_decode_json", noted)
+    body = Told("words " * 100_000)
+    assert decode(msgspec.json.Decoder(Told), ENCODER.encode(body)) == body
+    assert max(sizes) < 300_000
+
+
+@pytest.mark.parametrize(
+    "damaged", [b'{"text": "' + b"x" * 50, b'["' + b"\xff" * 50 + b'"]', b'["\\q' + b"x" * 50 + b'"]']
+)
+def test_damaged_json_with_a_long_text_is_the_same_error(damaged: bytes) -> None:
+    decoder = msgspec.json.Decoder()
+    kinds = (msgspec.DecodeError, UnicodeDecodeError)
+    with pytest.raises(kinds) as whole:
+        decoder.decode(damaged)
+    with pytest.raises(kinds) as in_steps:
+        decode(decoder, damaged)
+    assert str(in_steps.value) == str(whole.value)
 
 
 def test_only_very_long_texts_are_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from grue.mcp_transport.incoming import read_any_message, refusal_of_cut
 from grue.protocol.lines import CutLineError, EventBuffer, LineTooLongError
+from grue.runtime.aside import aside
 from grue.runtime.pace import Pace
 from grue.tool_sessions.notices import Notify
 
@@ -106,12 +107,10 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return self._stand_in(refusal_of_cut(CutLineError(head, cut.tail, cut.size), self._limit), b"")
 
     async def _read(self, event: bytes) -> bytes:
-        lines = event.splitlines()
-        data = (line.removeprefix(b"data:").removeprefix(b" ") for line in lines if line.startswith(b"data:"))
-        message = await read_any_message(b"\n".join(data))
+        data, others = await aside(_data_and_others, event)
+        message = await read_any_message(data)
         if isinstance(message, types.JSONRPCRequest | types.JSONRPCNotification):
             return event + b"\n\n"
-        others = b"".join(line + b"\n" for line in lines if line.startswith((b"event:", b"id:", b"retry:")))
         return self._stand_in(message, others)
 
     def _stand_in(self, answer: Answer | None, others: bytes) -> bytes:
@@ -125,3 +124,14 @@ class FilteredEvents(httpx2.AsyncByteStream):
         return (
             others + b'data: {"jsonrpc":"2.0","id":' + msgspec.json.encode(answer.id) + b',"result":{}}\n\n'
         )
+
+
+def _data_and_others(event: bytes) -> tuple[bytes, bytes]:
+    """Return the data of an event, and its other fields as they were written."""
+    data, others = [], []
+    for line in event.splitlines():
+        if line.startswith(b"data:"):
+            data.append(line[6 if line.startswith(b"data: ") else 5 :])
+        elif line.startswith((b"event:", b"id:", b"retry:")):
+            others.append(line + b"\n")
+    return b"\n".join(data), b"".join(others)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
-from grue.large_data import write_to
+from grue.large_data import decode, steps, write_to
 from grue.runtime.authorisations import (
     MAX_HEADER_BYTES,
     authorisations,
@@ -137,7 +137,7 @@ class Redaction:
             max((len(probe) for probe in (*self._index.probes, *self._index.long_probes)), default=0)
             + MAX_HEADER_BYTES
         )
-        pieces = (written[start : start + _PIECE + reach] for start in range(0, len(written), _PIECE))
+        pieces = (written[start : start + _PIECE + reach] for start in steps(0, len(written), _PIECE))
         return any(self._index.may_match(piece) or may_contain_credentials(piece) for piece in pieces)
 
     def redact_json(self, written: bytes) -> bytes:
@@ -182,12 +182,14 @@ class Redaction:
 
     def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:
         shown = _replaced(written, select(written, self._spans(written, in_json=True)), _as_json)
-        return (written, body) if shown == written else (shown, msgspec.json.decode(shown, type=type(body)))
+        return (
+            (written, body) if shown == written else (shown, decode(msgspec.json.Decoder(type(body)), shown))
+        )
 
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
         """Yield the spans to replace, in order. Spans that overlap are merged."""
         last: Found | None = None
-        for start in range(0, len(written), _PIECE):
+        for start in steps(0, len(written), _PIECE):
             here = self._in_piece(written, start, min(start + _PIECE, len(written)), in_json=in_json)
             for found in sorted(here, key=lambda found: found.start):
                 if last is not None and found.start >= last.end:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
+from grue.large_data import decode, joined
 from grue.runtime.safe_open import MAX_LINE_BYTES, next_line, open_regular, read_regular
 from grue.runtime.trace import Envelope
 from grue.runtime.trace_checks import UNDECODABLE, check_depth, check_numbers, damaged, error_text, unknown
@@ -154,7 +155,7 @@ class TraceReader(Generic[B]):
     def _body(self, line: TraceLine, written: bytes) -> B:
         """Decode a body; a subclass may decode some lines in another way."""
         del line
-        body: B = self._bodies.decode(written)
+        body: B = decode(self._bodies, written)
         return body
 
     def _payload(self, number: int, line: TraceLine) -> bytes:
@@ -178,7 +179,7 @@ class TraceReader(Generic[B]):
             if size > MAX_LINE_BYTES:
                 # A line may refer to the same large file many times.
                 raise damaged(self.path, number, "its body is too large with what was taken out of it")
-        return b"".join((*pieces, body[end:]))
+        return joined(*pieces, body[end:])
 
     def _content(self, number: int, sha256: str) -> bytes:
         path = payload_path(self.path, sha256)
