@@ -116,8 +116,13 @@ def _is_in(path: Path, places: tuple[str, ...]) -> bool:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, object]]:
+    """The event loop of asynchronous tests; with `@pytest.mark.virtual_time`, one with a virtual clock."""
+    if request.node.get_closest_marker("virtual_time") is None:
+        return "asyncio"
+    from grue.testing.virtual_time import VirtualTimeLoop
+
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
 @pytest.fixture(scope="session")

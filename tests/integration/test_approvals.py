@@ -181,7 +181,7 @@ def test_the_wait_counts_against_the_turns_limit_and_a_late_answer_is_noted(llm:
     go_on, noted = threading.Event(), threading.Event()
 
     def approve(questions: Questions) -> bool:
-        go_on.wait(30.0)
+        go_on.wait(60)
         return True
 
     stage = Stage(llm, approve)
@@ -192,7 +192,7 @@ def test_the_wait_counts_against_the_turns_limit_and_a_late_answer_is_noted(llm:
     with pytest.raises(TurnTimedOut, match=r"waiting for an approval of box\.put, box\.put"):
         stage.runner.run_turn(request)
     go_on.set()
-    assert noted.wait(30.0)
+    assert noted.wait(60)
     assert stage.put == []
 
 

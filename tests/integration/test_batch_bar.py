@@ -39,7 +39,7 @@ PROGRAM = """
     if writer is not None:
         writer.close()
 """
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 HOSTILE = "[red]\x1b]0;pwned\x07\x1b[2J is no model"
 
 
@@ -112,7 +112,7 @@ def test_it_says_how_many_are_done_of_how_many_and_what_became_of_them(tmp_path:
 
     def say(request: LlmRequest) -> LlmReply:
         if words(request) == "u2":
-            gate.wait(20)
+            gate.wait(60)
         return error_reply(401, HOSTILE) if words(request) == "u1" else text_reply(HOSTILE)
 
     with ScriptedLlmServer(say) as llm:

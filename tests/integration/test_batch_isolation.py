@@ -79,9 +79,9 @@ def test_each_turn_may_sample_as_often_as_its_limits_say_whoever_else_runs(tmp_p
         if not any(message["role"] == "system" for message in request.messages):
             return text_reply("sampled")
         if len(request.messages) == 2:
-            both.wait(20)
+            both.wait(60)
             if request.messages[1]["content"] == "late":
-                over.wait(20)
+                over.wait(60)
         return one_call_a_turn(request)
 
     server = faulty("--ask", "sampling", "--record", str(tmp_path / "log-{pid}"))

@@ -102,7 +102,7 @@ def test_a_session_that_its_server_forgets_between_turns_is_replaced(sessions: s
         how: dict[str, Any] = {"lifetime": "episode", sessions: True, "recorder": recorder}
         runner = stack.enter_context(Runner(llm=llm, servers=far(url), **how))
         assert runner.run_turn(asked()).kind == "answered"
-        assert sessions == "keep_sessions" or ready.wait(10)
+        assert sessions == "keep_sessions" or ready.wait(60)
         first.close()
         stack.enter_context(real_http_server("--port", str(urlsplit(url).port)))
         outcome = runner.run_turn(asked())

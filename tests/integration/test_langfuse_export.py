@@ -31,7 +31,7 @@ from grue.runtime.trace import Recorder
 langfuse = pytest.importorskip("langfuse", reason="langfuse is not installed: pip install 'grue[langfuse]'")
 tracing = pytest.importorskip("opentelemetry.sdk.trace")
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

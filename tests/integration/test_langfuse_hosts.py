@@ -17,7 +17,7 @@ from grue.testing import faulty_server
 from grue.testing.doubles import MockLLMClient
 from grue.testing.leftovers import assert_nothing_left
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 def configuration(folder: Path, *flags: str, **given: Any) -> GameConfiguration:

@@ -103,7 +103,7 @@ def test_results_keep_the_order_of_the_requests_whichever_ends_first() -> None:
 
     def say(words: str) -> LlmReply:
         if words == "u0":
-            last.wait(10)
+            last.wait(60)
         ended.append(words)
         if words == "u3":
             last.set()
@@ -122,7 +122,7 @@ def test_what_fails_is_an_item_with_its_error() -> None:
 
     def say(words: str) -> LlmReply:
         if words == "slow":
-            waiting.wait(10)
+            waiting.wait(60)
         return error_reply(401, "no such key") if words == "refused" else text_reply(words)
 
     def check(text: str) -> str:
@@ -287,7 +287,7 @@ def batch(url: str, trace: Path, words: str = "uN") -> "subprocess.Popen[str]":
 def replies(gate: threading.Event) -> Say:
     def say(words: str) -> LlmReply:
         if words in ("u4", "u5", "u6", "u7", "u8"):
-            gate.wait(10)
+            gate.wait(60)
         return text_reply("unfit" if words == "u3" else f"re {words}")
 
     return say
@@ -327,7 +327,7 @@ def test_ctrl_c_in_the_middle_ends_it_within_seconds(tmp_path: Path) -> None:
         wait_until(lambda: {"u4", "u5", "u6"} <= set(asked.asked))
         with within(3):
             program.send_signal(signal.SIGINT)
-            _, err = program.communicate(timeout=20)
+            _, err = program.communicate(timeout=60)
         gate.set()
     assert err.rstrip().endswith("KeyboardInterrupt")
 

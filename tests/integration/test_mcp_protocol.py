@@ -34,7 +34,7 @@ from grue.testing.leftovers import assert_nothing_left
 from grue.testing.mock_features import reference_server
 
 WIRES = ("stdio", "http", "sse", "everything")
-DEADLINE_S = 30
+DEADLINE_S = 60
 LIMITS = TurnLimits(server_startup_timeout_s=60.0, tool_call_timeout_s=30.0)
 AS_IT_IS = ServerOptions(check_arguments=False)
 ECHO = {"mock": ("echo", {"text": "hello"}), "everything": ("echo", {"message": "hello"})}

@@ -33,13 +33,13 @@ def server() -> Iterator[ScriptedLlmServer]:
 
 def openai_client(server: ScriptedLlmServer) -> Any:
     openai = pytest.importorskip("openai", reason="the openai package is not installed")
-    return openai.OpenAI(base_url=server.base_url, api_key="sk-made-up", max_retries=0, timeout=10)
+    return openai.OpenAI(base_url=server.base_url, api_key="sk-made-up", max_retries=0, timeout=60)
 
 
 def anthropic_client(server: ScriptedLlmServer) -> Any:
     anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
     url = server.base_url.removesuffix("/v1")
-    return anthropic.Anthropic(base_url=url, api_key="sk-made-up", max_retries=0, timeout=10)
+    return anthropic.Anthropic(base_url=url, api_key="sk-made-up", max_retries=0, timeout=60)
 
 
 CHAT_TOOLS = [

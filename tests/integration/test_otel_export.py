@@ -16,7 +16,7 @@ exporters = pytest.importorskip(
     reason="opentelemetry is not installed: pip install 'grue[otel]'",
 )
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def collected(**given: Any) -> tuple[OtlpReceiver, Watched]:

@@ -118,7 +118,7 @@ def test_a_prewarmed_session_is_left_to_its_turn(model: WordedModel) -> None:
         prepared = threading.Event()
         one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SessionPrewarmed) else None)
         one.run_turn(ask("call faulty.echo"))
-        assert prepared.wait(20)
+        assert prepared.wait(60)
         (prewarmed,) = heard.of(SessionPrewarmed)
         one.call("faulty.echo", {"text": "its own"})
         one.run_turn(ask("call faulty.echo"))
@@ -135,7 +135,7 @@ def test_a_call_to_a_kept_session_waits_for_the_batch_of_a_running_turn(
 
     def hold() -> str:
         started.set()
-        release.wait(20)
+        release.wait(60)
         return "held"
 
     servers = {"faulty": faulty(), "own": FunctionTools({"hold": hold})}
@@ -143,10 +143,10 @@ def test_a_call_to_a_kept_session_waits_for_the_batch_of_a_running_turn(
         heard = Heard(one.recorder)
         one.call("faulty.echo", {"text": "opens it"})
         handle = one.start_turn(ask("call own.hold"))
-        assert started.wait(20)
+        assert started.wait(60)
         assert one.call("faulty.echo", {"text": "beside"}).content == "beside", "the turn runs; no batch does"
         release.set()
-        assert handle.result(20).response == "done"
+        assert handle.result(60).response == "done"
         assert len(set(filter(None, heard.pids()))) == 1
 
 

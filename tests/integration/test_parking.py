@@ -185,13 +185,13 @@ def test_a_running_turn_is_not_resumed(job: Job) -> None:
 
     def wait(_: object) -> bool:
         asked.set()
-        go_on.wait(30)
+        go_on.wait(60)
         return True
 
     with runner(job, trace=True) as made:
         made._wiring = replace(made._wiring, approval=replace(made._wiring.approval, approve=wait))
         handle = made.start_turn(TurnRequest(system="s", user="Tidy up."))
-        assert asked.wait(30)
+        assert asked.wait(60)
         with pytest.raises(NothingToResume, match="Turn 1 is running in this process"):
             made.resume(job.folder)
         go_on.set()

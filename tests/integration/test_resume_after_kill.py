@@ -165,7 +165,7 @@ def turns_ended(trace: EpisodeTrace) -> set[int]:
 
 def assert_all_dead(episode: Episode) -> None:
     """Assert that what the guard has to kill is dead soon after its host."""
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 60
     while alive := alive_of(episode.model):
         assert time.monotonic() < deadline, f"alive: {alive}"
         time.sleep(0.005)

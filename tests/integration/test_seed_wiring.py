@@ -106,7 +106,7 @@ class SlowStandIn(StandIn):
         self.go = threading.Event()
 
     def start_observation(self, **given: Any) -> StandIn:
-        self.go.wait(30)
+        self.go.wait(60)
         return super().start_observation(**given)
 
 

@@ -20,7 +20,7 @@ from grue.hosts.zork.facts import EpisodeEnded, McpInitFailed
 from grue.messages import RunTurn
 
 EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\r\x7f<script>alert(1)</script>"
-ROW_DEADLINE_S = 20.0
+ROW_DEADLINE_S = 60.0
 
 
 class Episode:

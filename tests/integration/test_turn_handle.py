@@ -131,14 +131,14 @@ def test_cancel_ends_it_in_every_phase(model: PatientModel, mode: Mode, phase: s
         handle = runner.start_turn(ASK)
         wait_until(lambda: doing in handle.progress().doing)
         with within(3):
-            with within(0.5, "it waits"):
+            with within(1, "it waits"):
                 handle.cancel()
             with pytest.raises(TurnCancelled):
-                handle.result(timeout_s=20)
+                handle.result(timeout_s=60)
         assert handle.progress().doing == "done"
         model.gate.set()
         again = runner.start_turn(TurnRequest[str](system="s", user="u", tools=False))
-        assert again.result(timeout_s=10).response == "done: u"
+        assert again.result(timeout_s=60).response == "done: u"
 
 
 def test_the_turn_after_a_cancelled_one_has_a_server_that_works(
@@ -162,7 +162,7 @@ def test_cancelled_before_it_begins_it_asks_for_nothing(model: PatientModel, loo
         wait_until(lambda: model.server.requests)
         second.cancel()
         with pytest.raises(TurnCancelled):
-            second.result(timeout_s=5)
+            second.result(timeout_s=60)
         assert not first.done()
         model.gate.set()
         assert first.result().turn == 1
@@ -188,7 +188,7 @@ def test_it_can_cancel_itself_from_inside(model: PatientModel, loop: Mode) -> No
         handle = runner.start_turn(TurnRequest[str](system="s", user="u", on_delta=enough))
         told.set()
         with pytest.raises(TurnCancelled):
-            handle.result(timeout_s=5)
+            handle.result(timeout_s=60)
 
 
 def test_it_raises_what_run_turn_raises(model: PatientModel, mode: Mode) -> None:

@@ -28,7 +28,7 @@ def llm() -> Iterator[str]:
     def answer(request: LlmRequest) -> LlmReply:
         tools = [tool["function"]["name"] for tool in request.body.get("tools", ())]
         if "faulty.echo" not in tools or any(message["role"] == "tool" for message in request.messages):
-            over.wait(20)
+            over.wait(60)
         return tool_calls_reply(("faulty.echo", {"text": "hi"}))
 
     with assert_nothing_left(), ScriptedLlmServer(answer) as server:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from promises import Stopwatch, within
+from promises import within
 
 from grue.errors import GameError, MissingDependencyError
 from grue.games import Observation, ZMachineGame, open_game
@@ -143,7 +143,6 @@ def test_death_is_seen_and_is_not_the_end(game: ZMachineGame) -> None:
 
 
 def test_questions_are_observations_and_never_hang(game: ZMachineGame) -> None:
-    watch = Stopwatch()
     assert game.step("quit").text.endswith("Do you wish to leave the game? (Y is affirmative):")
     assert game.step("n").text == "Ok."
     game.step("north")
@@ -154,7 +153,6 @@ def test_questions_are_observations_and_never_hang(game: ZMachineGame) -> None:
     assert "filename" in game.step("save").text
     assert game.step("here").text == "Ok."
     assert not game.step("look").done
-    assert watch.seconds() < 5
 
 
 def test_leaving_is_the_end(game: ZMachineGame) -> None:

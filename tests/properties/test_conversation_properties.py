@@ -97,10 +97,10 @@ class Scene:
                 begun = self.model.begun if text == "hang" else self.begun
                 begun.clear()
                 handle = self.runner.start_turn(talk.request(text))
-                assert begun.wait(30)
+                assert begun.wait(60)
                 handle.cancel()
                 with pytest.raises(Exception, match="cancelled"):
-                    handle.result(30)
+                    handle.result(60)
             case "fail":
                 with pytest.raises(LLMError):
                     talk.ask(text)

@@ -62,7 +62,7 @@ def play(one: Runner) -> None:
     one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SessionPrewarmed) else None)
     assert one.run_turn(ASK).response == "done"
     if one._episode._sessions == "ahead":
-        assert prepared.wait(20)
+        assert prepared.wait(60)
 
 
 def wait() -> None:
@@ -233,7 +233,7 @@ class Stage:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._program.communicate(timeout=20)
+        self._program.communicate(timeout=60)
 
     def kill(self, mark: str, after_s: float, *asked: str, pausing: bool = False) -> bool:
         """Have an episode played (`BASE_URL MODE FLAG...`) and killed; say whether it was.

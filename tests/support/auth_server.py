@@ -164,4 +164,4 @@ def guarded_server() -> Iterator[Guarded]:
 
 def press_yes(address: str) -> None:
     """Do what a person does in the browser: open the address, and follow it back."""
-    urllib.request.urlopen(address, timeout=20).read()
+    urllib.request.urlopen(address, timeout=60).read()

@@ -20,7 +20,7 @@ from grue.testing.leftovers import _MARK
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.reading import EpisodeTrace, read_episode
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG")
 
 
@@ -112,7 +112,7 @@ def mock_server(*args: str) -> StdioServer:
     return StdioServer(name="reference", command=command, args=tuple(rest))
 
 
-def wait_for_body(folder: Path, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
+def wait_for_body(folder: Path, kind: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
     """Wait until a message of this kind is in the run folder's trace, and return its body."""
     deadline = time.monotonic() + timeout_s
     trace, seen = folder / "trace.jsonl", 0
@@ -141,7 +141,7 @@ def bodies(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [body for line in lines if (body := json.loads(line)["body"])["type"] == kind]
 
 
-def group_is_gone(pgid: int, timeout_s: float = 3.0) -> bool:
+def group_is_gone(pgid: int, timeout_s: float = 60.0) -> bool:
     """Whether no process of the group is alive, or none is within `timeout_s`.
 
     A zombie is not alive: a killed grandchild stays one until the machine's first process reaps it.

@@ -34,7 +34,7 @@ async def accept_with_defaults(request: ElicitationRequest) -> JsonObject | Decl
 
 def press_yes(address: str) -> None:
     """Open the address of a login, and follow it back."""
-    urllib.request.urlopen(address, timeout=20).read()
+    urllib.request.urlopen(address, timeout=60).read()
 
 
 def authorisation(context: dict[str, Any]) -> OAuth:

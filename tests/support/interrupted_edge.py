@@ -16,7 +16,7 @@ from grue.runtime.sync_edge import run_blocking
 async def work() -> None:
     print("working", flush=True)
     try:
-        await anyio.sleep(60)
+        await anyio.sleep(1000)
     finally:
         print("cleaned up", flush=True)
 

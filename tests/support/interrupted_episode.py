@@ -16,7 +16,11 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from grue.runtime import loop_thread
 from grue.runtime.loop_thread import EpisodeLoop
+
+# Longer than the test waits: only a hurried clean-up ends in time.
+loop_thread.INTERRUPT_GRACE_S = loop_thread.CLOSE_GRACE_S = 1000.0
 
 hurried = threading.Event()
 started = threading.Event()
@@ -44,7 +48,7 @@ async def work() -> None:
     say("working")
     started.set()
     try:
-        await anyio.sleep(60)
+        await anyio.sleep(1000)
     finally:
         say("cleaned up")
 
@@ -52,7 +56,7 @@ async def work() -> None:
 async def resisting_work() -> None:
     say("working")
     try:
-        await anyio.sleep(60)
+        await anyio.sleep(1000)
     finally:
         say("resisting")
         await resist()
@@ -100,7 +104,7 @@ def main(where: str) -> None:
         elif where == "between":
             say("working")
             # In short waits: CPython notices a signal that strikes right before a wait at the wait's end.
-            for _ in range(6000):
+            for _ in range(100_000):
                 time.sleep(0.01)
         elif where != "closing":
             loop.submit(resisting_work if where == "resisting" else work).wait(force_kill=force_kill)

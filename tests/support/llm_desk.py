@@ -69,13 +69,13 @@ class Desk:
             stream=stream,
         )
         sent = await self.llm.send(request, sender="agent")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             answer = await self.agent.receive()
         assert answer.cause == sent.seq
         return answer
 
     async def support(self) -> ToolSupportChecked:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             answer = await self.llm.ask(CheckToolSupport(), sender="agent")
         assert isinstance(answer, ToolSupportChecked)
         return answer

@@ -12,7 +12,7 @@ from grue.testing.fault_turns import LIFETIMES, Mode
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 ASK = TurnRequest[str](system="Answer.", user="What is the plan?")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class PatientModel:

@@ -34,7 +34,7 @@ def again() -> object:
             with runner() as other:
                 return other.run_turn(REQUEST).response
         case "handle":
-            return one.start_turn(REQUEST).result(30).response
+            return one.start_turn(REQUEST).result(60).response
         case "map":
             return [item.outcome is not None for item in one.map([REQUEST])]
         case _:

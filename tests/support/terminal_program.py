@@ -16,7 +16,7 @@ from typing import Self
 import pyte
 from commands import environment, forked
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _BEFORE = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 
 

@@ -33,7 +33,7 @@ class _Present(NamedTuple):
 
 
 @contextmanager
-def assert_nothing_left(within_s: float = 2.0) -> Iterator[None]:
+def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     """Assert that the block leaves no process, descriptor or thread behind.
 
     Whatever existed before is not counted. Neither is grue's guard process, which is started here if

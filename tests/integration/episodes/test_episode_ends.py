@@ -18,7 +18,7 @@ from grue.engine.episode import Episode
 from grue.runtime import loop_thread as episode_loop
 from grue.testing.fault_turns import Mode
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 
 
 def collected(reference: "weakref.ref[Any]") -> Callable[[], bool]:

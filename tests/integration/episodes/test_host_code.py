@@ -93,7 +93,7 @@ def run(runner: Runner, request: TurnRequest[Any]) -> TurnOutcome[Any]:
 
 
 def start(runner: Runner, request: TurnRequest[Any]) -> TurnOutcome[Any]:
-    return runner.start_turn(request).result(20)
+    return runner.start_turn(request).result(60)
 
 
 def map_one(runner: Runner, request: TurnRequest[Any]) -> TurnOutcome[Any]:

@@ -16,7 +16,7 @@ from worded_turns import WordedModel, ask
 from grue import AnswerSpec, FunctionTools, MCPError, Recorder, TraceWriter
 from grue.runtime import loop_thread as episode_loop
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 
 
 class Undumpable:

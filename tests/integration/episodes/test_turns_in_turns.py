@@ -12,7 +12,7 @@ from grue import AnswerSpec, FunctionTools, MCPError, Runner, TurnHandle, TurnLi
 from grue.testing.fault_turns import Mode
 
 REFUSED = "A turn cannot wait for another turn of its own episode: use another runner"
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 
 
 class Inside:

@@ -1,7 +1,6 @@
 """The agent's shell: receives, steps, performs; deadline and cancellation are events too."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,11 +35,12 @@ from grue.runtime.actor import Actor
 from grue.runtime.channel import Mailbox
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
+from grue.testing.virtual_time import virtual_loop
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 HANG = object()
-TEST_LIMIT_S = 10.0
+TEST_LIMIT_S = 60.0
 
 
 class ScriptedModel(Actor[Any]):
@@ -320,10 +320,10 @@ async def test_a_turn_that_is_cancelled_at_its_deadline_has_run_out_of_time() ->
 
 
 def _passes_the_time(stage: Stage) -> bool:
-    """Block the event loop, once the model is asked, until the deadline is behind; then say so."""
+    """Once the model is asked, put the deadline behind before any other task runs; then say so."""
     if not stage.of(RequestCompletion):
         return False
-    time.sleep(0.1)
+    virtual_loop().jump(0.1)
     return True
 
 

@@ -135,7 +135,7 @@ async def asking(llm: LlmFactory) -> AsyncIterator[Ask]:
 
         async def ask(command: RequestCompletion) -> Any:
             await mailbox.send(command, sender="agent")
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 return (await agent.receive()).body
 
         yield ask

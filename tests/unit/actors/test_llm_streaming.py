@@ -155,7 +155,7 @@ def shown_to_host(lines: list[bytes], part: str = "content") -> str:
 )
 async def test_a_stream_is_given_up_in_time(reply: LlmReply, limits: dict[str, float], message: str) -> None:
     retry = RetryPolicy(**{"max_retries": 0, "timeout_s": 10.0, **limits})  # type: ignore[arg-type]
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         failed, _ = await asked_script([reply], retry=retry)
     assert isinstance(failed, CompletionFailed)
     assert (failed.failure.kind, failed.failure.message) == ("timed_out", message)
@@ -181,7 +181,7 @@ async def test_cancelled_in_the_middle_the_generation_ends_at_the_endpoint() -> 
 
     lines: list[bytes] = []
     async with raw_server(endless) as base_url:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
 
                 async def turn() -> None:
@@ -319,7 +319,7 @@ async def test_a_stream_that_is_held_open_after_its_last_event_is_let_go() -> No
         await stream.receive()
 
     async with raw_server(held) as base_url:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             reply, _ = await asked(base_url, retry=ONCE)
     assert isinstance(reply, CompletionReceived), reply
     assert reply.content == "look"

@@ -36,7 +36,7 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
 from grue.tool_sessions.failures import ToolTimedOutError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 CLOSE = CloseSession(server="a")
 CLOSED = SessionClosed(server="a", ending="polite", exit_status=3)
@@ -70,7 +70,7 @@ class Bench:
 
     async def play(self, *commands: Any, work_s: float = float("inf")) -> list[Any]:
         """Send commands, each when the one before is done with; return the events that came of them."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with Supervisor(self.recorder) as group:
                 self.start(group, work_s)
                 for command in commands:
@@ -309,7 +309,7 @@ async def test_a_bug_in_leaving_is_a_crash_and_the_agent_is_told_all_the_same() 
 
 
 async def cancelled(bench: Bench, *commands: Any, when: Callable[[], bool]) -> None:
-    with anyio.fail_after(10), anyio.CancelScope() as scope:
+    with anyio.fail_after(60), anyio.CancelScope() as scope:
         async with Supervisor(bench.recorder) as group:
             bench.start(group)
             for command in commands:
@@ -357,7 +357,7 @@ async def test_the_deadline_bounds_opening_and_calling() -> None:
 
 async def test_a_connect_that_the_deadline_cut_short_says_nothing_about_the_server() -> None:
     bench = Bench(ScriptedServer("hang", "hang"), Proven())
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with Supervisor(bench.recorder) as group:
             bench.start(group, work_s=0.02)
             await bench.tell(open_session())

@@ -128,7 +128,7 @@ class Session(NamedTuple):
         await self.actor.mailbox.send(command, sender="test")
 
     async def hear(self) -> Any:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             return (await self.inbox.receive()).body
 
     async def open(self) -> Any:
@@ -226,7 +226,7 @@ async def test_p9_a_session_cancelled_in_a_call_leaves_nothing(kind: Callable[[s
     with assert_nothing_left():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call_for_ever)
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await calling.wait()
             tasks.cancel_scope.cancel()
 

@@ -135,14 +135,14 @@ async def test_r14_5_the_failure_names_both_versions_and_a_success_pays_nothing(
     package(tools.parent, "server", {"node": ">=22"})
     with pytest.raises(ServerFailed) as caught:
         async with McpClient(npx(tools, "-y", "server"), ProcessRegistry()) as client:
-            await client.open(10)
+            await client.open(60)
     assert caught.value.failure.remedy.startswith("server needs Node.js >=22, and 20.19.2 is installed.")
     asked = tools.parent / "asked"
     asked.unlink()
     command = faulty()
     program(tools, "npx", f'exec "{sys.executable}" {" ".join(command.args)}')
     async with McpClient(npx(tools, "-y", "server"), ProcessRegistry()) as client:
-        await client.open(10)
+        await client.open(60)
     assert not asked.exists()
 
 

@@ -15,7 +15,7 @@ from grue.observers import langfuse
 from grue.observers.langfuse import LangfuseObserver, require_langfuse, usage_details
 from grue.observers.span_sink import CONTENT_LIMIT
 
-DEADLINE_S = 5.0
+DEADLINE_S = 60.0
 
 
 def play(*replies: Any, **given: Any) -> StandIn:

@@ -24,7 +24,7 @@ def is_alive(pid: int) -> bool:
     return any(each.pid == pid and each.state != "Z" for each in all_processes())
 
 
-def wait_until(true: Callable[[], object], within_s: float = 10.0) -> None:
+def wait_until(true: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < deadline, "not in time"
@@ -72,7 +72,7 @@ sys.stdin.readline()
     command = [sys.executable, "-c", host, *argv("--daemon", str(pid_file), *flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         daemon = pid_in(pid_file)
-        process.communicate(b"\n", timeout=20)
+        process.communicate(b"\n", timeout=60)
     wait_until(lambda: not is_alive(daemon))
 
 

@@ -67,14 +67,14 @@ def test_blocking_wait_keeps_its_limit(start: Start) -> None:
     assert time.monotonic() - before > 0.04
     assert process.stdin
     process.stdin.close()
-    assert watch.exited_within(5)
+    assert watch.exited_within(60)
 
 
 async def test_an_exit_before_the_watch_counts(start: Start) -> None:
     process, first = start("exit 0")
-    assert first.exited_within(5)
+    assert first.exited_within(60)
     late = ExitWatch(process.pid)
-    with anyio.fail_after(1):
+    with anyio.fail_after(60):
         await late.wait()
     late.close()
     late.close()

@@ -16,7 +16,7 @@ from grue.processes.guard import GuardUnavailableWarning, HostGuard
 from grue.processes.process_table import live_members
 
 
-def wait_until(true: object, within_s: float = 5.0) -> None:
+def wait_until(true: object, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not true():  # type: ignore[operator]
         assert time.monotonic() < deadline, "not in time"
@@ -58,7 +58,7 @@ def test_released_groups_are_left_alone(guard: HostGuard, sleeper: subprocess.Po
     guard.watch(sleeper.pid)
     guard.release(sleeper.pid)
     guard.end()
-    assert neighbour.wait(5) == -signal.SIGKILL
+    assert neighbour.wait(60) == -signal.SIGKILL
     assert live_members(sleeper.pid)
 
 
@@ -86,7 +86,7 @@ def test_a_dead_or_stuck_guard_is_replaced_and_told_the_list(
     first = guard.pid
     assert first
     os.kill(first, fate)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while guard.pid == first and time.monotonic() < deadline:
         guard.watch(2**22 + 1)  # a group that cannot exist; many of these fill a stopped guard's pipe
     assert guard.pid != first
@@ -149,7 +149,7 @@ def test_without_a_shell_it_warns_once_and_goes_on(guard: HostGuard, monkeypatch
 def test_interpreter_exit_ends_it_quietly() -> None:
     script = "from grue.processes.guard import guard, guard_pid; guard.start(); print(guard_pid())"
     host = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert host.stderr == ""
     assert not Path(f"/proc/{host.stdout.strip()}").exists()
@@ -168,4 +168,4 @@ def test_a_process_that_goes_while_the_guard_searches_does_not_end_the_search(
     monkeypatch.setattr(guard_module.host_mark, "digits", lambda: "4000000000")
     guard.watch(2**22 + 1)
     guard.end()
-    assert sleeper.wait(5) == -signal.SIGKILL
+    assert sleeper.wait(60) == -signal.SIGKILL

@@ -21,7 +21,7 @@ ENV = dict(os.environ)
 
 def output(group: ProcessGroup) -> str:
     """Wait for the exit and return what the leader wrote."""
-    assert group.watch.exited_within(5)
+    assert group.watch.exited_within(60)
     text = os.read(group.stdout, 1_000_000).decode()
     group.end()
     group.close_descriptors()
@@ -38,7 +38,7 @@ def test_p9_ending_kills_the_whole_group_though_the_leader_left_politely() -> No
     registry = ProcessRegistry()
     with assert_nothing_left():
         group = sh(registry, "sleep 600 & exit 0")
-        assert group.watch.exited_within(5)
+        assert group.watch.exited_within(60)
         assert live_members(group.pid), "the grandchild should have survived its parent"
         assert group.end() == ServerExit(status=0)
         assert not live_members(group.pid)
@@ -51,7 +51,7 @@ def test_the_exit_tells_status_and_signal() -> None:
     with assert_nothing_left():
         by_itself, killed = sh(registry, "exit 3"), sh(registry, "kill -TERM $$")
         for group in (by_itself, killed):
-            assert group.watch.exited_within(5)
+            assert group.watch.exited_within(60)
             group.end()
             group.close_descriptors()
     assert str(by_itself.exit) == "exit status 3"
@@ -77,7 +77,7 @@ def test_the_group_is_killed_before_its_leader_is_reaped(monkeypatch: pytest.Mon
         killpg(pgid, number)
 
     group = sh(ProcessRegistry(), "exit 0")
-    assert group.watch.exited_within(5)
+    assert group.watch.exited_within(60)
     monkeypatch.setattr(os, "killpg", watched)
     group.end()
     group.close_descriptors()
@@ -186,7 +186,7 @@ group = registry.spawn("sh", ("-c", "trap '' TERM; sleep 600 & wait"), dict(os.e
 print(group.pid)
 """
     host = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert host.stderr == ""
     assert not live_members(int(host.stdout))
@@ -206,7 +206,7 @@ os.wait()
 assert not group.watch.exited_within(0.1)
 assert registry.kill_leftovers() == 1
 """
-    subprocess.run([sys.executable, "-c", script], timeout=20, check=True)
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
 
 
 def test_an_ended_group_leaves_the_guards_list_before_its_id_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

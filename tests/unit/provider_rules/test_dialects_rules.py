@@ -160,7 +160,7 @@ def test_what_openais_responses_refuse(path: str, value: object, said: str) -> N
 def post(server: ScriptedLlmServer, path: str, body: Json, **headers: str) -> httpx.Response:
     with_key = {"x-api-key": "sk-made-up", "anthropic-version": "2023-06-01", **headers}
     sent = {name: value for name, value in with_key.items() if value}
-    return httpx.post(server.base_url + path, json=body, headers=sent, trust_env=False, timeout=5)
+    return httpx.post(server.base_url + path, json=body, headers=sent, trust_env=False, timeout=60)
 
 
 def test_anthropic_wants_a_key_and_a_version() -> None:

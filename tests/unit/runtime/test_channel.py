@@ -12,7 +12,7 @@ from mailboxes import Post, post, tasks
 from grue.runtime.actor import reply
 from grue.runtime.channel import AskTimedOut, Mailbox, MailboxClosed, MailboxFull
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
 async def drain(mailbox: Mailbox[str], count: int) -> list[str]:

@@ -24,7 +24,7 @@ from grue.errors import MCPError, TurnCancelled
 from grue.runtime import loop_thread as episode_loop
 from grue.runtime.loop_thread import Call, EpisodeLoop, cancel_and_wait
 
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 """What anything here may take at most; nothing takes more than a fraction."""
 
 

@@ -6,16 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from promises import Stopwatch
-
-WITHIN_S = 30.0
-"""What the program may take at most; it takes a fraction of a second."""
+from promises import GUARD_S
 
 PROGRAM = Path(__file__).resolve().parents[2] / "support" / "interrupted_episode.py"
 
 
-def interrupted(where: str, *after: str) -> tuple[int, list[str], str, float]:
-    """Send the program a SIGINT after each of these lines; return its status, last lines, and seconds."""
+def interrupted(where: str, *after: str) -> tuple[int, list[str], str]:
+    """Send the program a SIGINT after each of these lines; return its status, last lines, and errors."""
     with subprocess.Popen(
         [sys.executable, "-W", "error", str(PROGRAM), where],
         stdout=subprocess.PIPE,
@@ -23,59 +20,51 @@ def interrupted(where: str, *after: str) -> tuple[int, list[str], str, float]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        watch = Stopwatch()
         for line in after:
             assert process.stdout.readline() == f"{line}\n"
-            watch = Stopwatch()
             process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate(timeout=WITHIN_S)
-    return process.returncode, rest.splitlines(), errors, watch.seconds()
+        rest, errors = process.communicate(timeout=GUARD_S)
+    return process.returncode, rest.splitlines(), errors
 
 
 @pytest.mark.parametrize("where", ["plain", "loop", "bare loop"])
 def test_ctrl_c_ends_the_call_within_seconds_wherever_it_is_waited_for(where: str) -> None:
-    status, said, errors, took_s = interrupted(where, "working")
+    status, said, errors = interrupted(where, "working")
     assert (status, errors) == (130, "")
     assert said == ["cleaned up", "last word", "KeyboardInterrupt"]
-    assert took_s < 3
 
 
 def test_a_ctrl_c_before_the_call_is_waited_for_is_not_missed() -> None:
-    status, said, errors, took_s = interrupted("early")
+    status, said, errors = interrupted("early")
     assert (status, errors) == (130, "")
     assert said == ["working", "cleaned up", "last word", "KeyboardInterrupt"]
-    assert took_s < 3
 
 
 def test_after_a_ctrl_c_that_is_caught_the_loop_goes_on() -> None:
-    status, said, errors, _ = interrupted("caught", "working")
+    status, said, errors = interrupted("caught", "working")
     assert (status, errors) == (0, "")
     assert said == ["cleaned up", "next: 42", "last word"]
 
 
 def test_ctrl_c_between_calls_closes_the_loop() -> None:
-    status, said, errors, took_s = interrupted("between", "working")
+    status, said, errors = interrupted("between", "working")
     assert (status, errors) == (130, "")
     assert said == ["last word", "KeyboardInterrupt"]
-    assert took_s < 3
 
 
 def test_a_second_ctrl_c_hurries_the_clean_up_and_waits_for_it() -> None:
-    status, said, errors, took_s = interrupted("resisting", "working", "resisting")
+    status, said, errors = interrupted("resisting", "working", "resisting")
     assert (status, errors) == (130, "")
     assert said == ["cleaned up", "last word", "KeyboardInterrupt"]
-    assert took_s < 2
 
 
 def test_ctrl_c_during_close_hurries_it() -> None:
-    status, said, errors, took_s = interrupted("closing", "leaving")
+    status, said, errors = interrupted("closing", "leaving")
     assert (status, errors) == (130, "")
     assert said == ["last word", "KeyboardInterrupt"]
-    assert took_s < 2, "what close would take without it"
 
 
 def test_ctrl_c_while_the_interpreter_exits_hurries_that() -> None:
-    status, said, errors, took_s = interrupted("exiting", "leaving")
+    status, said, errors = interrupted("exiting", "leaving")
     assert (status, errors) == (0, "")
     assert said == ["last word"]
-    assert took_s < 2

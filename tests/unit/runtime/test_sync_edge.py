@@ -82,7 +82,7 @@ def in_a_thread(function: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=target)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     if isinstance(results[0], Exception):
         raise results[0]
     return results[0]  # type: ignore[no-any-return]
@@ -175,7 +175,7 @@ def test_several_threads_may_call_at_once() -> None:
     barrier = threading.Barrier(4)
 
     def together() -> int:
-        barrier.wait(10)
+        barrier.wait(60)
         return call(answer)
 
     found: list[int] = []
@@ -183,7 +183,7 @@ def test_several_threads_may_call_at_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert found == [42] * 4
 
 

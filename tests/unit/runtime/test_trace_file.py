@@ -213,7 +213,7 @@ class StalledDisk:
 
     def numbers(self) -> list[int]:
         """What was written, once its writer has closed."""
-        self._draining.join(30)
+        self._draining.join(60)
         return [json.loads(line)["body"]["number"] for line in self._received[1:]]
 
     def _drain(self) -> None:
@@ -367,7 +367,7 @@ def test_a_writer_killed_at_any_instant_leaves_what_it_has_told(path: Path, told
     assert process.stdout is not None
     heard = [int(process.stdout.readline()) for _ in range(told)]
     process.kill()
-    process.wait(30)
+    process.wait(60)
     process.stdout.close()
     envelopes = read_trace(path, Body).envelopes
     assert [envelope.seq for envelope in envelopes] == list(range(1, len(envelopes) + 1))

@@ -144,7 +144,7 @@ def test_an_episode_killed_again_and_again_goes_on(path: Path) -> None:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(told)] == [".\n"] * told
         process.kill()
-        process.wait(30)
+        process.wait(60)
         process.stdout.close()
     resume(path, Counted(0))
     noted = [envelope for envelope in read_trace(path, Body).envelopes if envelope.sender == "host"]

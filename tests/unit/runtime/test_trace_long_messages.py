@@ -26,7 +26,7 @@ class Gate:
         self.seen: list[Any] = []
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        assert self.opened.wait(10), "nothing has let it through"
+        assert self.opened.wait(60), "nothing has let it through"
         self.seen.append(envelope.body.text[:24])
 
 

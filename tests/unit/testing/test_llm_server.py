@@ -134,7 +134,7 @@ def test_a_strict_schema_has_to_be_strict(schema: object) -> None:
 
 
 def post(server: ScriptedLlmServer, body: object = GOOD, path: str = "/chat/completions") -> httpx.Response:
-    return httpx.post(server.base_url + path, json=body, trust_env=False, timeout=5)
+    return httpx.post(server.base_url + path, json=body, trust_env=False, timeout=60)
 
 
 def post_in_vain(server: ScriptedLlmServer) -> None:
@@ -190,13 +190,13 @@ def test_replies_of_every_kind() -> None:
 def test_closing_ends_idle_connections_and_silent_ones() -> None:
     before = threading.active_count()
     with ScriptedLlmServer([text_reply("hi"), silence()]) as server:
-        client = httpx.Client(trust_env=False, timeout=5)
+        client = httpx.Client(trust_env=False, timeout=60)
         client.post(f"{server.base_url}/chat/completions", json=GOOD)
         asking = threading.Thread(target=post_in_vain, args=(server,))
         asking.start()
         while len(server.requests) < 2:
             threading.Event().wait(0.005)
-    asking.join(5)
+    asking.join(60)
     assert not asking.is_alive()
     client.close()
     assert threading.active_count() == before

@@ -22,7 +22,7 @@ from grue.tool_sessions.tool_decorator import tool
 
 pytestmark = pytest.mark.anyio
 
-TEST_LIMIT_S = 10.0
+TEST_LIMIT_S = 60.0
 
 
 class Direction(enum.Enum):
@@ -46,7 +46,7 @@ def add(a: int, b: int = 2) -> int:
 
 async def listing(function: Callable[..., Any]) -> ToolDefinition:
     async with FunctionTools({"tool": function}).connect("mine") as connection:
-        (tool,) = (await connection.open(1.0)).tools
+        (tool,) = (await connection.open(60)).tools
     return tool
 
 
@@ -54,7 +54,7 @@ async def call(
     function: Callable[..., Any], timeout_s: float = TEST_LIMIT_S, /, **arguments: Any
 ) -> ToolCallResult:
     async with FunctionTools({"tool": function}).connect("mine") as connection:
-        await connection.open(1.0)
+        await connection.open(60)
         return await connection.call("tool", arguments, timeout_s)
 
 
@@ -107,9 +107,9 @@ async def test_annotations_given_as_text_are_read() -> None:
 async def test_tools_are_listed_in_order_and_their_names_are_free() -> None:
     tools = FunctionTools({"b/c": add, "a.b": add, "ü": add})
     async with tools.connect("mine") as connection:
-        found = await connection.open(1.0)
+        found = await connection.open(60)
         assert [tool.name for tool in found.tools] == ["mine.b/c", "mine.a.b", "mine.ü"]
-        assert (await connection.call("b/c", {"a": 1}, 1.0)).content == 3
+        assert (await connection.call("b/c", {"a": 1}, 60)).content == 3
     assert connection.status == ConnectionStatus()
 
 
@@ -277,7 +277,7 @@ async def test_a_function_that_changes_its_mutable_default_finds_it_fresh_each_t
 
     async with FunctionTools({"tool": collect}).connect("mine") as connection:
         for _ in range(2):
-            assert (await connection.call("tool", {"word": "x"}, 1.0)).content == ["first", "x"]
+            assert (await connection.call("tool", {"word": "x"}, 60)).content == ["first", "x"]
     assert collect.__defaults__ == (["first"],)
 
 
@@ -295,7 +295,7 @@ async def test_what_has_to_be_waited_for_is_over_before_a_batch_is_called() -> N
     async with FunctionTools({"tool": lambda: log.append("called")}).connect(
         "mine", wait_closed
     ) as connection:
-        await connection.open(1.0)
+        await connection.open(60)
         assert log == [], "opening is no reason to wait"
         for _ in range(2):
             assert await connection.refresh_tools(1.0) is None
@@ -338,7 +338,7 @@ class Camera:
 async def test_a_decorated_function_is_a_tool_and_still_a_function() -> None:
     assert look("north") == "north False"
     async with FunctionTools([look, go_to, Camera("leica").shoot, add]).connect("mine") as connection:
-        tools = {each.tool: each for each in (await connection.open(1.0)).tools}
+        tools = {each.tool: each for each in (await connection.open(60)).tools}
         assert (await connection.call("shoot", {"times": 2}, TEST_LIMIT_S)).content == "leica 2"
     assert list(tools) == ["look", "go-to", "shoot", "add"]
     assert tools["look"].description == "Look around.\n\nDoes not move."
@@ -352,7 +352,7 @@ async def test_a_decorated_function_is_a_tool_and_still_a_function() -> None:
 
 async def test_a_name_in_the_dictionary_outranks_the_decorators() -> None:
     async with FunctionTools({"walk": go_to}).connect("mine") as connection:
-        assert [each.tool for each in (await connection.open(1.0)).tools] == ["walk"]
+        assert [each.tool for each in (await connection.open(60)).tools] == ["walk"]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ async def test_a_catch_all_serves_names_that_were_never_listed() -> None:
 
     for catch_all in (invoke, invoke_later):
         async with FunctionTools([add], catch_all=catch_all).connect("mine") as connection:
-            assert (await connection.open(1.0)).serves_unlisted
+            assert (await connection.open(60)).serves_unlisted
             assert (await connection.call("any", {"x": 1}, TEST_LIMIT_S)).content == ["any", {"x": 1}]
             assert (await connection.call("add", {"a": 1}, TEST_LIMIT_S)).content == 3
 

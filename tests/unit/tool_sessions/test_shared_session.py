@@ -16,7 +16,7 @@ from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool
 from grue.tool_sessions.shared_session import SharedSession
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 A = ServerName("a")
 
@@ -35,7 +35,7 @@ class Bench:
 
     @asynccontextmanager
     async def episode(self) -> AsyncIterator["Bench"]:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 self.pool = SessionPool(group, Recorder(), "kept")
                 yield self
@@ -50,7 +50,7 @@ class Bench:
 
 async def call(shared: SharedSession, name: str = "look") -> None:
     async with shared:
-        await shared.open(1.0)
+        await shared.open(60)
         async with shared.exclusive():
             await shared.call_with_blocks(name, {}, 1.0)
 
@@ -59,32 +59,32 @@ async def test_a_call_opens_the_session_and_a_turn_leases_it() -> None:
     async with Bench("ok").episode() as bench:
         await call(bench.shared())
         async with bench.lease() as leased:
-            await leased.open(1.0)
-            await leased.call("think", {}, 1.0)
+            await leased.open(60)
+            await leased.call("think", {}, 60)
         await call(bench.shared())
         assert bench.server.log == ["enter", "open", "call look", "call think", "call look"]
 
 
 async def test_a_turn_opens_the_session_and_a_call_uses_it_meanwhile_between_batches() -> None:
     async with Bench("ok").episode() as bench, bench.lease() as leased:
-        await leased.open(1.0)
+        await leased.open(60)
         async with anyio.create_task_group() as group, leased.exclusive():
             group.start_soon(call, bench.shared())
             await anyio.wait_all_tasks_blocked()
-            await leased.call("think", {}, 1.0)
-            await leased.call("think", {}, 1.0)
+            await leased.call("think", {}, 60)
+            await leased.call("think", {}, 60)
         assert bench.server.log == ["enter", "open", "call think", "call think", "call look"]
 
 
 async def test_a_turn_waits_for_a_call_before_it_looks_at_the_tools() -> None:
     async with Bench("ok").episode() as bench:
         shared = bench.shared()
-        await shared.open(1.0)
+        await shared.open(60)
         opened: list[str] = []
 
         async def turn() -> None:
             async with bench.lease() as leased:
-                await leased.open(1.0)
+                await leased.open(60)
                 opened.append("turn")
 
         async with anyio.create_task_group() as group, shared.exclusive():
@@ -100,19 +100,19 @@ async def test_a_session_that_has_died_is_replaced_for_calls_and_turns() -> None
         bench.made[0].died = True
         await call(bench.shared())
         async with bench.lease() as leased:
-            await leased.open(1.0)
+            await leased.open(60)
         assert len(bench.made) == 2
 
 
 async def test_a_session_that_dies_in_a_turn_is_replaced_by_the_one_of_a_call() -> None:
     async with Bench("ok", "ok").episode() as bench:
         async with bench.lease() as leased:
-            await leased.open(1.0)
+            await leased.open(60)
             bench.made[0].died = True
             await call(bench.shared())
         async with bench.lease(turn=2) as leased:
-            await leased.open(1.0)
-            await leased.call("think", {}, 1.0)
+            await leased.open(60)
+            await leased.call("think", {}, 60)
         assert len(bench.made) == 2
 
 
@@ -120,7 +120,7 @@ async def test_of_two_sessions_that_were_opened_at_once_one_is_kept_and_the_othe
     async with Bench("ok", "ok").episode() as bench:
         async with bench.lease() as leased:
             await call(bench.shared())
-            await leased.open(1.0)
+            await leased.open(60)
         await bench.pool.wait_closed()
         assert bench.server.did("leave") == ["leave"]
         await call(bench.shared())
@@ -160,9 +160,9 @@ async def test_a_session_that_cannot_be_opened_is_tried_again_by_the_next_call()
 
 async def test_each_user_learns_once_that_the_tools_have_changed() -> None:
     async with Bench("ok").episode() as bench, bench.lease() as leased:
-        await leased.open(1.0)
+        await leased.open(60)
         shared = bench.shared()
-        await shared.open(1.0)
+        await shared.open(60)
         new = (*LISTED, tool("a.jump"))
         bench.server.relisted = new
         assert await shared.refresh_tools(1.0) == new
@@ -176,9 +176,9 @@ async def test_it_hands_the_session_back_and_takes_requests_only_where_the_serve
     async with Bench("ok").episode() as bench:
         shared = bench.shared()
         assert shared.status.ending == "handed_over"
-        await shared.open(1.0)
+        await shared.open(60)
         assert shared.status.pid == 4711
-        assert (await shared.call("look", {}, 1.0)).is_error is False
+        assert (await shared.call("look", {}, 60)).is_error is False
         with pytest.raises(ToolRefusedError, match="takes tool calls only"):
             await shared.request("ping", {}, 1.0)
         assert bench.server.did("leave") == []

@@ -30,7 +30,7 @@ async def test_a_question_is_answered_by_another_thread() -> None:
             answer = [CALL.approve()] if isinstance(question, CallsQuestion) else {"name": "Ada"}
             group.start_soon(anyio.to_thread.run_sync, question.answer, answer)
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             assert await asker(report).approve((CALL,)) == [CALL.approve()]
             assert await asker(report).elicit(REQUEST) == {"name": "Ada"}
 
@@ -43,7 +43,7 @@ async def test_each_question_gets_its_own_answer() -> None:
     async def ask(name: str) -> None:
         answers[name] = await asking.elicit(ElicitationRequest(name, None))
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(ask, "first")
             group.start_soon(ask, "second")

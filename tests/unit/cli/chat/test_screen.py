@@ -90,7 +90,7 @@ def test_the_row_says_what_is_waited_for_and_is_erased() -> None:
     output = FakeOutput(redraws=True)
     with screen(output) as shown:
         shown.begin()
-        assert output.row_shown.wait(10)
+        assert output.row_shown.wait(60)
         shown.on_event(STARTED)
         before = output.text
         assert before.rpartition("\r\x1b[K")[2].startswith("  cave.look")

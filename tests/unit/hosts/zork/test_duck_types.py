@@ -37,7 +37,7 @@ from grue.testing.doubles import MockLLMClient, MockMCPManager
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.failures import ServerFailed, ToolTimedOutError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 SCHEMA = {"type": "object", "properties": {"thought": {"type": "string"}}}
 THINK = ToolDefinition(server="mind", tool="think", description="Think.", input_schema=SCHEMA)
@@ -61,7 +61,7 @@ async def asking(client: Any, **sampling: Any) -> AsyncIterator[Callable[[Reques
 
         async def ask(command: RequestCompletion) -> Any:
             await mailbox.send(command, sender="agent")
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 return (await agent.receive()).body
 
         yield ask
@@ -214,14 +214,14 @@ async def test_a_blocking_client_is_left_behind_when_the_turn_is_cancelled() -> 
 
     def create(**kwargs: Any) -> None:
         loop.call_soon_threadsafe(asked.set)
-        release.wait(5)
+        release.wait(60)
         returned.append(True)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
             ask_once, SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
         )
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             await asked.wait()
         tasks.cancel_scope.cancel()
     assert not returned
@@ -334,8 +334,8 @@ def connection(manager: Any, notes: list[Any] | None = None) -> ManagerConnectio
 async def test_a_manager_may_leave_in_disconnect_what_it_entered_in_connect() -> None:
     manager = TaskGroupManager()
     async with connection(manager) as session:
-        await session.open(5.0)
-        result = await session.call("think", {}, 5.0)
+        await session.open(60)
+        result = await session.call("think", {}, 60)
         assert manager.connected
     assert not manager.connected
     assert result == ToolCallResult({"default": "result"})
@@ -345,7 +345,7 @@ async def test_it_disconnects_although_the_turn_is_cancelled() -> None:
     manager = TaskGroupManager()
     with anyio.CancelScope() as scope:
         async with connection(manager) as session:
-            await session.open(5.0)
+            await session.open(60)
             scope.cancel()
             await anyio.sleep_forever()
     assert scope.cancelled_caught
@@ -357,7 +357,7 @@ async def test_a_connect_that_raises_is_told_and_not_disconnected() -> None:
     manager.connect_error = OSError("no such program")
     async with connection(manager) as session:
         with pytest.raises(ServerFailed) as raised:
-            await session.open(5.0)
+            await session.open(60)
     failure = raised.value.failure
     assert (failure.phase, failure.cause) == ("initialize", "no such program")
     assert (failure.command, manager.disconnects) == ("Counting.connect_session()", 0)
@@ -375,16 +375,16 @@ async def test_a_listing_that_raises_is_told_and_disconnected() -> None:
     manager = Counting(schemas=RuntimeError("no listing"))
     async with connection(manager) as session:
         with pytest.raises(ServerFailed, match="no listing"):
-            await session.open(5.0)
+            await session.open(60)
     assert manager.disconnects == 1
 
 
 async def test_a_disconnect_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_connection, "DISCONNECT_TIMEOUT_S", 0.05)
     notes: list[Any] = []
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with connection(Counting(hangs_in="disconnect"), notes) as session:
-            await session.open(5.0)
+            await session.open(60)
     assert [note.text for note in notes] == ["disconnect_session did not end within 0.05 s"]
 
 
@@ -392,7 +392,7 @@ async def test_a_disabled_manager_has_no_tools_and_is_left_alone() -> None:
     manager = Counting()
     manager.is_disabled = True
     async with connection(manager) as session:
-        assert await session.open(5.0) == Listing(tools=(), protocol_version="")
+        assert await session.open(60) == Listing(tools=(), protocol_version="")
     assert (manager.connect_count, manager.disconnects) == (0, 0)
 
 
@@ -403,7 +403,7 @@ async def test_a_manager_that_gives_up_in_connect_has_no_tools() -> None:
             raise MCPError("MCP retry failed")
 
     async with connection(GivesUp()) as session:
-        assert (await session.open(5.0)).tools == ()
+        assert (await session.open(60)).tools == ()
 
 
 async def test_schemas_become_tools_with_their_own_names() -> None:
@@ -412,8 +412,8 @@ async def test_schemas_become_tools_with_their_own_names() -> None:
     manager, notes = Counting(schemas=schemas), list[Any]()
     manager.add_tool("elsewhere.look")
     async with connection(manager, notes) as session:
-        tools = (await session.open(5.0)).tools
-        result = await session.call(tools[1].tool, {}, 5.0)
+        tools = (await session.open(60)).tools
+        result = await session.call(tools[1].tool, {}, 60)
     assert [tool.name for tool in tools] == ["thoughtbox.a.b", "elsewhere.look"]
     assert (tools[0].server, tools[0].tool) == ("thoughtbox", "a.b")
     assert tools[1].server == "thoughtbox"
@@ -444,8 +444,8 @@ async def test_any_answer_is_a_result(answer: Any, expected: ToolCallResult) -> 
             return answer
 
     async with connection(Sketch()) as session:
-        await session.open(5.0)
-        assert await session.call("think", {}, 5.0) == expected
+        await session.open(60)
+        assert await session.call("think", {}, 60) == expected
 
 
 class Failing(MockMCPManager):
@@ -462,15 +462,15 @@ class Failing(MockMCPManager):
 @pytest.mark.parametrize("error", [TimeoutError(), None], ids=["raised", "hanging"])
 async def test_a_timeout_is_told(error: Exception | None) -> None:
     async with connection(Failing(error)) as session:
-        await session.open(5.0)
+        await session.open(60)
         with pytest.raises(ToolTimedOutError, match=r"timed out after 0\.05s"):
             await session.call("think", {}, 0.05)
 
 
 async def test_any_other_exception_of_a_call_is_a_result() -> None:
     async with connection(Failing(ZeroDivisionError())) as session:
-        await session.open(5.0)
-        result = await session.call("think", {}, 5.0)
+        await session.open(60)
+        result = await session.call("think", {}, 60)
     assert result == ToolCallResult(None, is_error=True, error_message="Tool call failed: ZeroDivisionError")
 
 

@@ -11,7 +11,7 @@ from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
 async def test_a_reply_has_its_request_as_its_cause() -> None:
@@ -25,7 +25,7 @@ async def test_a_reply_has_its_request_as_its_cause() -> None:
         for number in (1, 2):
             request = RequestCompletion(conversation="turn", request=number, new=said, mode=OfferTools())
             await mailbox.send(request, sender="agent")
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 replied = await agent.receive()
             assert (replied.cause, replied.seq) == (2 * number - 1, 2 * number)
 
@@ -49,8 +49,8 @@ async def test_of_two_tools_with_one_name_the_first_counts_and_the_other_is_told
         notes.append(body)
 
     async with connect_manager(manager, "thoughtbox")(note) as session:
-        tools = (await session.open(5.0)).tools
-        await session.call("think", {}, 5.0)
+        tools = (await session.open(60)).tools
+        await session.call("think", {}, 60)
     assert [(tool.name, tool.description) for tool in tools] == [("thoughtbox.think", "0"), ("a.b", "3")]
     assert [note.text.partition(":")[0] for note in notes] == ["thoughtbox.think", "think", "a.b"]
     assert all(note.kind == "bad_tool" and "listed twice" in note.text for note in notes)
