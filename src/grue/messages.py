@@ -12,6 +12,7 @@ host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm 
                     agent ── OpenSession ─────────▶ session   ▶ SessionOpened | McpDisabled | StartupFailed
                     agent ── RewriteHistory ──────▶ llm
                     agent ── RequestCompletion ───▶ llm       ▶ CompletionReceived | CompletionFailed
+                    agent ── DropCompletion ──────▶ llm       ▶ ReplyDropped
                     agent ── CallTools(n calls) ──▶ session   ▶ n x (ToolReturned | ToolTimedOut | ToolSkipped
                                                                      | ServerDied), ToolsChanged
                     agent ── AskApproval ─────────▶ approval  ▶ CallsDecided | ApprovalPostponed
@@ -985,6 +986,28 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
+ListingSource = Literal["runner", "trace", "locked", "seen", "known"]
+"""Where a presumed listing is from: an earlier turn of this runner, the trace of a resumed turn, the listing
+file beside the tool lock, the user's cache; `known`: it cannot change, as that of functions."""
+
+
+class PresumedListing(Struct, frozen=True, kw_only=True):
+    """The tools that a server is presumed to list, because it did before; screened as a listing is."""
+
+    server: ServerName
+    tools: tuple[ToolDefinition, ...]
+    source: ListingSource
+
+
+class ToolsPresumed(Message, frozen=True, kw_only=True):
+    """agent -> agent: the first request may offer these tools before the servers have listed theirs.
+
+    Recorded right after `RunTurn`. Servers that are disabled have no listing here.
+    """
+
+    listings: tuple[PresumedListing, ...]
+
+
 class RequestCompletion(Message, frozen=True, kw_only=True):
     """agent -> llm: add new items to the conversation and ask the model. For sampling, a session asks too.
 
@@ -997,6 +1020,8 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
         aside: Ask beside the conversation: neither `new` nor the reply is added to it, and the last reply, if
             it has no answers yet, is left out.
         clears: An overflow is answered by clearing, so do not try the request in other forms after one.
+        presumed: It offers tools that no server has listed yet in this turn, so it may be followed by a
+            `DropCompletion` before it is answered.
     """
 
     conversation: ConversationId
@@ -1006,6 +1031,19 @@ class RequestCompletion(Message, frozen=True, kw_only=True):
     stream: bool = False
     aside: bool = False
     clears: bool = False
+    presumed: bool = False
+
+
+class DropCompletion(Message, frozen=True, kw_only=True):
+    """agent -> llm: cancel this request if it is under way, and forget the reply to it if there is one.
+
+    Attributes:
+        reason: Why, for people: which tools are not as they were presumed, or which server did not start.
+    """
+
+    conversation: ConversationId
+    request: int
+    reason: str
 
 
 class RewriteHistory(Message, frozen=True, kw_only=True):
@@ -1055,6 +1093,20 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     failure: LlmFailure
 
 
+class ReplyDropped(Message, frozen=True, kw_only=True):
+    """llm -> agent: the request is not under way any more, and its reply is forgotten.
+
+    The one answer to `DropCompletion`. A reply that was on its way to the agent arrives before it.
+
+    Attributes:
+        usage: What the request has cost, as far as no `CompletionReceived` says it: for a request that was
+            cancelled, an estimate of its prompt and as many tokens as the reply might have had.
+    """
+
+    request: int
+    usage: Usage = Usage()
+
+
 # --- agent -> agent ---
 
 
@@ -1102,6 +1154,18 @@ class IterationStarted(Message, frozen=True, kw_only=True):
 
     iteration: int
     max_iterations: int
+
+
+class ToolsVerified(Message, frozen=True, kw_only=True):
+    """agent: all servers have listed their tools, and the reply to the presumed ones stands.
+
+    Attributes:
+        changed: Tools that are not as they were presumed, by name. The reply calls none of them, and the next
+            request that offers tools offers them anew.
+    """
+
+    request: int
+    changed: tuple[str, ...] = ()
 
 
 class ToolRejected(Message, frozen=True, kw_only=True):
@@ -1401,8 +1465,10 @@ TurnEvent: TypeAlias = (
     | StartupFailed
     | ToolsChanged
     | ToolSupportChecked
+    | ToolsPresumed
     | CompletionReceived
     | CompletionFailed
+    | ReplyDropped
     | ToolReturned
     | ToolTimedOut
     | ToolSkipped
@@ -1419,6 +1485,7 @@ TurnCommand: TypeAlias = (
     CheckToolSupport
     | OpenSession
     | RequestCompletion
+    | DropCompletion
     | RewriteHistory
     | CallTools
     | CheckAnswer
@@ -1432,6 +1499,7 @@ TurnCommand: TypeAlias = (
 
 TurnNote: TypeAlias = (
     IterationStarted
+    | ToolsVerified
     | ToolRejected
     | ToolDenied
     | DecisionIgnored
@@ -1446,7 +1514,7 @@ TurnNote: TypeAlias = (
 """Notes that the state machine returns, for the trace only."""
 
 SessionCommand: TypeAlias = OpenSession | CallTools | CloseSession
-LlmCommand: TypeAlias = RequestCompletion | RewriteHistory | CheckToolSupport
+LlmCommand: TypeAlias = RequestCompletion | DropCompletion | RewriteHistory | CheckToolSupport
 LlmNote: TypeAlias = (
     CompletionRetried
     | ReplyCut

@@ -33,9 +33,12 @@ from grue.messages import (
     CheckToolSupport,
     CloseSession,
     CompletionReceived,
+    DropCompletion,
     FailurePolicy,
     OfferTools,
     OpenSession,
+    PresumedListing,
+    ReplyDropped,
     RequestCompletion,
     Resumption,
     RunTurn,
@@ -48,6 +51,7 @@ from grue.messages import (
     ToolReturned,
     ToolRule,
     ToolSkipped,
+    ToolsPresumed,
     ToolTimedOut,
     TurnLimits,
     TurnParked,
@@ -59,6 +63,7 @@ from grue.protocol.turn_states import Finished, Idle, TurnState
 
 TOOLS = ("look", "think", "ns.sit")
 HINTS = {"look": ToolAnnotations(read_only=True), "think": ToolAnnotations(read_only=True)}
+ESTIMATE = Usage(input_tokens=11, output_tokens=5, cost_usd=0.01)
 COST = Usage(input_tokens=7, output_tokens=3, cost_usd=0.01)
 BUDGETS = (Budget(requests=1), Budget(requests=3), Budget(tokens=25), Budget(cost_usd=0.02))
 RUNS = st.builds(
@@ -151,7 +156,9 @@ class Session:
 class ArbitraryTurn:
     """A whole turn: `log` is everything that went into the machine and came out of it, in order."""
 
-    def __init__(self, draw: Any, run: RunTurn, *, parks: bool = False) -> None:
+    def __init__(
+        self, draw: Any, run: RunTurn, *, parks: bool = False, presumed: ToolsPresumed | None = None
+    ) -> None:
         self._draw = draw
         self._parks = parks
         self.run = run
@@ -164,6 +171,8 @@ class ArbitraryTurn:
         self._interrupted_at = draw(st.sampled_from([None] * 12 + list(range(12))))
         self.steps = 0
         state: TurnState = self._step(Idle(), run)
+        if presumed is not None:
+            state = self._step(state, presumed)
         while not isinstance(state, Finished):
             state = self._step(state, self._next())
 
@@ -193,6 +202,8 @@ class ArbitraryTurn:
                 self._sessions[server].perform(command)
             case RequestCompletion():
                 self._model.append(self._reply(command))
+            case DropCompletion(request=request):
+                self._drop(request)
             case CheckToolSupport():
                 self._model.append(support(self._draw(st.sampled_from([True, True, True, False]))))
             case CheckAnswer():
@@ -222,6 +233,14 @@ class ArbitraryTurn:
             tool_calls=tuple(self._call(*item) for item in calls),
             usage=COST,
         )
+
+    def _drop(self, request: int) -> None:
+        """Cancel the request, or be too late: its reply is on its way, or has come."""
+        usage = Usage()
+        if self._model and self._draw(st.booleans()):
+            self._model.clear()
+            usage = ESTIMATE
+        self._model.append(ReplyDropped(request=request, usage=usage))
 
     def _decisions(self, questions: tuple[ApprovalQuestion, ...]) -> list[Any]:
         """Answer the questions in one message or in several, or leave them to another process."""
@@ -301,6 +320,27 @@ POLICIES = st.builds(
 @st.composite
 def arbitrary_turns(draw: Any) -> ArbitraryTurn:
     return ArbitraryTurn(draw, draw(RUNS))
+
+
+LISTINGS = st.sampled_from([*[TOOLS] * 6, TOOLS[:2], TOOLS[1:], ("dance",), ()])
+
+
+@st.composite
+def presuming_turns(draw: Any) -> ArbitraryTurn:
+    """A turn that may presume what its servers list, rightly or not."""
+    run = draw(RUNS)
+    run = replace(run, servers=run.servers or ("a", "b"))
+    listings = tuple(
+        PresumedListing(
+            server=server,
+            tools=tuple(
+                replace(tool(f"{server}.{name}"), annotations=HINTS.get(name)) for name in draw(LISTINGS)
+            ),
+            source="locked",
+        )
+        for server in run.servers
+    )
+    return ArbitraryTurn(draw, run, presumed=ToolsPresumed(listings=listings))
 
 
 @st.composite

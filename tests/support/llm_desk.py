@@ -17,7 +17,9 @@ from grue.messages import (
     CompletionReceived,
     ConversationId,
     ConversationItem,
+    DropCompletion,
     OfferTools,
+    ReplyDropped,
     RequestCompletion,
     RequireAnswer,
     ServerName,
@@ -30,6 +32,7 @@ from grue.protocol.retry import RetryPolicy
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope, Recorder
 
+TURN = ConversationId("turn-1")
 KEY = "sk-recognisable-0123456789"
 IMPATIENT = RetryPolicy(max_retries=2, initial_delay_s=0.0, timeout_s=10.0)
 THINK = ToolDefinition(
@@ -73,6 +76,26 @@ class Desk:
             answer = await self.agent.receive()
         assert answer.cause == sent.seq
         return answer
+
+    async def presume(self, request: int = 1, new: Sequence[ConversationItem] = OPENING) -> None:
+        """Send a request with presumed tools, and do not wait for the reply."""
+        command = RequestCompletion(
+            conversation=TURN, request=request, new=tuple(new), mode=LISTING, presumed=True
+        )
+        await self.llm.send(command, sender="agent")
+
+    async def drop(self, request: int = 1) -> list[Any]:
+        """Drop the reply to a request; return what comes back, up to the answer to that."""
+        sent = await self.llm.send(
+            DropCompletion(conversation=TURN, request=request, reason="other tools"), sender="agent"
+        )
+        came: list[Any] = []
+        with anyio.fail_after(60):
+            while not came or not isinstance(came[-1], ReplyDropped):
+                envelope = await self.agent.receive()
+                came.append(envelope.body)
+        assert envelope.cause == sent.seq
+        return came
 
     async def support(self) -> ToolSupportChecked:
         with anyio.fail_after(60):

@@ -14,6 +14,7 @@ from grue.messages import (
     FailurePolicy,
     LlmFailure,
     McpDisabled,
+    PresumedListing,
     RunTurn,
     ServerDied,
     ServerFailure,
@@ -94,6 +95,10 @@ def tool(name: str) -> ToolDefinition:
 def opened(server: str, *tools: str) -> SessionOpened:
     listing = tuple(tool(f"{server}.{name}") for name in tools or ("look", "think"))
     return SessionOpened(server=ServerName(server), tools=listing)
+
+
+def listing(server: str, *tools: str) -> PresumedListing:
+    return PresumedListing(server=ServerName(server), tools=opened(server, *tools).tools, source="locked")
 
 
 def empty(server: str) -> SessionOpened:

@@ -26,6 +26,7 @@ from grue.messages import (
     CheckToolSupport,
     CloseSession,
     DeadlinePassed,
+    DropCompletion,
     LlmCommand,
     OpenSession,
     RequestCompletion,
@@ -34,6 +35,7 @@ from grue.messages import (
     ServerName,
     SessionClosed,
     SessionCommand,
+    ToolsPresumed,
     TurnCommand,
     TurnCompleted,
     TurnEnd,
@@ -45,7 +47,16 @@ from grue.messages import (
     TurnParked,
 )
 from grue.protocol.tool_loop import step
-from grue.protocol.turn_states import AwaitingClose, Finished, Idle, TurnProgress, TurnState, progress_of
+from grue.protocol.turn_states import (
+    AwaitingClose,
+    AwaitingDrop,
+    Finished,
+    Idle,
+    Presuming,
+    TurnProgress,
+    TurnState,
+    progress_of,
+)
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.aside import aside
 from grue.runtime.channel import Mailbox, MailboxClosed
@@ -76,6 +87,7 @@ class AgentActor(Actor[TurnEvent]):
     Attributes:
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
+        presumed: What the turn may presume. Set it before the actor runs.
         end: How the turn ended; `None` while it runs.
         last_request: The last request that was sent to the LLM actor; `None`: none yet.
     """
@@ -101,8 +113,14 @@ class AgentActor(Actor[TurnEvent]):
         self._asked: Envelope[TurnEvent] | None = None
         self._pace = Pace()
         self.approval: Mailbox[AskApproval] | None = None
+        self.presumed: ToolsPresumed | None = None
         self.end: TurnEnd | None = None
         self.last_request: RequestCompletion | None = None
+
+    @property
+    def is_presuming(self) -> bool:
+        """Whether the reply that is coming may still be dropped. Nothing of it is shown to the host yet."""
+        return isinstance(self._state, Presuming | AwaitingDrop)
 
     @property
     def progress(self) -> TurnProgress:
@@ -142,6 +160,10 @@ class AgentActor(Actor[TurnEvent]):
                 # could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
+        if isinstance(envelope.body, RunTurn) and self.presumed is not None:
+            # Recorded as an event of its own, so that a replay needs nothing but the trace. The servers are
+            # starting by now.
+            await self.receive(self._happened(self.presumed, sender=self.name))
 
     async def _step(
         self, envelope: Envelope[TurnEvent]
@@ -179,7 +201,7 @@ class AgentActor(Actor[TurnEvent]):
 
     async def _perform(self, command: TurnCommand | TurnNote, cause: int) -> None:
         match command:
-            case RequestCompletion() | RewriteHistory() | CheckToolSupport():
+            case RequestCompletion() | DropCompletion() | RewriteHistory() | CheckToolSupport():
                 await self._llm.send(command, sender=self.name, cause=cause)
                 if isinstance(command, RequestCompletion):
                     self.last_request = command

@@ -5,80 +5,50 @@ It decides nothing itself. `protocol/chat_wire/` encodes requests and decodes re
 say next. `llm_transport/` does the HTTP.
 """
 
-import functools
+import contextlib
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
+from grue.actors.asking import Asking
 from grue.large_data import LONG
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
-from grue.llm_transport.request_gate import (
-    Permit,
-    RequestOutcome,
-    WantedRequest,
-    not_sent,
-    outcome_of,
-    permit_for,
-)
 from grue.messages import (
     AssistantReply,
     CallId,
     CheckToolSupport,
     CompletionFailed,
     CompletionReceived,
-    CompletionRetried,
     ConversationId,
-    HistoryRewritten,
+    DropCompletion,
     LlmCommand,
     LlmFailure,
     LlmNote,
-    ReplyCut,
+    ReplyDropped,
     RequestCompletion,
     RequireAnswer,
     RewriteHistory,
     SchemaIgnored,
-    SettingsLeftOut,
-    TextDelta,
     ThoughtsDropped,
     ToolSupportChecked,
     TurnEvent,
+    Usage,
 )
 from grue.protocol.chat_wire.answer_shape import has_shape
 from grue.protocol.chat_wire.conversation import Conversation
-from grue.protocol.chat_wire.failures import Fault, fault_of_status
-from grue.protocol.chat_wire.profile import ModelSettings, WireProfile, left_out
 from grue.protocol.chat_wire.reply import Reply
-from grue.protocol.chat_wire.wire_format import Delta
-from grue.protocol.completion_attempts import (
-    AdaptProfile,
-    AttemptEvent,
-    CompletionWanted,
-    DropAttachments,
-    Finish,
-    ReplyRead,
-    ReportCut,
-    ReportRetry,
-    RequestFailed,
-    SendRequest,
-    ShowAgain,
-    TakeBackShown,
-    Unsent,
-    Wait,
-    attempt_step,
-)
 from grue.protocol.history import History
-from grue.protocol.prices import with_cost
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
 from grue.runtime.trace import Envelope
 
 __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
 
-REFUSED_MEDIA = "the endpoint refused a request with images or files"
+_Outcome: TypeAlias = ToolSupportChecked | CompletionReceived | CompletionFailed | ReplyDropped
 
 
 class LentConversation(Struct):
@@ -125,6 +95,22 @@ class LentConversation(Struct):
         await self.save()
 
 
+class _Asked(Struct):
+    """A request whose texts are in the conversation.
+
+    Attributes:
+        lent: The conversation, if it outlives the turn and gets the reply.
+        begun: When it was asked, on the event loop's clock.
+    """
+
+    command: RequestCompletion
+    conversation: Conversation
+    lent: LentConversation | None
+    asking: Asking
+    model: str
+    begun: float
+
+
 class LlmActor(Actor[LlmCommand]):
     """Requests completions from one endpoint, one at a time.
 
@@ -153,6 +139,7 @@ class LlmActor(Actor[LlmCommand]):
         self._conversations: dict[ConversationId, Conversation] = {}
         self._call_ids: set[CallId] = set() if lent is None else lent.encoded.history.call_ids
         self._long_reply = False
+        self._unreported = Usage()
 
     async def run(self) -> None:
         """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
@@ -161,19 +148,63 @@ class LlmActor(Actor[LlmCommand]):
 
     async def receive(self, envelope: Envelope[LlmCommand]) -> None:
         """Ask the endpoint and send the outcome to the agent, or as the reply if the sender awaits one."""
-        outcome: ToolSupportChecked | CompletionReceived | CompletionFailed
         match envelope.body:
             case RewriteHistory() as command:
-                return await self._rewrite(command)
+                await self._rewrite(command)
             case CheckToolSupport():
-                outcome = await self._endpoint.tool_support()
+                await self._report(await self._endpoint.tool_support(), envelope)
+            case DropCompletion() as command:
+                await self._report(await self._drop(command), envelope)
+            case RequestCompletion(presumed=True) as command:
+                await self._complete_unless_dropped(command, envelope)
             case RequestCompletion() as command:
-                outcome = await self._complete(command, envelope)
+                asked = await self._ask(command, envelope)
+                await self._report(await self._answer(asked, await asked.asking.outcome()), envelope)
+
+    async def _report(self, outcome: _Outcome, envelope: Envelope[LlmCommand]) -> None:
         if envelope.reply_to is not None:
             reply(envelope, outcome)
         else:
             await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
-        return None
+
+    async def _complete_unless_dropped(
+        self, command: RequestCompletion, envelope: Envelope[LlmCommand]
+    ) -> None:
+        """Ask in another task, and read the mailbox meanwhile, because the next message may be to drop this.
+
+        The task that reads is not cancelled when the reply has come: a receive that is cancelled may lose the
+        message that it was just given. It waits for the next message in any case. The agent sends one, or
+        ends, and then the mailbox is closed. Only the exchange can be dropped. Before it, the conversation
+        has to get what the request says; after it, the reply is kept and reported whole.
+        """
+        asked = await self._ask(command, envelope)
+        droppable = anyio.CancelScope()
+
+        async def answer() -> None:
+            outcome: Reply | LlmFailure | None = None
+            with droppable:
+                outcome = await asked.asking.outcome()
+            if outcome is not None:
+                await self._report(await self._answer(asked, outcome), envelope)
+
+        following: Envelope[LlmCommand] | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            with contextlib.suppress(anyio.EndOfStream):
+                following = await self.mailbox.receive()
+            if following is not None and isinstance(following.body, DropCompletion):
+                droppable.cancel()
+        self._unreported = asked.asking.unreported if droppable.cancelled_caught else Usage()
+        if following is not None:
+            await self.receive(following)
+
+    async def _drop(self, command: DropCompletion) -> ReplyDropped:
+        lent = self._lent_as(command.conversation)
+        conversation = self._conversation(command.conversation) if lent is None else lent.encoded
+        conversation.history.forget()
+        if lent is not None:
+            await lent.save()
+        return ReplyDropped(request=command.request, usage=self._unreported)
 
     async def _rewrite(self, command: RewriteHistory) -> None:
         lent = self._lent_as(command.conversation)
@@ -182,9 +213,8 @@ class LlmActor(Actor[LlmCommand]):
         else:
             self._conversation(command.conversation).change(command.change)
 
-    async def _complete(
-        self, command: RequestCompletion, envelope: Envelope[LlmCommand]
-    ) -> CompletionReceived | CompletionFailed:
+    async def _ask(self, command: RequestCompletion, envelope: Envelope[LlmCommand]) -> _Asked:
+        """Add what a request says to its conversation; nothing is sent yet."""
         begun = anyio.current_time()
         lent = self._lent_as(command.conversation)
         conversation = self._conversation(command.conversation) if lent is None else lent.encoded
@@ -206,11 +236,18 @@ class LlmActor(Actor[LlmCommand]):
             lent.told = command
             self._report_thoughts(lent, say)
             await lent.save()
-        reply = await _Asking(self._endpoint, conversation, command, say).outcome()
+        asking = Asking(self._endpoint, conversation, command, say)
+        return _Asked(command, conversation, lent, asking, model, begun)
+
+    async def _answer(
+        self, asked: _Asked, reply: Reply | LlmFailure
+    ) -> CompletionReceived | CompletionFailed:
+        """Keep the reply, and return what the agent gets."""
+        command, lent = asked.command, asked.lent
         if isinstance(reply, LlmFailure):
             return CompletionFailed(request=command.request, failure=reply)
-        self._judge_shape(command, reply, say)
-        kept = conversation.keep(reply)
+        self._judge_shape(command, reply, asked.asking.say)
+        kept = asked.conversation.keep(reply)
         if not command.aside:
             texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
             self._long_reply = sum(map(len, texts)) >= LONG
@@ -223,9 +260,9 @@ class LlmActor(Actor[LlmCommand]):
             reasoning=reply.reasoning,
             tool_calls=reply.tool_calls,
             finish_reason=reply.finish_reason,
-            model=reply.model or model,
+            model=reply.model or asked.model,
             usage=reply.usage,
-            elapsed_s=anyio.current_time() - begun,
+            elapsed_s=anyio.current_time() - asked.begun,
             echo=kept.echo,
             prompt_tokens=reply.prompt_tokens,
         )
@@ -265,153 +302,3 @@ class LlmActor(Actor[LlmCommand]):
                 )
             )
         lent.reported = replies
-
-
-class _Asking:
-    """One completion: sends the requests that `completion_attempts.py` asks for, and reports on them."""
-
-    def __init__(
-        self,
-        endpoint: LlmEndpoint,
-        conversation: Conversation,
-        command: RequestCompletion,
-        say: Callable[[LlmNote], None],
-    ) -> None:
-        self._endpoint = endpoint
-        self._conversation = conversation
-        self._command = command
-        self._say = say
-        self._shown = False
-
-    async def outcome(self) -> Reply | LlmFailure:
-        """Send the request until it is answered or fails for good. Return the reply, or the failure."""
-        settings = self._endpoint.settings
-        state, commands = attempt_step(
-            Unsent(settings, settings.retry, self._command.clears), CompletionWanted()
-        )
-        while True:
-            event: AttemptEvent = CompletionWanted()
-            for command in commands:
-                match command:
-                    case SendRequest(settings=limited):
-                        event = await self._exchange(limited)
-                    case Wait(delay_s):
-                        await anyio.sleep(delay_s)
-                    case Finish(outcome):
-                        return outcome
-                    case _:
-                        self._carry_out(command)
-            state, commands = attempt_step(state, event)
-
-    def _carry_out(
-        self, command: AdaptProfile | DropAttachments | ReportRetry | ReportCut | TakeBackShown | ShowAgain
-    ) -> None:
-        request = self._command.request
-        match command:
-            case AdaptProfile(fault):
-                self._endpoint.adapt_to_error(fault, self._conversation.profile)
-                self._conversation.adopt(self._endpoint.profile)
-            case DropAttachments():
-                rewritten = self._conversation.drop_attachments()
-                if rewritten is not None:
-                    self._say(
-                        HistoryRewritten(
-                            conversation=self._command.conversation, rewrite=rewritten, reason=REFUSED_MEDIA
-                        )
-                    )
-            case ReportRetry(attempt, delay_s, failure):
-                note = CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
-                self._say(note)
-            case ReportCut(limit, retried_with, usage):
-                self._say(
-                    ReplyCut(request=request, limit_tokens=limit, retried_with=retried_with, usage=usage)
-                )
-            case TakeBackShown():
-                self._say(TextDelta(request=request, text="", restart=True))
-            case ShowAgain(reply):
-                for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
-                    if delta.text:
-                        self._show(delta)
-
-    async def _exchange(self, settings: ModelSettings) -> ReplyRead | RequestFailed:
-        self._shown = False
-        profile = self._conversation.profile
-        self._report_left_out(profile)
-        stream = self._command.stream and self._endpoint.profile.streams
-        write = functools.partial(self._conversation.body, settings, stream=stream)
-        long = self._conversation.size >= LONG
-        body = await anyio.to_thread.run_sync(write) if long else write()
-        streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
-        permit = await self._permit(len(body), settings.max_tokens)
-        if isinstance(permit, str):
-            return self._refused(permit, profile)
-        answer, reply = await self._posted(body, streamed, permit)
-        if isinstance(reply, Reply):
-            return ReplyRead(reply, profile, self._shown)
-        return RequestFailed(
-            fault=reply,
-            failure=self._endpoint.describe(reply),
-            profile=profile,
-            retry_after_s=answer.retry_after_s if isinstance(answer, Answered) else None,
-            attachments=self._conversation.has_attachments,
-            shown=self._shown,
-            jitter=self._endpoint.jitter(),
-        )
-
-    def _report_left_out(self, profile: WireProfile) -> None:
-        endpoint = self._endpoint
-        names = left_out(profile, endpoint.settings) - endpoint.left_out
-        if names:
-            endpoint.left_out |= names
-            note = SettingsLeftOut(
-                request=self._command.request,
-                settings=tuple(sorted(names)),
-                endpoint=profile.name,
-                model=endpoint.settings.model,
-            )
-            self._say(note)
-
-    async def _permit(self, size: int, max_tokens: int | None) -> Permit | str | None:
-        model = self._endpoint.settings.model
-        return await permit_for(WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens))
-
-    def _refused(self, why: str, profile: WireProfile) -> RequestFailed:
-        fault = not_sent(why)
-        return RequestFailed(fault=fault, failure=self._endpoint.describe(fault), profile=profile)
-
-    async def _posted(
-        self, body: bytes, streamed: Streamed | None, permit: Permit | None
-    ) -> tuple[Answered | Fault, Reply | Fault]:
-        """Send the request and read the reply. The permit is settled whatever happens."""
-        outcome = RequestOutcome()
-        try:
-            answer = await self._endpoint.post(body, streamed)
-            reply = await self._read(answer)
-            if isinstance(reply, Reply):
-                reported = answer.cost_usd if isinstance(answer, Answered) else None
-                usage = with_cost(reply.usage, reported, self._endpoint.price)
-                reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage)
-            outcome = outcome_of(answer, reply)
-            return answer, reply
-        finally:
-            if permit is not None:
-                permit.settle(outcome)
-
-    async def _read(self, answer: Answered | Fault) -> Reply | Fault:
-        if isinstance(answer, Fault):
-            return answer
-        if len(answer.body) <= LONG_BYTES:
-            return self._understood(answer)
-        return await anyio.to_thread.run_sync(self._understood, answer, abandon_on_cancel=True)
-
-    def _understood(self, answer: Answered) -> Reply | Fault:
-        if not 200 <= answer.status < 300:
-            return fault_of_status(answer.status, answer.body, answer.location)
-        history = self._conversation.history
-        # The number is part of the ids that are made up for calls without one, and counts on over the turns.
-        request = max(self._command.request, history.replies + 1)
-        return self._conversation.read(answer.body, request=request, used_ids=history.call_ids)
-
-    def _show(self, delta: Delta) -> None:
-        self._shown = True
-        self._say(TextDelta(request=self._command.request, text=delta.text, part=delta.part))

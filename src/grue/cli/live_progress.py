@@ -22,6 +22,7 @@ from grue.messages import (
     DeadlinePassed,
     OpenSession,
     ReplyCut,
+    ReplyDropped,
     RequestCompletion,
     RunTurn,
     ServerNoted,
@@ -73,6 +74,7 @@ class Progress:
     Attributes:
         doing: The steps that are under way, oldest first, by their keys.
         usage: Usage of all completions so far.
+        dropped: Replies that were dropped, because the tools were not as they were presumed.
         deadline: When the turn's time limit ends it; `None`: no limit.
     """
 
@@ -83,6 +85,7 @@ class Progress:
         self.score: int | None = None
         self.max_score: int | None = None
         self.usage = Usage()
+        self.dropped = 0
         self.deadline: float | None = None
         self._call_timeout_s: float | None = None
         self._steps = StepTracker()
@@ -146,6 +149,9 @@ class Progress:
                 self._call_timeout_s = timeout_s
             case CompletionReceived(usage=usage):
                 self.usage += usage
+            case ReplyDropped(usage=usage):
+                self.usage += usage
+                self.dropped += 1
             case _:
                 self._text_arrives(body)
 

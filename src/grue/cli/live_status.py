@@ -88,6 +88,8 @@ def _parts(progress: Progress, now: float) -> list[tuple[int, str, str]]:
     tokens = progress.usage.input_tokens + progress.usage.output_tokens
     if tokens:
         parts.append((5, f"{_count(tokens)} tokens", DIM))
+    if progress.dropped:
+        parts.append((6, f"{progress.dropped} dropped", YELLOW))
     if progress.usage.cost_usd is not None:
         parts.append((4, _cost(progress.usage), DIM))
     return parts

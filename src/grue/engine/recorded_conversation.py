@@ -20,9 +20,11 @@ from grue.errors import ConversationError
 from grue.messages import (
     CompletionReceived,
     ConversationId,
+    DropCompletion,
     HistoryReference,
     HistoryRewritten,
     OfferTools,
+    ReplyDropped,
     RequestCompletion,
     Resumption,
     RewriteHistory,
@@ -160,7 +162,9 @@ class _Reader:
                 name in self.talks
             ):
                 self._step(name, envelope)
-            case CompletionReceived() if cause in self._requests:
+            case DropCompletion(conversation=name) if name in self.talks:
+                self._requests[envelope.seq] = name
+            case CompletionReceived() | ReplyDropped() if cause in self._requests:
                 self._step(self._requests.pop(cause), envelope)
             case TurnCompleted() | TurnFailed() | TurnParked() if cause in self._turns:
                 self._end(self._turns.pop(cause), envelope)

@@ -16,6 +16,7 @@ from grue.messages import (
     CallId,
     CompletionReceived,
     HistoryRewritten,
+    ReplyDropped,
     RequestCompletion,
     Resumption,
     RewriteHistory,
@@ -32,7 +33,7 @@ from grue.messages import (
 from grue.protocol.history import History
 from grue.protocol.tool_loop import IllegalEvent, step
 from grue.protocol.turn_resuming import cut_off
-from grue.protocol.turn_states import AwaitingCompletion, Commands, Idle, Transition, TurnState
+from grue.protocol.turn_states import AwaitingCompletion, Commands, Idle, Presuming, Transition, TurnState
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.replay_agent import AGENT, NOTED_EVENTS
 
@@ -41,7 +42,9 @@ class _AskedAgain(Struct, frozen=True):
     """The last request is sent again, so a reply to it that was read is dropped."""
 
 
-_Said: TypeAlias = RequestCompletion | CompletionReceived | HistoryRewritten | RewriteHistory | _AskedAgain
+_Said: TypeAlias = (
+    RequestCompletion | CompletionReceived | ReplyDropped | HistoryRewritten | RewriteHistory | _AskedAgain
+)
 
 
 class RecordedTurn:
@@ -86,7 +89,7 @@ class RecordedTurn:
             self._aside.add(envelope.seq)
         elif isinstance(body, CompletionReceived) and envelope.cause in self._aside:
             pass  # a summary; the change that it brought about follows
-        elif isinstance(body, CompletionReceived | HistoryRewritten | RewriteHistory):
+        elif isinstance(body, CompletionReceived | ReplyDropped | HistoryRewritten | RewriteHistory):
             self.said.append(body)
         elif isinstance(body, RequestCompletion) and envelope.receiver == "llm":
             self._requests = body.request
@@ -136,7 +139,11 @@ class RecordedTurn:
                 f" Calls that were sent: {made}."
             )
         asked = next((each for each in commands if isinstance(each, RequestCompletion)), None)
-        if isinstance(state, AwaitingCompletion) and asked is not None and asked.request > self._requests:
+        if (
+            isinstance(state, AwaitingCompletion | Presuming)
+            and asked is not None
+            and asked.request > self._requests
+        ):
             # The event is in the trace, and the request that follows from it is not.
             return replace(where, new=asked.new)
         return where

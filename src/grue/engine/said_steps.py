@@ -10,6 +10,7 @@ from grue.messages import (
     AssistantReply,
     CompletionReceived,
     HistoryRewritten,
+    ReplyDropped,
     RequestCompletion,
     RequireAnswer,
     RewriteHistory,
@@ -19,7 +20,13 @@ from grue.messages import (
 from grue.protocol.history import History
 
 SaidStep: TypeAlias = (
-    RequestCompletion | CompletionReceived | HistoryRewritten | RewriteHistory | TurnCompleted | TurnFailed
+    RequestCompletion
+    | CompletionReceived
+    | ReplyDropped
+    | HistoryRewritten
+    | RewriteHistory
+    | TurnCompleted
+    | TurnFailed
 )
 
 
@@ -34,6 +41,8 @@ def take_step(history: History, step: SaidStep) -> None:
             history.say(new, mode.answer if isinstance(mode, RequireAnswer) else None)
         case CompletionReceived(content=content, tool_calls=calls, echo=echo):
             history.keep(AssistantReply(content=content, tool_calls=calls, echo=echo))
+        case ReplyDropped():
+            history.forget()
         case HistoryRewritten(rewrite=rewrite):
             history.rewrite(rewrite)
         case RewriteHistory(change=change):

@@ -35,6 +35,7 @@ from grue.messages import (
     ConnectFailed,
     CostUncounted,
     DeadlineMissed,
+    DropCompletion,
     FellBack,
     FinalForced,
     Interrupted,
@@ -91,7 +92,14 @@ class _Call(Struct, frozen=True):
 
 
 _Connecting: TypeAlias = (
-    RunTurn | SessionOpened | McpDisabled | ConnectFailed | ServerNoted | ToolDrifted | PrewarmLost
+    RunTurn
+    | SessionOpened
+    | McpDisabled
+    | ConnectFailed
+    | ServerNoted
+    | ToolDrifted
+    | PrewarmLost
+    | DropCompletion
 )
 _Calling: TypeAlias = (
     CompletionReceived
@@ -193,6 +201,9 @@ class EventFeed:
                 pass
             case ToolDrifted():
                 return self._drift(moment, body)
+            case DropCompletion(reason=reason, request=request):
+                message = f"Reply to presumed tools dropped: {reason}"
+                return [moment.warning("mcp_reply_dropped", message, request=request, reason=reason)]
             case PrewarmLost(server=server, cause=cause):
                 lost = f"MCP session prepared ahead was lost, opening another one: {cause}"
                 return [moment.warning("mcp_spare_lost", lost, server_name=server, error=cause)]

@@ -31,6 +31,7 @@ from grue.messages import (
     LlmFailure,
     McpDisabled,
     OpenSession,
+    ReplyDropped,
     RunTurn,
     ServerName,
     SessionClosed,
@@ -47,6 +48,7 @@ from grue.messages import (
 )
 from grue.observers.spans import (
     CUT_OFF,
+    DROPPED,
     Episode,
     Generation,
     Outcome,
@@ -278,6 +280,9 @@ class SpanFeed:
                     scope.spans[step.key] = self._open_use(scope, step.began.body)
             elif change.reported and not change.retried and step.key in scope.spans:
                 span = scope.spans.pop(step.key)
+                if isinstance(envelope.body, ReplyDropped):
+                    self._close(scope, span, self._now, None, DROPPED)
+                    continue
                 outcome = _outcome(scope.open[span].subject, envelope.body)
                 self._close(scope, span, self._now, outcome, verdict_of(outcome))
 

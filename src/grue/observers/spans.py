@@ -28,6 +28,7 @@ from grue.messages import (
     ConnectFailed,
     DeadlineMissed,
     DeadlinePassed,
+    DropCompletion,
     FellBack,
     FinalForced,
     Interrupted,
@@ -181,6 +182,8 @@ class SpanClosed(Struct, frozen=True, kw_only=True):
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed
 
+DROPPED = Verdict("warning", "reply_dropped", "its tools were not as they were presumed")
+
 CUT_OFF = Verdict("warning", "cut_off", "its turn or episode ended first")
 
 
@@ -290,6 +293,8 @@ def _of_model(body: object) -> Note | None:
             return Note("final_forced", Verdict(), {"reason": reason, "iterations": iterations})
         case RepairRequested(reason=reason):
             return Note("repair_requested", Verdict("warning", detail=reason), {})
+        case DropCompletion(reason=reason):
+            return Note("reply_dropped", Verdict("warning", "reply_dropped", reason), {})
         case FellBack(reason=reason):
             return Note("fell_back", Verdict("warning", detail=reason), {})
         case _:

@@ -1,5 +1,6 @@
 """What a completion costs: the endpoint's own word, or else the user's table of prices."""
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
@@ -59,3 +60,18 @@ def with_cost(usage: Usage, reported: float | None, price: Price | None) -> Usag
         fresh = (usage.input_tokens - cached) * price.input
         reported = (fresh + cached * cached_price + usage.output_tokens * price.output) / _MILLION
     return usage if reported is None else replace(usage, cost_usd=reported)
+
+
+def most_usage(
+    prompt_bytes: int, bytes_per_token: float, max_tokens: int | None, price: Price | None
+) -> Usage:
+    """Return what a request may have cost whose reply is not known.
+
+    Args:
+        prompt_bytes: Size of its body.
+        bytes_per_token: How many bytes make a token.
+        max_tokens: Most tokens of a reply; `None`: no limit is known, so the reply counts as nothing.
+        price: The user's price of the model.
+    """
+    tokens = math.ceil(prompt_bytes / bytes_per_token)
+    return with_cost(Usage(input_tokens=tokens, output_tokens=max_tokens or 0), None, price)

@@ -1,9 +1,9 @@
 """The turn as a pure state machine: `step(state, event) -> (state, commands)`.
 
 Come here to change what a turn does next. `step` is the table of the machine; its parts stand beside it, in
-`turn_sessions.py`, `turn_asking.py`, `turn_replies.py`, `turn_tools.py` and `turn_end.py`. They only decide:
-they do no I/O, read no clock and do not log. The agent actor feeds events to `step` and carries out its
-commands. The rules:
+`turn_sessions.py`, `turn_presuming.py`, `turn_asking.py`, `turn_replies.py`, `turn_tools.py` and
+`turn_end.py`. They only decide: they do no I/O, read no clock and do not log. The agent actor feeds events to
+`step` and carries out its commands. The rules:
 
 1.  Each tool call of a reply gets exactly one tool message, in the order of the calls, before the next
     request: providers reject a conversation with an unanswered call.
@@ -24,14 +24,17 @@ commands. The rules:
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply with
     neither content nor calls. If a final reply is empty, calls tools or fails the host's check, the turn asks
     for one repair, and then uses the host's fallback: at most `max_tool_iterations` + 2 requests in all. A
-    `ContextPolicy` may add its `max_summaries`, and one more after an overflow.
+    `ContextPolicy` may add its `max_summaries`, and one more after an overflow, and a presumed listing one.
 7.  A reached budget forces the final answer, after the calls of its reply. A spent one leaves no repair.
 8.  If it is doubtful whether the model can call tools, the turn checks that before it opens a session.
     Otherwise it checks while the sessions open. The result is known before the first tool is offered.
 9.  With a `ContextPolicy`, each request is made to fit into the context window before it is sent
     (`context_fit.py`). History changes only by a `RewriteHistory`. A summary is requested beside the
     conversation; if none comes, the turn goes on without it.
-10. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
+10. With presumed tools (`ToolsPresumed`) the first request is sent while the sessions open. Nothing follows
+    from its reply before all of them have reported. A reply that calls tools which are not as presumed is
+    dropped (`turn_presuming.py`), at most one a turn.
+11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption can arrive in any state and ends the turn. Events that arrive after that are ignored. So is
     a second `SessionClosed`: a session that is cancelled reports its close without being asked.
 
@@ -49,6 +52,9 @@ Idle ─▶ AwaitingSupport ─▶ AwaitingSessions ─▶ AwaitingCompletion �
                               │                       │ ▼      │ (parked)       ▼            │
                               │                 AwaitingVerdict ─▶ AwaitingClose ─▶ Finished │
                               └──────────────────────────────────────────────────────────────┘
+
+AwaitingSessions ─▶ Presuming ─▶ what follows from the reply
+                        └──────▶ AwaitingDrop ─▶ what follows when all sessions have reported
 ```
 """
 
@@ -71,6 +77,7 @@ from grue.messages import (
     ToolReturned,
     ToolsChanged,
     ToolSkipped,
+    ToolsPresumed,
     ToolSupportChecked,
     ToolTimedOut,
     TurnEvent,
@@ -80,20 +87,20 @@ from grue.protocol.turn_approval import decide, ignore, park
 from grue.protocol.turn_asking import refused, summarised
 from grue.protocol.turn_context import heard
 from grue.protocol.turn_end import abandon, closed, fail
+from grue.protocol.turn_presuming import presume, step_early, supported
 from grue.protocol.turn_replies import complete, final_reply, loop_reply, refuse
 from grue.protocol.turn_sessions import (
     begin,
     given_up,
-    open_all,
     open_session,
     opened,
     unsupported,
-    when_all_reported,
 )
 from grue.protocol.turn_states import (
     AwaitingApproval,
     AwaitingClose,
     AwaitingCompletion,
+    AwaitingDrop,
     AwaitingReconnect,
     AwaitingSessions,
     AwaitingSummary,
@@ -103,6 +110,7 @@ from grue.protocol.turn_states import (
     Finished,
     Idle,
     LiveState,
+    Presuming,
     Transition,
     TurnState,
     without,
@@ -125,12 +133,10 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
     match state, event:
         case Idle(), RunTurn():
             return begin(event)
-        case AwaitingSupport(turn=turn), ToolSupportChecked(supported=True):
-            return open_all(turn, asking=False)
-        case AwaitingSessions(asking=True), ToolSupportChecked(supported=True):
-            return when_all_reported(replace(state, asking=False))
+        case _, ToolsPresumed() if not isinstance(state, Idle):
+            return presume(state, event)
         case ((AwaitingSupport() | AwaitingSessions(asking=True)), ToolSupportChecked()):
-            return unsupported(state, event)
+            return supported(state) if event.supported else unsupported(state, event)
         case AwaitingSessions(pending=pending), SessionOpened(server=server) if server in pending:
             return opened(state, event)
         case AwaitingSessions(pending=pending), McpDisabled(server=server) if server in pending:
@@ -138,6 +144,8 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
         case AwaitingSessions(pending=pending), StartupFailed(server=server) if server in pending:
             others = without(pending, server)
             return fail(replace(state.turn, open=(*state.turn.open, *others)), event.failure)
+        case ((Presuming() | AwaitingDrop()), _) if (early := step_early(state, event)) is not None:
+            return early
         case AwaitingCompletion(turn=turn, phase="loop"), CompletionReceived():
             return loop_reply(heard(turn, event), event)
         case AwaitingCompletion(turn=turn, phase=phase), CompletionReceived():

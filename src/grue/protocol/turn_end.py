@@ -30,17 +30,22 @@ from grue.protocol.turn_states import (
     AwaitingApproval,
     AwaitingClose,
     AwaitingCompletion,
+    AwaitingDrop,
     AwaitingReconnect,
     AwaitingSessions,
     AwaitingTools,
     Finished,
     JudgedReply,
     LiveState,
+    Presuming,
     Transition,
     Turn,
     waiting_for,
     without,
 )
+
+_ASKED = (AwaitingCompletion, Presuming, AwaitingDrop)
+"""The states in which the turn has not read the reply to its last request."""
 
 
 def fail(
@@ -80,6 +85,8 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
     """End the turn from whatever state it is in; a call that is under way gets no record."""
     turn = state.turn
     match state:
+        case Presuming(pending=pending):
+            turn = replace(turn, open=(*turn.open, *pending))
         case AwaitingSessions(pending=pending):
             # Sessions that are still opening are closed as soon as they have opened.
             turn = replace(turn, open=(*turn.open, *pending))
@@ -99,7 +106,7 @@ def abandon(state: LiveState, event: DeadlinePassed | TurnInterrupted) -> Transi
         failure = DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state), kept_s=event.kept_s)
     else:
         failure = Interrupted(reason=event.reason)
-    following, commands = fail(turn, failure, unread=isinstance(state, AwaitingCompletion))
+    following, commands = fail(turn, failure, unread=isinstance(state, _ASKED))
     if isinstance(state, AwaitingReconnect):
         # This session has already been told to close.
         commands = tuple(item for item in commands if item != CloseSession(server=state.server))

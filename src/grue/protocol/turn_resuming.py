@@ -46,7 +46,12 @@ def cut_off(state: TurnState, called: Collection[CallId]) -> Resumption | None:
             return Resumption(parked=progress(turn), new=new)
         case states.AwaitingSupport(turn=turn):
             return Resumption(parked=progress(turn), new=turn.opening)
-        case states.AwaitingCompletion(turn=turn) | states.AwaitingVerdict(turn=turn):
+        case (
+            states.AwaitingCompletion(turn=turn)
+            | states.AwaitingVerdict(turn=turn)
+            | states.Presuming(turn=turn)
+            | states.AwaitingDrop(turn=turn, failure=None)
+        ):
             return Resumption(parked=progress(turn))
         case _:
             return None

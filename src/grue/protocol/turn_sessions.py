@@ -22,7 +22,7 @@ from grue.protocol.turn_asking import ask, force
 from grue.protocol.turn_context import begun
 from grue.protocol.turn_end import fail
 from grue.protocol.turn_resuming import turn_after
-from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Transition, Turn, without
+from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Commands, Transition, Turn, without
 
 
 def begin(run: RunTurn) -> Transition:
@@ -37,10 +37,10 @@ def begin(run: RunTurn) -> Transition:
     return open_all(turn, asking=run.support_check == "beside")
 
 
-def open_all(turn: Turn, *, asking: bool) -> Transition:
+def open_all(turn: Turn, *, asking: bool) -> tuple[AwaitingSessions, Commands]:
     """Open the session of every server; `asking` checks the model meanwhile."""
     run = turn.run
-    commands = tuple(open_session(run, server) for server in run.servers)
+    commands: Commands = tuple(open_session(run, server) for server in run.servers)
     state = AwaitingSessions(turn, run.servers, turn.opening, asking)
     return state, (*commands, CheckToolSupport()) if asking else commands
 
@@ -69,18 +69,27 @@ def open_session(run: RunTurn, server: ServerName) -> OpenSession:
 
 def opened(state: AwaitingSessions, event: SessionOpened) -> Transition:
     """Take over the tools of a session that has opened."""
-    turn = state.turn.relist(event.server, event.tools)
+    return when_all_reported(_reported(state, with_tools_of(state.turn, event), event.server))
+
+
+def with_tools_of(turn: Turn, event: SessionOpened) -> Turn:
+    """Return the turn with a session that has opened, and its tools."""
+    turn = turn.relist(event.server, event.tools)
     turn = replace(turn, open=(*turn.open, event.server))
     if event.serves_unlisted:
         turn = replace(turn, serving_unlisted=(*turn.serving_unlisted, event.server))
-    return when_all_reported(_reported(state, turn, event.server))
+    return turn
 
 
 def given_up(state: AwaitingSessions, event: McpDisabled) -> Transition:
     """Go on without the tools of a server."""
-    turn = state.turn.relist(event.server, ())
-    turn = replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
-    return when_all_reported(_reported(state, turn, event.server))
+    return when_all_reported(_reported(state, without_tools_of(state.turn, event), event.server))
+
+
+def without_tools_of(turn: Turn, event: McpDisabled) -> Turn:
+    """Return the turn without the tools of a server that was given up."""
+    turn = turn.relist(event.server, ())
+    return replace(turn, degraded=f"no tools from '{event.server}': {event.reason}")
 
 
 def _reported(state: AwaitingSessions, turn: Turn, server: ServerName) -> AwaitingSessions:

@@ -15,17 +15,21 @@ from grue.messages import (
     ApprovalQuestion,
     BatchId,
     CallId,
+    CompletionFailed,
+    CompletionReceived,
     ConversationId,
     ConversationItem,
     JsonObject,
     Resumption,
     RunTurn,
+    ServerFailure,
     ServerName,
     SystemText,
     ToolCall,
     ToolCallRecord,
     ToolDefinition,
     ToolMessage,
+    ToolsPresumed,
     TurnCommand,
     TurnEnd,
     TurnNote,
@@ -192,9 +196,14 @@ class Idle(Struct, frozen=True):
 
 
 class AwaitingSupport(Struct, frozen=True):
-    """Waits for the check that the model can call tools; no session has been opened yet."""
+    """Waits for the check that the model can call tools; no session has been opened yet.
+
+    Attributes:
+        presumed: What the first request may offer before the sessions have opened.
+    """
 
     turn: Turn
+    presumed: ToolsPresumed | None = None
 
 
 class AwaitingSessions(Struct, frozen=True):
@@ -204,12 +213,43 @@ class AwaitingSessions(Struct, frozen=True):
         pending: Servers that have not reported yet.
         new: Conversation items for the next request.
         asking: Whether the check that the model can call tools is still under way.
+        presumed: What the first request may offer before the sessions have opened.
     """
 
     turn: Turn
     pending: tuple[ServerName, ...]
     new: tuple[ConversationItem, ...]
     asking: bool = False
+    presumed: ToolsPresumed | None = None
+
+
+class Presuming(Struct, frozen=True, kw_only=True):
+    """Waits for the reply to a request that offers presumed tools, and for the sessions.
+
+    Attributes:
+        turn: Its `tools` are those that the sessions have listed so far.
+        pending: Servers that have not reported yet.
+        offered: The tools that the request offers.
+        ledger: The turn's ledger without the reply.
+        reply: The reply. Nothing follows from it before all servers have reported.
+    """
+
+    turn: Turn
+    pending: tuple[ServerName, ...]
+    offered: tuple[ToolDefinition, ...]
+    ledger: ContextLedger | None
+    reply: CompletionReceived | CompletionFailed | None = None
+
+
+class AwaitingDrop(Struct, frozen=True):
+    """Waits until the LLM actor has dropped the reply to presumed tools.
+
+    Attributes:
+        failure: The turn fails with it then; `None`: it asks again, with the tools that the servers list.
+    """
+
+    turn: Turn
+    failure: ServerFailure | None = None
 
 
 class AwaitingCompletion(Struct, frozen=True):
@@ -342,6 +382,8 @@ TurnState: TypeAlias = (
     Idle
     | AwaitingSupport
     | AwaitingSessions
+    | Presuming
+    | AwaitingDrop
     | AwaitingCompletion
     | AwaitingApproval
     | AwaitingSummary
@@ -355,6 +397,8 @@ TurnState: TypeAlias = (
 LiveState: TypeAlias = (
     AwaitingSupport
     | AwaitingSessions
+    | Presuming
+    | AwaitingDrop
     | AwaitingCompletion
     | AwaitingApproval
     | AwaitingSummary
@@ -376,8 +420,11 @@ def waiting_for(state: LiveState) -> str:
             return "asking whether the model takes tools"
         case AwaitingSessions(pending=pending):
             return f"starting {', '.join(pending)}"
-        case AwaitingCompletion():
-            return f"waiting for the model (request {state.turn.requests})"
+        case Presuming(pending=pending, reply=reply) if pending:
+            starting = f"starting {', '.join(pending)}"
+            return starting if reply is not None else f"{starting} and {_for_the_model(state.turn)}"
+        case AwaitingCompletion() | Presuming() | AwaitingDrop():
+            return _for_the_model(state.turn)
         case AwaitingSummary():
             return f"waiting for a summary (request {state.turn.requests})"
         case AwaitingApproval(questions=questions):
@@ -388,6 +435,10 @@ def waiting_for(state: LiveState) -> str:
             return f"restarting {server}"
         case _:
             return "checking the answer"
+
+
+def _for_the_model(turn: Turn) -> str:
+    return f"waiting for the model (request {turn.requests})"
 
 
 def without(items: tuple[T, ...], item: T) -> tuple[T, ...]:

@@ -21,6 +21,7 @@ from grue.messages import (
     McpDisabled,
     PrewarmLost,
     ReplyCut,
+    ReplyDropped,
     RequestCompletion,
     ServerDied,
     ServerEnded,
@@ -194,6 +195,7 @@ class _Model:
         self._requests = 0
         self._retries = 0
         self._cut_replies = 0
+        self._dropped = 0
         self._usage = Usage()
         self._durations = array("d")
 
@@ -205,6 +207,9 @@ class _Model:
                 self._usage += usage
                 ended = (change.step for change in changes if isinstance(change, StepEnded))
                 self._durations.extend(envelope.t - step.began.t for step in ended)
+            case ReplyDropped(usage=usage):
+                self._usage += usage
+                self._dropped += 1
             case CompletionRetried():
                 self._retries += 1
             case ReplyCut():
@@ -215,6 +220,7 @@ class _Model:
             requests=self._requests,
             retries=self._retries,
             cut_replies=self._cut_replies,
+            dropped_replies=self._dropped,
             usage=self._usage,
             duration=Durations.of(self._durations),
         )

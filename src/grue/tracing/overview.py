@@ -75,6 +75,8 @@ class Overview(Struct, kw_only=True):
                 self.failures += 1
             case m.RequestCompletion():
                 self.requests += 1
+            case m.ReplyDropped(usage=usage):
+                self.usage += usage
             case m.CompletionReceived(usage=usage, model=model, tool_calls=calls):
                 self.usage += usage
                 self.tool_calls += len(calls)

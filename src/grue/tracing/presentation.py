@@ -255,6 +255,22 @@ def _cut(body: m.ReplyCut) -> str:
     return f"the model's reply was cut short at {limit}{then}"
 
 
+def _presumed(body: m.ToolsPresumed) -> str:
+    listings = (f"{each.server}: {_many(len(each.tools), 'tool')} ({each.source})" for each in body.listings)
+    return f"presumed {', '.join(listings)}"
+
+
+def _verified(body: m.ToolsVerified) -> str:
+    changed = f", but {', '.join(body.changed)}, which the reply does not call" if body.changed else ""
+    return f"request {body.request}: the tools are as presumed{changed}"
+
+
+def _reply_dropped(body: m.ReplyDropped) -> str:
+    usage = body.usage
+    cost = f", estimated at {usage.input_tokens} + {usage.output_tokens} tokens" if usage.input_tokens else ""
+    return f"request {body.request}{cost}"
+
+
 def _delta(body: m.TextDelta) -> str:
     if body.restart:
         return f"request {body.request} begins anew: its reply so far is void"
@@ -367,7 +383,13 @@ _TABLE: dict[type, _Row] = {
     # The model
     m.CheckToolSupport: _Row(lambda _: "can the model call tools?"),
     m.ToolSupportChecked: _Row(_supported, judge=_if(lambda body: not body.supported, "warn", "no tools")),
+    m.ToolsPresumed: _Row(_presumed),
+    m.ToolsVerified: _Row(_verified),
     m.RequestCompletion: _Row(_asked),
+    m.DropCompletion: _warn(
+        "dropped", lambda body: body.reason, lambda body: f"request {body.request}", live=_always
+    ),
+    m.ReplyDropped: _Row(_reply_dropped),
     m.CompletionReceived: _Row(_reply),
     m.CompletionFailed: _fail("no reply", lambda body: _failure(body.failure)),
     m.CompletionRetried: _warn("retry", _retried, live=_always),

@@ -15,7 +15,14 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from grue.messages import CompletionFailed, CompletionReceived, CompletionRetried, RequestCompletion
+from grue.messages import (
+    CompletionFailed,
+    CompletionReceived,
+    CompletionRetried,
+    DropCompletion,
+    ReplyDropped,
+    RequestCompletion,
+)
 from grue.tracing.changes import Changes
 from grue.tracing.divergence import Divergence
 from grue.tracing.reading import EpisodeEnvelope
@@ -154,6 +161,7 @@ def _excluded(turn: RecordedTurn, turn_slice: TurnSlice, changes: Changes) -> It
 def _llm_divergences(turn: RecordedTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
     """Yield messages of the LLM actor that do not fit: a reply without a request, a retry out of order."""
     asked: RequestCompletion | None = None
+    dropping: int | None = None
     attempts: dict[int, int] = {}
     for envelope in turn_slice.envelopes:
         reason = ""
@@ -166,6 +174,12 @@ def _llm_divergences(turn: RecordedTurn, turn_slice: TurnSlice) -> Iterator[Dive
                 if asked is None or asked.request != request:
                     reason = f"it answers request {request}, but no such request is open"
                 asked = None
+            case DropCompletion(request=request):
+                dropping = request
+            case ReplyDropped(request=request):
+                if dropping != request:
+                    reason = f"it answers no command to drop the reply to request {request}"
+                asked = dropping = None
             case CompletionRetried(attempt=attempt) if envelope.cause is not None:
                 if attempt <= attempts.get(envelope.cause, 0):
                     reason = f"attempt {attempt} comes after attempt {attempts[envelope.cause]}"

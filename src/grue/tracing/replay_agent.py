@@ -18,11 +18,13 @@ from grue.messages import (
     CloseSession,
     CompletionReceived,
     DeadlinePassed,
+    DropCompletion,
     OpenSession,
     RequestCompletion,
     RewriteHistory,
     RunTurn,
     SessionClosed,
+    ToolsPresumed,
     TurnCommand,
     TurnCompleted,
     TurnEnd,
@@ -43,7 +45,7 @@ from grue.tracing.redacted_text import quote_placeholders, same_redacted
 from grue.tracing.turn_slices import TurnSlice, causes
 
 AGENT = "agent"
-NOTED_EVENTS = (DeadlinePassed, TurnInterrupted)
+NOTED_EVENTS = (DeadlinePassed, TurnInterrupted, ToolsPresumed)
 """Events of the agent's machine that do not come through its mailbox; the agent records them as notes."""
 
 ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
@@ -56,7 +58,7 @@ class RecordedTurn(Struct, frozen=True, kw_only=True):
     Attributes:
         begun: The turn's `RunTurn`.
         inbox: The messages that entered the agent's mailbox, `begun` first.
-        noted: Events from the clock and the supervisor.
+        noted: Events that the agent has noted: from the clock, the supervisor, and what may be presumed.
         said: The messages and notes that the agent recorded.
         crash: The agent's exception, if it crashed.
         by_seq: All envelopes of its slice, by number.
@@ -246,7 +248,7 @@ class _Drive:
         match command:
             case OpenSession() | CallTools() | CloseSession():
                 return command.server
-            case RequestCompletion() | RewriteHistory() | CheckToolSupport():
+            case RequestCompletion() | DropCompletion() | RewriteHistory() | CheckToolSupport():
                 return "llm"
             case AskApproval():
                 return "approval"

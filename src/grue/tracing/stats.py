@@ -62,7 +62,9 @@ class ModelStats(Struct, frozen=True, kw_only=True):
         requests: Completions that were requested, including servers' samplings.
         retries: Requests that were sent again after a failure.
         cut_replies: Replies that ended at their length limit.
-        usage: Tokens and cost of all replies.
+        dropped_replies: Replies that were dropped, because the tools were not as they were presumed.
+        usage: Tokens and cost of all replies; of a request that was cancelled when its reply was dropped, an
+            estimate.
         duration: Durations of requests that got a reply, from the first attempt to the reply.
     """
 
@@ -71,6 +73,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
     cut_replies: int
     usage: Usage
     duration: Durations
+    dropped_replies: int = 0
 
 
 class ToolStats(Struct, frozen=True, kw_only=True):

@@ -66,7 +66,9 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
         width: Columns of the terminal, at which lines are wrapped; `None`: lines are not wrapped.
     """
     usage, model, turns = stats.model.usage, stats.model, stats.turns
-    again = _listed({"tried again": model.retries, "cut short": model.cut_replies}, " (")
+    again = _listed(
+        {"tried again": model.retries, "cut short": model.cut_replies, "dropped": model.dropped_replies}, " ("
+    )
     tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
     cost = f", {usage.cost_usd:.4f} USD" if usage.cost_usd is not None else ""
     settled = {

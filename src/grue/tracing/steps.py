@@ -6,7 +6,7 @@ a `StepTracker` what is under way, so that they agree.
 | step     | begins with                         | ends with                                            |
 |----------|-------------------------------------|------------------------------------------------------|
 | turn     | `RunTurn`                           | `TurnCompleted`, `TurnFailed`, `TurnParked`          |
-| model    | `RequestCompletion`                 | `CompletionReceived`, `CompletionFailed`             |
+| model    | `RequestCompletion`                 | `CompletionReceived`, `CompletionFailed`, …          |
 | check    | `CheckToolSupport`                  | `ToolSupportChecked`                                 |
 | session  | `OpenSession`                       | `SessionClosed`, `McpDisabled`, `StartupFailed`      |
 | startup  | `OpenSession`                       | `SessionOpened`, `ConnectFailed`, `McpDisabled`, …   |
@@ -15,8 +15,8 @@ a `StepTracker` what is under way, so that they agree.
 | host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
 
 A reply ends the request that caused it. If it has no cause, as with a host's own LLM actor, it ends the
-request with its number. A request or a connect that is tried again ends, and a new attempt of the same step
-begins.
+request with its number, and so does `ReplyDropped`. A request or a connect that is tried again ends, and a
+new attempt of the same step begins.
 
 A turn that was killed or crashed has no end of its own. The host's next fact that is recorded between turns
 ends it, and so does the next `RunTurn` if the turn crashed. Whatever is under way in a turn is abandoned when
@@ -176,6 +176,11 @@ class StepTracker:
     def _answered(self, envelope: Envelope[Any]) -> None:
         self._end(self._question("model", envelope))
 
+    def _dropped(self, envelope: Envelope[Any]) -> None:
+        # Its cause is the command to drop it, not the request.
+        number = envelope.body.request
+        self._end(self._asked_as(number, envelope.turn))
+
     def _checked(self, envelope: Envelope[Any]) -> None:
         self._end(self._question("check", envelope))
 
@@ -184,8 +189,13 @@ class StepTracker:
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)
+        return self._asked_as(number, kind=kind)
+
+    def _asked_as(self, number: int | None, turn: int | None = None, kind: StepKind = "model") -> Hashable:
+        """Return the key of the request with a number; of any turn, unless one is given."""
         for key, step in self.open.items():
-            if step.kind == kind and getattr(step.began.body, "request", None) == number:
+            asked = getattr(step.began.body, "request", None)
+            if step.kind == kind and asked == number and turn in (None, step.turn):
                 return key
         return None
 
@@ -250,6 +260,7 @@ class StepTracker:
         messages.CompletionRetried: _asked_again,
         messages.CompletionReceived: _answered,
         messages.CompletionFailed: _answered,
+        messages.ReplyDropped: _dropped,
         messages.ToolSupportChecked: _checked,
     }
 

@@ -16,6 +16,7 @@ from turns import (
     closed,
     died,
     disabled,
+    listing,
     llm_failed,
     names,
     opened,
@@ -33,9 +34,11 @@ from grue.messages import (
     CallsDecided,
     ContextItem,
     ContextPolicy,
+    ReplyDropped,
     Resumption,
     ToolPolicy,
     ToolRule,
+    ToolsPresumed,
     TurnEvent,
     TurnLimits,
     TurnParked,
@@ -57,6 +60,8 @@ SUMMARISED = replace(
     context=ContextPolicy(window_tokens=1000, reply_tokens=0),
     earlier=(ContextItem(tokens=50), ContextItem(tokens=900)),
 )
+PRESUMED = ToolsPresumed(listings=(listing("a"), listing("b")))
+EARLY = (BEGIN, PRESUMED)
 ONE_ROUND = run("a", limits=TurnLimits(max_tool_iterations=1))
 
 STATES: dict[str, TurnState] = {
@@ -68,6 +73,12 @@ STATES: dict[str, TurnState] = {
         "AwaitingSessions, asking": (run("a", support_check="beside"),),
         "AwaitingSessions, only asking": (run("a", support_check="beside"), opened("a")),
         "AwaitingSessions, one left": (BEGIN, opened("a")),
+        "Presuming": EARLY,
+        "Presuming, one left": (*EARLY, opened("a")),
+        "Presuming, answered": (*EARLY, opened("a"), calls("a.think")),
+        "Presuming, all reported": (*EARLY, opened("a", "look"), opened("b")),
+        "AwaitingDrop": (*EARLY, opened("a"), opened("b", "other"), calls("b.think")),
+        "AwaitingDrop, failing": (*EARLY, startup_failed("a")),
         "AwaitingCompletion, loop": ASKED,
         "AwaitingCompletion, only": (run(),),
         "AwaitingCompletion, forced": (*ASKED, text(None)),
@@ -97,6 +108,8 @@ EVENTS: dict[str, Any] = {
     "SessionOpened a": opened("a"),
     "SessionOpened b": opened("b"),
     "SessionOpened stranger": opened("x"),
+    "ToolsPresumed": PRESUMED,
+    "ReplyDropped": ReplyDropped(request=1),
     "ToolSupportChecked yes": support(True),
     "ToolSupportChecked no": support(False),
     "McpDisabled a": disabled("a"),
@@ -144,6 +157,8 @@ EVENTS: dict[str, Any] = {
 LOOP_REQUEST = "IterationStarted RequestCompletion"
 FORCED = "FinalForced RequestCompletion"
 CLOSE_BOTH = "CloseSession CloseSession"
+CLOSE_ONE = "CloseSession"
+DROP = "AwaitingDrop: DropCompletion"
 UNSUMMARISED = f"AwaitingCompletion: SummaryFailed {LOOP_REQUEST}"
 DEATH = "AwaitingReconnect: CloseSession"
 
@@ -162,6 +177,73 @@ LISTED: dict[str, dict[str, str]] = {
         "StartupFailed b": "AwaitingClose: CloseSession",
         "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
         "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "Presuming": {
+        "SessionOpened a": "Presuming:",
+        "SessionOpened b": "Presuming:",
+        "McpDisabled a": "Presuming:",
+        "McpDisabled b": "Presuming:",
+        "StartupFailed a": DROP,
+        "StartupFailed b": DROP,
+        "CompletionReceived calls": "Presuming:",
+        "CompletionReceived text": "Presuming:",
+        "CompletionReceived nothing": "Presuming:",
+        "CompletionFailed": "Presuming:",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "Presuming, one left": {
+        "SessionOpened b": "AwaitingCompletion: ToolsVerified",
+        "McpDisabled b": "Presuming:",
+        "StartupFailed b": DROP,
+        "CompletionReceived calls": "Presuming:",
+        "CompletionReceived text": "Presuming:",
+        "CompletionReceived nothing": "Presuming:",
+        "CompletionFailed": "Presuming:",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "Presuming, answered": {
+        "SessionOpened b": "AwaitingTools: ToolsVerified CallTools",
+        "McpDisabled b": "AwaitingTools: ToolsVerified CallTools",
+        "StartupFailed b": f"AwaitingClose: {CLOSE_ONE}",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "Presuming, all reported": {
+        "CompletionReceived calls": DROP,
+        "CompletionReceived text": "AwaitingVerdict: ToolsVerified CheckAnswer",
+        "CompletionReceived nothing": f"AwaitingCompletion: ToolsVerified ReplyUnusable {FORCED}",
+        "CompletionFailed": DROP,
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingDrop": {
+        "CompletionReceived calls": "AwaitingDrop:",
+        "CompletionReceived text": "AwaitingDrop:",
+        "CompletionReceived nothing": "AwaitingDrop:",
+        "CompletionFailed": "AwaitingDrop:",
+        "ReplyDropped": f"AwaitingCompletion: {LOOP_REQUEST}",
+        "SessionOpened a": "AwaitingDrop:",
+        "SessionOpened b": "AwaitingDrop:",
+        "McpDisabled a": "AwaitingDrop:",
+        "McpDisabled b": "AwaitingDrop:",
+        "StartupFailed a": "AwaitingDrop:",
+        "StartupFailed b": "AwaitingDrop:",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_BOTH}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_BOTH}",
+    },
+    "AwaitingDrop, failing": {
+        "CompletionReceived calls": "AwaitingDrop:",
+        "CompletionReceived text": "AwaitingDrop:",
+        "CompletionReceived nothing": "AwaitingDrop:",
+        "CompletionFailed": "AwaitingDrop:",
+        "ReplyDropped": f"AwaitingClose: {CLOSE_ONE}",
+        "SessionOpened b": "AwaitingDrop:",
+        "McpDisabled b": "AwaitingDrop:",
+        "StartupFailed b": "AwaitingDrop:",
+        "DeadlinePassed": f"AwaitingClose: {CLOSE_ONE}",
+        "TurnInterrupted": f"AwaitingClose: {CLOSE_ONE}",
     },
     "AwaitingSummary": {
         "CompletionReceived text": f"AwaitingCompletion: RewriteHistory {LOOP_REQUEST}",
@@ -312,6 +394,13 @@ for _name, _row in LISTED.items():
         _late = (event for event in EVENTS if not event.startswith(("RunTurn", "SessionClosed")))
         _row.update({event: f"{_name.split(',')[0]}:" for event in _late})
 
+# What may be presumed is sent right after `RunTurn`. A turn that waits for no session has no use for it.
+for _name, _row in LISTED.items():
+    if _name != "Idle":
+        _row.setdefault("ToolsPresumed", f"{_name.split(',')[0]}:")
+LISTED["AwaitingSessions"]["ToolsPresumed"] = f"Presuming: {LOOP_REQUEST}"
+LISTED["AwaitingSessions, one left"]["ToolsPresumed"] = f"Presuming: {LOOP_REQUEST}"
+
 # A decision that nothing waits for is noted.
 for _name, _row in LISTED.items():
     if _name not in ("Idle", "AwaitingApproval"):
@@ -326,8 +415,8 @@ ILLEGAL = [pair for pair in PAIRS if pair not in LEGAL]
 def test_the_table_is_complete() -> None:
     assert {type(state) for state in STATES.values()} == set(get_args(TurnState))
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
-    assert len(get_args(TurnState)) == 11
-    assert len(get_args(TurnEvent)) == 19
+    assert len(get_args(TurnState)) == 13
+    assert len(get_args(TurnEvent)) == 21
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
     for name, state in STATES.items():
