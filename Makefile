@@ -36,6 +36,7 @@ $(VENV)/bin/python:
 
 # One stamp for what play needs, one for what tests and checks need.
 $(VENV)/.play: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+	@echo "Installing grue and what it needs into $(VENV), once. This may take a minute."
 	$(PIP) install --constraint constraints.txt --editable '.[mcp,yaml]'
 	@touch $@
 
@@ -44,6 +45,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt src/grue/__init__.py | $(VENV)/bin/python
+	@echo "Installing what the tests need into $(VENV), once. This may take some minutes."
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.play
 

@@ -227,7 +227,17 @@ def test_r14_doctor_without_node_says_who_needs_it(tmp_path: Path) -> None:
 def test_r2_2_doctor_finds_a_missing_file(tmp_path: Path) -> None:
     found = grue("doctor", "--no-network", "--mcp-config", "nowhere.json", cwd=tmp_path)
     assert found.returncode == 1
-    assert "WRONG  MCP is enabled but config file not found: nowhere.json" in found.stdout
+    assert "WRONG  The file of MCP servers nowhere.json was not found." in found.stdout
+
+
+def test_doctor_says_that_a_programs_own_settings_are_not_checked(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("llm = LlmSettings(base_url=..., model=...)\n")
+    found = grue("doctor", "--no-network", cwd=tmp_path)
+    assert "agent.py names an endpoint and a model in its own code" in found.stdout
+    named = ("--base-url", "http://127.0.0.1:9/v1", "--model", "m")
+    checked = grue("doctor", "--no-network", *named, cwd=tmp_path)
+    assert "m at http://127.0.0.1:9/v1" in checked.stdout
+    assert "agent.py" not in checked.stdout
 
 
 def test_doctor_says_of_a_file_that_is_not_used(tmp_path: Path) -> None:

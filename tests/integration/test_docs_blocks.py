@@ -66,7 +66,7 @@ def test_the_quick_starts_server_answers(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(server, encoding="utf-8")
     (config,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "mcp_config.json").write_text(config, encoding="utf-8")
-    assert [*MCPConfig.from_file(tmp_path / "mcp_config.json").mcpServers] == ["pantry"]
+    assert [*MCPConfig.from_file(tmp_path / "mcp_config.json").mcpServers] == ["mind", "pantry"]
     pantry = StdioServer(name="pantry", command=sys.executable, args=(str(tmp_path / "server.py"),))
     with ToolClient({"pantry": pantry}) as client:
         assert "12" in str(client.call("pantry.stock", {"article": "eggs"}))

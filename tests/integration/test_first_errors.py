@@ -101,7 +101,13 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
         *("not found", r"none\.toml", "create this one"),
     ),
     "has no mcp_config.json": (
-        *("MCPConfigError", lambda: read_servers("none.json"), "not found", r"none\.json", r"Please either:"),
+        *(
+            "MCPConfigError",
+            lambda: read_servers("none.json"),
+            "not found",
+            r"none\.json",
+            "`grue init` writes one",
+        ),
     ),
     "has not set a variable": (
         *(

@@ -81,7 +81,14 @@ def test_r2_3_a_broken_mcp_config_names_file_line_and_column(tmp_path: Path) -> 
 
 def test_r2_2_a_missing_mcp_config_says_what_to_do(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--mcp-config", "nowhere.json", cwd=tmp_path)
-    says(played, 2, "MCP is enabled but config file not found", "Please either:")
+    says(played, 2, "The file of MCP servers nowhere.json was not found", "grue init")
+    assert list(tmp_path.iterdir()) == [], "nothing was started, and nothing is left"
+
+
+def test_a_start_that_fails_leaves_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {"a": {"command": "x", "env": {"K": "${NOT_SET}"}}}}')
+    says(grue("play", "--offline", "--mcp-config", "mcp.json", cwd=tmp_path), 2, "NOT_SET")
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_an_unknown_key_in_the_mcp_table_suggests_the_nearest(tmp_path: Path) -> None:

@@ -2,9 +2,15 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from commands import grue
+
+from grue import LlmSettings, Runner, TurnRequest
+from grue.errors import LLMError
+from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 
 
 def episode(path: Path, when: int, **result: object) -> None:
@@ -49,3 +55,26 @@ def test_where_there_is_no_trace_both_say_so(tmp_path: Path) -> None:
     listed = grue("runs", cwd=tmp_path)
     assert listed.returncode == 2
     assert "There is no folder runs" in listed.stderr
+
+
+def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> None:
+    for reply in (text_reply("three"), error_reply(404, "no model m")):
+        with ScriptedLlmServer([reply]) as server, suppress(LLMError):
+            llm = LlmSettings(base_url=server.base_url, model="m")
+            with Runner(llm=llm, trace=tmp_path / "runs") as runner:
+                runner.run_turn(TurnRequest(user="How many eggs\nare left?"))
+    failed, answered, _ = grue("runs", cwd=tmp_path).stdout.splitlines()
+    assert " answered: 1 turn, 0 tool calls, " in answered
+    assert answered.endswith(" s  How many eggs")
+    assert " failed: 1 turn, 1 without an answer, 0 tool calls, " in failed
+
+
+def test_the_traceback_of_a_failed_turn_names_its_trace(tmp_path: Path) -> None:
+    with ScriptedLlmServer([error_reply(404, "no model m")]) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m")
+        with Runner(llm=llm, trace=tmp_path / "bot.jsonl") as runner, pytest.raises(LLMError) as failed:
+            runner.run_turn(TurnRequest(user="How many?"))
+    assert failed.value.__notes__ == [
+        f"The turn's messages are in its trace: grue trace show {tmp_path / 'bot.jsonl'}"
+    ]
+    assert "bot.jsonl" not in str(failed.value)

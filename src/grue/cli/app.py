@@ -382,6 +382,12 @@ def logout(
 @app.command()
 def doctor(
     mcp_config: _McpConfig = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model to check.", show_default="the project's")
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="The endpoint to check.", show_default="the project's")
+    ] = None,
     no_network: Annotated[bool, typer.Option("--no-network", help="Make no network requests.")] = False,
     faults: Annotated[
         bool,
@@ -393,7 +399,11 @@ def doctor(
         from grue.cli.doctor import examine, try_faults
 
         take_interrupts()
-        if not (try_faults() if faults else examine(mcp_config, network=not no_network)):
+        if not (
+            try_faults()
+            if faults
+            else examine(mcp_config, network=not no_network, base_url=base_url, model=model)
+        ):
             raise typer.Exit(FAILED)
 
 

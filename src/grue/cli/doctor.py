@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import assert_never
 
@@ -25,7 +26,7 @@ from grue.cli.project import (
     project_configuration,
     project_tables,
 )
-from grue.cli.saying import say
+from grue.cli.saying import say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
@@ -44,17 +45,22 @@ from grue.tool_sessions.server_specs import HttpServer, StdioServer
 _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")
 _ASK_S = 5.0
+_MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
 
 
-def examine(mcp_config: Path | None, *, network: bool) -> bool:
+def examine(
+    mcp_config: Path | None, *, network: bool, base_url: str | None = None, model: str | None = None
+) -> bool:
     """Print each finding as soon as it is known, and return whether everything is in order.
 
     Args:
         mcp_config: A file of MCP servers; `None`: the project's.
         network: Also contact the LLM's endpoint and the servers that have a URL.
+        base_url: The endpoint to check; `None`: the project's.
+        model: The model to check; `None`: the project's.
     """
     in_order = True
-    for finding in _findings(mcp_config, network=network):
+    for finding in _findings(mcp_config, network=network, base_url=base_url, model=model):
         in_order = in_order and finding.verdict != "WRONG"
         first, *more = finding.text.splitlines()
         say(f"{finding.verdict:<6} {first}")
@@ -77,12 +83,18 @@ def try_faults() -> bool:
     return not wrong
 
 
-def _findings(mcp_config: Path | None, *, network: bool) -> Iterator[Finding]:
+def _findings(
+    mcp_config: Path | None, *, network: bool, base_url: str | None, model: str | None
+) -> Iterator[Finding]:
     yield Finding("ok", f"grue {__version__}, Python {platform.python_version()}, {platform.system()}")
     yield _packages()
     try:
         config = project_configuration()
+        config.client_base_url = base_url or config.client_base_url
+        config.agent_model = model or config.agent_model
         yield _project(config)
+        if base_url is None and model is None:
+            yield from _programs()
         known = known_servers(config, mcp_config)
     except MCPConfigError as error:
         yield Finding("WRONG", str(error))
@@ -116,6 +128,18 @@ def _project(config: GameConfiguration) -> Finding:
         return Finding("note", f"No [tool.grue] in {PROJECT_FILE} here; the defaults apply.")
     mcp = "on" if config.mcp_enabled else "off"
     return Finding("ok", f"{PROJECT_FILE}: MCP is {mcp}")
+
+
+def _programs() -> Iterator[Finding]:
+    """Say that a program's own endpoint and model are not checked."""
+    for path in sorted(Path().glob("[!t]*.py"))[:_MOST_PROGRAMS]:
+        with suppress(OSError):
+            if "LlmSettings(" in path.read_text(encoding="utf-8", errors="replace")[:_MOST_CHARS]:
+                yield Finding(
+                    "note",
+                    f"{shown_path(path)} names an endpoint and a model in its own code. To check those:"
+                    " grue doctor --base-url URL --model NAME",
+                )
 
 
 def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Finding]:

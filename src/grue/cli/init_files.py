@@ -36,6 +36,8 @@ def ask(question: str, runner: Runner) -> Answer:
 if __name__ == "__main__":
     with Runner(llm=LLM, servers=read_servers(CONFIG), trace="runs") as runner:
         print(ask(" ".join(sys.argv[1:]) or "What is six times seven?", runner).text)
+    # Every message is on file, also of a run that failed. Read it with: grue trace show
+    print(f"trace: {runner.trace}", file=sys.stderr)
 '''
 
 TEST = '''"""The program with a scripted model: no network, no key, and no process left behind."""

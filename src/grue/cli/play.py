@@ -3,7 +3,6 @@
 import os
 import sys
 from contextlib import ExitStack, chdir, closing, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ from grue.cli.live_terminal import Terminal
 from grue.cli.pace import PacedGame
 from grue.cli.play_options import PlayOptions, as_started, recorded
 from grue.cli.project import declines_mcp, project_configuration
-from grue.cli.saying import say, shown_path
+from grue.cli.runs import RUNS
+from grue.cli.saying import GRUE, say, shown_path
 from grue.config.settings import GameConfiguration
+from grue.config.wording import missing_servers
 from grue.errors import MCPConfigError, TraceError
 from grue.games.catalogue import open_game
 from grue.games.game import Game
@@ -25,7 +26,7 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
 from grue.llm_transport.keys import api_key, key_names, needs_key
-from grue.observers.run_folder import RunFolder
+from grue.observers.run_folder import RunFolder, new_run_path
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Recorder
 from grue.terminal_approval import ask_at_terminal
@@ -56,8 +57,8 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
     game = PacedGame(played)
     client = _client(options, config, game)
     recorder = Recorder()
-    episode_id = past.started.episode_id if past else f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-    folder_path = options.resume or options.run_dir or Path("runs") / episode_id
+    folder_path = options.resume or options.run_dir or new_run_path(RUNS)
+    episode_id = past.started.episode_id if past else folder_path.name
     backends = Backends.chosen(episode_id, langfuse=options.langfuse, otel=options.otel)
     with (
         closing(game),
@@ -85,7 +86,12 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
             settings=recorded(options),
             past=past,
         )
-        orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
+        try:
+            orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
+        except BaseException:
+            if past is None:
+                folder.discard()  # nothing was played
+            raise
         game.pace_s = options.pace_s
         if options.output == "quiet":
             for change in orchestrator.changes:
@@ -124,6 +130,8 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
         config.mcp_enabled = False
         return config, None
     if options.mcp_config is not None:
+        if not options.mcp_config.exists():
+            raise MCPConfigError(missing_servers(options.mcp_config, named=True))
         config.mcp_enabled = True
         config.mcp_config_file = str(options.mcp_config.absolute())
         return config, None
@@ -135,9 +143,10 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
 
 def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMClient:
     if options.offline:
-        from grue.offline import ScriptedModelTransport, playbook_for
+        from grue.offline import PIECE_PAUSE_S, ScriptedModelTransport, playbook_for
 
-        transport = ScriptedModelTransport(playbook_for(game.name, options.seed))
+        pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
+        transport = ScriptedModelTransport(playbook_for(game.name, options.seed), pause_s=pause_s)
         return LLMClient(config, base_url=OFFLINE_URL, transport=transport)
     key = api_key(config.client_base_url, os.environ)
     if key is None and needs_key(config.client_base_url):
@@ -174,8 +183,8 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
     counted = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
     counts = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
     where = shown_path(folder)
-    further = f"\nTo go on: grue play --resume {where}" if result.reason == "interrupted" else ""
+    further = f"\nTo go on: {GRUE} play --resume {where}" if result.reason == "interrupted" else ""
     return (
         f"\n{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}\n"
-        f"The trace is in {where}; to read it: grue trace show {where}{further}"
+        f"The trace is in {where}; to read it: {GRUE} trace show {where}{further}"
     )

@@ -83,7 +83,7 @@ def known_servers(
             passed_over=None if passed_over is None else _shown(passed_over),
         )
     path = config.mcp_config_path if mcp_config is None else mcp_config
-    file = MCPConfig.from_file(path)
+    file = MCPConfig.from_file(path, named=mcp_config is not None)
     servers: dict[str, McpServer] = {}
     unusable: dict[str, str] = {}
     for name in file.mcpServers:

@@ -1,9 +1,7 @@
 """`grue run`: run a task with the skill agent and print how it went."""
 
-import os
 import sys
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -13,16 +11,17 @@ from grue.cli.backends import Backends
 from grue.cli.live import LiveView
 from grue.cli.live_terminal import Terminal
 from grue.cli.run_story import RunLines, RunStory
-from grue.cli.saying import say, shown_path
+from grue.cli.runs import RUNS
+from grue.cli.saying import GRUE, say, shown_path
 from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.hosts.skill_agent.past import read_run
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.keys import key_names, needs_key
 from grue.messages import JsonObject
-from grue.offline import MODEL, ScriptedModelTransport, reply_to_task
+from grue.observers.run_folder import new_run_path
+from grue.offline import MODEL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
 from grue.protocol.chat_wire.failures import shown_endpoint
-from grue.protocol.chat_wire.profiles import profile_for
 from grue.runtime.trace import Recorder
 from grue.terminal_approval import ask_at_terminal
 
@@ -86,8 +85,7 @@ def _run(options: RunOptions) -> RunResult:
             f"There is no task. Name one: grue run {shown_path(path)} 'TASK'; or set `task`."
         )
     _choose_model(config, options)
-    episode = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-    folder = options.resume or options.run_dir or Path("runs") / episode
+    folder = options.resume or options.run_dir or new_run_path(RUNS)
     recorder, folder = Recorder(), folder.absolute()
     with ExitStack() as stack:
         backends = stack.enter_context(
@@ -116,7 +114,7 @@ def _run(options: RunOptions) -> RunResult:
         except KeyboardInterrupt:
             view.close()
             if options.output != "json":
-                say(f"\ninterrupted. To go on: grue run --resume {shown_path(folder)}")
+                say(f"\ninterrupted. To go on: {GRUE} run --resume {shown_path(folder)}")
             raise
         view.close()
         if options.output == "json":
@@ -139,9 +137,10 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
     llm = config.llm
     assert isinstance(llm, LlmSettings), "load_config reads settings"
     if options.offline:
-        profile = structs.replace(profile_for(OFFLINE_URL, MODEL, None), streams=False)
-        llm = structs.replace(llm, base_url=OFFLINE_URL, model=MODEL, api_key="", profile=profile, wire=None)
-        config.llm = LlmEndpoint(llm, transport=ScriptedModelTransport(script=reply_to_task))
+        llm = structs.replace(llm, base_url=OFFLINE_URL, model=MODEL, api_key="", profile=None, wire=None)
+        pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
+        transport = ScriptedModelTransport(script=reply_to_task, pause_s=pause_s)
+        config.llm = LlmEndpoint(llm, transport=transport)
         return
     llm = structs.replace(llm, model=options.model or llm.model)
     if options.base_url is not None and options.base_url != llm.base_url:
@@ -166,10 +165,10 @@ def _summary(result: RunResult, folder: Path) -> str:
     where = shown_path(shown)
     counted = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
     counts = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
-    goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: grue run --resume {where}"
+    goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: {GRUE} run --resume {where}"
     questions = "".join(f"\n  {each.name} {each.arguments}" for each in result.questions)
     ended = f"{result.reason}: {result.detail}"
     return (
         f"\n{ended}; {counts}, {result.duration_s:.1f} s, {result.model}{questions}\n"
-        f"The trace is in {where}; to read it: grue trace show {where}{goes_on}"
+        f"The trace is in {where}; to read it: {GRUE} trace show {where}{goes_on}"
     )

@@ -8,16 +8,19 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from grue.cli.saying import say, shown_path
-from grue.errors import MCPConfigError
+from grue.cli.saying import GRUE, say, shown_path
+from grue.errors import MCPConfigError, TraceError
 from grue.observers.run_folder import RESULT_FILE
 from grue.runtime.safe_open import next_line, open_regular, read_regular
-from grue.tracing.reading import TRACE_FILE
+from grue.tracing.overview import Overview
+from grue.tracing.reading import TRACE_FILE, open_episode
 
 RUNS = Path("runs")
 """Where `grue play` and `Runner(trace="runs")` put run folders."""
 
 _MOST_RESULT_BYTES = 2**20
+_MOST_READ_BYTES = 2**24
+"""How much of the traces without a result file is read for the list, the latest first."""
 _HEADER = b'{"trace":"grue"'
 
 
@@ -37,10 +40,15 @@ def list_runs(folder: Path) -> None:
     """
     found = _episodes(folder)
     width = max(len(shown_path(path)) for path in found)
+    readable = _MOST_READ_BYTES
     for path in found:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_written(path)))
-        say(f"{shown_path(path):{width}}  {when}  {_outcome(path)}".rstrip())
-    say(f"To read one: grue trace show {shown_path(found[0])}")
+        outcome = _outcome(path)
+        if not outcome and (size := _size(path)) <= readable:
+            readable -= size
+            outcome = _outcome_of_trace(path)
+        say(f"{shown_path(path):{width}}  {when}  {outcome}".rstrip())
+    say(f"To read one: {GRUE} trace show {shown_path(found[0])}")
 
 
 def write_runs(folder: Path, open_browser: bool) -> None:
@@ -107,6 +115,28 @@ def _written(path: Path) -> float:
         return (path / TRACE_FILE if path.is_dir() else path).stat().st_mtime
     except OSError:  # it was removed meanwhile
         return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return (path / TRACE_FILE if path.is_dir() else path).stat().st_size
+    except OSError:
+        return 0
+
+
+def _outcome_of_trace(path: Path) -> str:
+    """Return how the episode of a program of one's own ended, from its trace."""
+    overview = Overview()
+    try:
+        for envelope in open_episode(path):
+            overview.see(envelope)
+    except TraceError:
+        return "cannot be read"
+    turns = "1 turn" if overview.turns == 1 else f"{overview.turns} turns"
+    failed = f", {overview.failures} without an answer" if overview.failures else ""
+    calls = f", {overview.tool_calls} tool call{'' if overview.tool_calls == 1 else 's'}"
+    ended = overview.ending or overview.last or "not finished"
+    return f"{ended}: {turns}{failed}{calls}, {overview.seconds:.1f} s  {overview.title}"
 
 
 def _outcome(path: Path) -> str:

@@ -5,13 +5,29 @@ direction, and secrets from the environment. None of these reach the terminal.
 """
 
 import os
+import shutil
+import sys
 from pathlib import Path
+from shlex import quote
 
 import typer
 
 from grue.protocol.safe_text import printable, written_out
 from grue.protocol.secret_names import secrets_in
 from grue.runtime.redaction import Redaction
+
+
+def _command() -> str:
+    """Return how this command was called, if it is not on the PATH, as after `make play`."""
+    called = Path(sys.argv[0])
+    if called.name != "grue" or shutil.which("grue") is not None:
+        return "grue"
+    here = Path.cwd()
+    return quote(str(called.relative_to(here) if called.is_relative_to(here) else called))
+
+
+GRUE = _command()
+"""What a user types for `grue`, in hints."""
 
 
 def say(text: str = "", *, err: bool = False) -> None:

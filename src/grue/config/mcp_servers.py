@@ -33,7 +33,7 @@ from grue.config.offered_tools import ToolsConfig, with_tools
 from grue.config.reading import nearest, read_config_text
 from grue.config.server_auth import AuthConfig, expanded_auth, to_oauth
 from grue.config.strict_json import parse_json
-from grue.config.wording import entry_problem
+from grue.config.wording import entry_problem, missing_servers
 from grue.errors import MCPConfigError
 from grue.tool_sessions.environment import InheritEnv
 from grue.tool_sessions.server_options import ServerOptions
@@ -236,6 +236,7 @@ class MCPConfig(BaseModel):
         *,
         environ: Mapping[str, str] | None = None,
         workspace_folder: Path | None = None,
+        named: bool = False,
     ) -> Self:
         """Load the servers of a JSON file.
 
@@ -244,6 +245,7 @@ class MCPConfig(BaseModel):
             environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
             workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
                 of the file.
+            named: The user has named this file. The error for a missing one then speaks of no setting.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has
@@ -252,7 +254,7 @@ class MCPConfig(BaseModel):
         Source: R2.1-3
         """
         source = Path(path)
-        text = read_config_text(source, if_missing=_missing(source))
+        text = read_config_text(source, if_missing=missing_servers(source, named=named))
         scope = Scope(
             environ=os.environ if environ is None else environ,
             workspace_folder=(workspace_folder or source.parent).absolute(),
@@ -435,15 +437,6 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 def _sentence(words: str) -> str:
     return words if words.endswith("?") else f"{words}."
-
-
-def _missing(path: Path) -> str:
-    return (
-        f"MCP is enabled but config file not found: {path}\n"
-        "Please either:\n"
-        f"  1. Create {path.name} in project root, or\n"
-        "  2. Set mcp.enabled = false in pyproject.toml"
-    )
 
 
 def _servers(document: object, source: Path) -> object:

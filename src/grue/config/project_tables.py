@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from grue.config.guessed_names import where_it_belongs
 from grue.config.reading import nearest, read_config_text
 from grue.config.wording import toml_kind
 from grue.errors import MCPConfigError
@@ -53,12 +54,9 @@ def read_project_tables(path: Path) -> ProjectTables:
     """
     document = _document(path)
     ours, older = (_root(document, root, path) for root in (GRUE, ZORKGPT))
-    for name in ours:
+    for name, value in ours.items():
         if name not in TABLES:
-            raise MCPConfigError(
-                f"{path}: unknown table [{GRUE}.{name}]. Did you mean [{GRUE}.{nearest(name, TABLES)}]?",
-                path=str(path),
-            )
+            raise MCPConfigError(f"{path}: {_unknown(name, value)}", path=str(path))
     found = ProjectTables(path, {name: {} for name in TABLES}, {})
     for root, tables in ((GRUE, ours), (ZORKGPT, older)):
         for name in TABLES:
@@ -72,6 +70,15 @@ def read_project_tables(path: Path) -> ProjectTables:
             path=str(path),
         )
     return found
+
+
+def _unknown(name: str, value: object) -> str:
+    if not isinstance(value, dict):
+        tables = ", ".join(f"[{GRUE}.{table}]" for table in TABLES)
+        hint = where_it_belongs(name, GRUE) or f"Settings are in the tables {tables}."
+        return f"[{GRUE}] has no setting {name!r} of its own. {hint}"
+    hint = where_it_belongs(name, GRUE) or f"Did you mean [{GRUE}.{nearest(name, TABLES)}]?"
+    return f"unknown table [{GRUE}.{name}]. {hint}"
 
 
 def _twice(ours: Mapping[str, Any], older: Mapping[str, Any]) -> Iterator[str]:

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from grue.config.context_policy import context_policy_of
+from grue.config.guessed_names import where_it_belongs
 from grue.config.project_tables import ZORKGPT, ProjectTables, read_project_tables
 from grue.config.reading import nearest
 from grue.config.tool_policy import tool_policy_of
@@ -278,8 +279,9 @@ def _refuse_unknown_keys(project: ProjectTables, known: Mapping[str, Sequence[st
         names = known.get(table)
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):
             continue
+        meant = where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
         raise MCPConfigError(
-            f"{project.path}: unknown key {key!r} in [{root}.{table}]. Did you mean {nearest(key, names)!r}?"
+            f"{project.path}: unknown key {key!r} in [{root}.{table}]. {meant}"
             f" Known keys: {', '.join(names)}.",
             path=str(project.path),
         )

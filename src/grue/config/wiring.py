@@ -46,7 +46,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
     lock: ToolLock | None = None
     if config.mcp_enabled and servers:
         lock = tool_lock(config)
-        found = read_servers(config.mcp_config_path)
+        found = _servers_of(MCPConfig.from_file(config.mcp_config_path))
     policy = FailurePolicy(on_tool_drift=on_tool_drift(config))
     budget = episode_budget(config)
     return Configured(
@@ -70,7 +70,10 @@ def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, Mcp
     Raises:
         MCPConfigError: The file is missing or invalid, or a variable of a `${...}` is not set.
     """
-    file = MCPConfig.from_file(path)
+    return _servers_of(MCPConfig.from_file(path, named=True))
+
+
+def _servers_of(file: MCPConfig) -> dict[str, McpServer]:
     return {name: to_tool_server(name, file.server(name)) for name in file.mcpServers}
 
 

@@ -1,5 +1,6 @@
 """Turn pydantic's errors into messages that say what was found and what is expected."""
 
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import ErrorDetails
@@ -79,3 +80,15 @@ def _json_kind(value: object) -> str:
             return "a list"
         case _:
             return "an object"
+
+
+def missing_servers(path: Path, *, named: bool) -> str:
+    """Return the error for a missing file of servers; `named`: the user has named it, and no setting."""
+    if named:
+        return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."
+    return (
+        f"MCP is enabled but config file not found: {path}\n"
+        "Please either:\n"
+        f"  1. Create {path.name} in project root, or\n"
+        "  2. Set mcp.enabled = false in pyproject.toml"
+    )

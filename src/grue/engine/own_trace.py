@@ -2,8 +2,6 @@
 
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 
 import grue
@@ -36,8 +34,9 @@ class OwnTrace:
             self.path = target
             self._close = _write_file(target, recorder)
         else:
-            self.path = _new_folder(target)
-            from grue.observers.run_folder import RunFolder  # its imports take time
+            from grue.observers.run_folder import RunFolder, new_run_path  # its imports take time
+
+            self.path = new_run_path(target)
 
             self._close = RunFolder(self.path, recorder, episode_id=self.path.name).close
 
@@ -62,9 +61,3 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
         recorder.hide(name, value)
     recorder.add(writer)
     return writer.close
-
-
-def _new_folder(parent: Path) -> Path:
-    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(path for path in (parent / each for each in names) if not path.exists())

@@ -22,7 +22,7 @@ from grue.engine.images import images_for, read_images
 from grue.engine.tool_policy import servers_for
 from grue.engine.tool_servers import first_connects, startup_timeouts
 from grue.engine.turn_actors import TurnActors, TurnResources
-from grue.engine.turn_errors import error_for, pending_error
+from grue.engine.turn_errors import error_for, naming_the_trace, pending_error
 from grue.engine.turn_handle import ProgressSource
 from grue.engine.wiring import Wiring
 from grue.errors import MCPError
@@ -211,7 +211,9 @@ class Turn(Generic[T]):
             case TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))
             case TurnFailed():
-                raise error_for(settings.wiring.recorder.redacted_body(end))
+                raise naming_the_trace(
+                    error_for(settings.wiring.recorder.redacted_body(end)), settings.wiring.recorder
+                )
             case _:
                 assert_never(end)
 

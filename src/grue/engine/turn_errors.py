@@ -1,5 +1,7 @@
 """Translate the end of a failed turn into the exception that the host gets."""
 
+from shlex import quote
+
 from grue.errors import (
     AnswerError,
     ApprovalPending,
@@ -20,6 +22,8 @@ from grue.messages import (
     TurnFailure,
     TurnParked,
 )
+from grue.runtime.trace import Recorder
+from grue.runtime.trace_file import TraceWriter
 from grue.tool_sessions.failures import failure_text
 
 
@@ -57,6 +61,14 @@ def error_for(end: TurnFailed) -> MCPError:
             return AnswerError(text, raw=raw)
         case Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")
+
+
+def naming_the_trace(error: MCPError, recorder: Recorder) -> MCPError:
+    """Add a note to an error that says where the turn's messages are; a traceback shows it."""
+    writer = next((each for each in recorder.observers if isinstance(each, TraceWriter)), None)
+    if writer is not None:
+        error.add_note(f"The turn's messages are in its trace: grue trace show {quote(str(writer.path))}")
+    return error
 
 
 def pending_error(end: TurnParked) -> ApprovalPending:

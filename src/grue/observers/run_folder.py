@@ -2,7 +2,9 @@
 
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -138,6 +140,14 @@ class RunFolder:
             raise TraceError(f"Cannot write {target}: {error.strerror}.") from error
         return f"{above}/{last}".lstrip("/")
 
+    def discard(self) -> None:
+        """Close the files and remove them, and the folder if nothing else is in it."""
+        self.close()
+        for name in ("trace.jsonl", "events.jsonl", "episode.log"):
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
     def close(self) -> None:
         """Close the files. A second call does nothing.
 
@@ -146,6 +156,27 @@ class RunFolder:
         """
         with self._files:
             self._recorder.settle()
+
+
+def new_run_path(parent: Path) -> Path:
+    """Create a run folder that nobody else has, named by the time and the process, and return its path.
+
+    Raises:
+        TraceError: It cannot be created.
+    """
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+    for number in count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            # Containers that share the folder may have processes with the same number: whoever creates it has
+            # it.
+            path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise TraceError(f"Cannot create the run folder {path}: {error.strerror}.") from error
+        return path
+    raise AssertionError("count() does not end")
 
 
 def _make(path: Path) -> None:

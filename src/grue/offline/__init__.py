@@ -19,6 +19,14 @@ from grue.offline.playbook import Playbook
 from grue.offline.repertoire import playbook_for
 from grue.offline.reporting import reply_to_task
 from grue.offline.script import MODEL
-from grue.offline.transport import ScriptedModelTransport
+from grue.offline.transport import PIECE_PAUSE_S, ScriptedModelTransport
 
-__all__ = ["MODEL", "Playbook", "ScriptedModelTransport", "playbook_for", "reply_in_chat", "reply_to_task"]
+__all__ = [
+    "MODEL",
+    "PIECE_PAUSE_S",
+    "Playbook",
+    "ScriptedModelTransport",
+    "playbook_for",
+    "reply_in_chat",
+    "reply_to_task",
+]

@@ -133,8 +133,6 @@ def read_request(body: JsonObject, dialect: Dialect = CHAT, *, strict_names: boo
         raise BadRequestError(_NOT_JSON) from error
     if refusal is not None:
         raise BadRequestError(refusal.words)
-    if chat.get("stream"):
-        raise BadRequestError("The offline script does not stream.", param="stream", code="unsupported_value")
     try:
         return msgspec.convert(chat, ChatRequest)
     except msgspec.ValidationError as error:

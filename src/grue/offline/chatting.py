@@ -84,7 +84,9 @@ def _call(request: ChatRequest, number: int, name: str, arguments: str) -> Funct
 
 def _function(offered: Sequence[Function], name: str) -> Function | None:
     """Return the function with this name; a name with dots has others in their place on the wire."""
-    return next((each for each in offered if _plain(each.name) == _plain(name)), None)
+    wanted = _plain(name)
+    # In a chat the tools of MCP servers begin with `mcp.`, which a user may leave out.
+    return next((each for each in offered if _plain(each.name) in (wanted, f"mcp{wanted}")), None)
 
 
 def _plain(name: str) -> str:

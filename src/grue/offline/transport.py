@@ -1,9 +1,10 @@
 """The offline model as an httpx transport, which replaces the network."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
+import anyio
 import httpx
 import msgspec
 
@@ -12,6 +13,10 @@ from grue.offline.chat_request import BadRequestError, ChatRequest, decode_body,
 from grue.offline.playbook import Playbook
 from grue.offline.script import MODEL, Reply, completion, reply
 from grue.provider_rules.dialects import Dialect, dialect_of
+from grue.provider_rules.reply_streams import stream_of
+
+PIECE_PAUSE_S: Final = 0.03
+"""A pause between the pieces of a streamed reply, for a terminal."""
 
 _MODELS: Final[JsonObject] = {
     "object": "list",
@@ -28,11 +33,28 @@ _MODELS: Final[JsonObject] = {
 }
 
 
+class _Events(httpx.AsyncByteStream, httpx.SyncByteStream):
+    """The events of a streamed reply."""
+
+    def __init__(self, events: Sequence[bytes], pause_s: float) -> None:
+        self._events = events
+        self._pause_s = pause_s
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for event in self._events:
+            if self._pause_s:
+                await anyio.sleep(self._pause_s)
+            yield event
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._events
+
+
 class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     """An httpx transport that answers requests for completions and models at any URL, without network or key.
 
-    It serves `POST` to `.../chat/completions`, `.../responses` and `.../messages`, each in its own format and
-    never streamed, and `GET` of `.../models`.
+    It serves `POST` to `.../chat/completions`, `.../responses` and `.../messages`, each in its own format,
+    streamed if the request asks for that, and `GET` of `.../models`.
 
     It has no state: one instance can serve any number of clients at once, and closing a client does not close
     it.
@@ -41,6 +63,7 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         playbook: The playbook for the game (`playbook_for`); `None`: explore.
         strict_names: Refuse function names with dots and the like, as OpenAI does.
         script: Answers the requests in place of the player of games, such as `reply_in_chat`.
+        pause_s: Seconds between two pieces of a streamed reply, so that a person can watch it come.
     """
 
     def __init__(
@@ -49,7 +72,9 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         *,
         strict_names: bool = False,
         script: Callable[[ChatRequest], Reply] | None = None,
+        pause_s: float = 0.0,
     ) -> None:
+        self._pause_s = pause_s
         self._script = script or (lambda request: reply(request, playbook))
         self._strict_names = strict_names
 
@@ -76,7 +101,12 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
             answer = completion(body, self._script(request))
         except BadRequestError as error:
             return _json(400, dialect.error(400, _error(str(error), error.param, error.code)))
-        return _json(200, dialect.from_chat(answer, asked))
+        content = dialect.from_chat(answer, asked)
+        if not asked.get("stream"):
+            return _json(200, content)
+        events = stream_of(dialect.name, content, asked)
+        headers = {"Content-Type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, stream=_Events(events, self._pause_s))
 
 
 def _wrong_method(method: str, path: str) -> httpx.Response:

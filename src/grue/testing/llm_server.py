@@ -11,7 +11,7 @@ assert llm.requests[1].messages[-1]["role"] == "tool"
 
 The script is a list of replies, served in order, or a function from request to reply. One script serves every
 format: chat completions, OpenAI's Responses and Anthropic's Messages, whole or streamed. Each reply is sent
-in the format of its request (`grue.provider_rules`, `llm_streams.py`). Replies that fail during transmission
+in the format of its request (`grue.provider_rules`). Replies that fail during transmission
 are in `llm_faults.py`.
 
 Each request is first checked against the rules of strict providers: they refuse a tool call without a result,
@@ -35,6 +35,7 @@ from msgspec.structs import replace
 from grue.provider_rules.chat_rules import ProviderRules
 from grue.provider_rules.chat_shapes import Json
 from grue.provider_rules.dialects import CHAT, Dialect, DialectName, Refusal, dialect_of
+from grue.provider_rules.reply_streams import error_event, stream_of
 from grue.testing.llm_delivery import deliver, share
 from grue.testing.llm_replies import (
     LlmReply,
@@ -48,7 +49,6 @@ from grue.testing.llm_replies import (
     text_reply,
     tool_calls_reply,
 )
-from grue.testing.llm_streams import error_event, stream_of
 from grue.testing.llm_window import ContextWindow
 
 __all__ = [

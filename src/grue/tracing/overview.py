@@ -12,6 +12,7 @@ from grue.protocol.safe_text import printable
 from grue.tracing.reading import EpisodeEnvelope
 
 _CHARS = 300
+_TITLE_CHARS = 80
 _MOST_MODELS = 20
 _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "reason", "detail", "turns"})
 """Fields that have a place of their own, so they are not among `facts` and `results`."""
@@ -21,7 +22,7 @@ class Overview(Struct, kw_only=True):
     """What an episode was about, how it ended and what it cost. All texts are printable.
 
     Attributes:
-        title: What the episode is about; empty: its host does not say.
+        title: What the episode is about: what its host says, else the beginning of the first turn's text.
         models: The models that answered, with the number of their replies.
         servers: Names of its tool servers.
         facts: Further facts of its beginning, by name.
@@ -33,6 +34,7 @@ class Overview(Struct, kw_only=True):
         resumed: How often it was resumed.
         turns: How many turns were run; one that was resumed counts once.
         failures: Turns that failed, and those that ended with a fallback.
+        last: How the last turn ended: `failed`, or the kind of its outcome; empty: none has.
         messages: How many messages the trace holds.
         seconds: When the last of them was recorded, counted from the trace's beginning.
     """
@@ -50,6 +52,7 @@ class Overview(Struct, kw_only=True):
     resumed: int = 0
     turns: int = 0
     failures: int = 0
+    last: str = ""
     messages: int = 0
     seconds: float = 0.0
     requests: int = 0
@@ -69,10 +72,14 @@ class Overview(Struct, kw_only=True):
                 self.results = {}
             case EpisodeEnded() as ended:
                 self._end(ended)
-            case m.RunTurn(turn=turn):
+            case m.RunTurn(turn=turn, user=user):
                 self.turns = max(self.turns, turn)
+                self.title = self.title or printable(user.strip().split("\n", 1)[0], _TITLE_CHARS)
             case m.TurnFailed() | m.TurnCompleted(kind="fallback"):
                 self.failures += 1
+                self.last = "failed" if isinstance(envelope.body, m.TurnFailed) else "fallback"
+            case m.TurnCompleted(kind=kind):
+                self.last = kind
             case m.RequestCompletion():
                 self.requests += 1
             case m.ReplyDropped(usage=usage):

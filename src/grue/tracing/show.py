@@ -11,6 +11,7 @@ for the lines; a file that is still being written gets columns of fixed width.
 import functools
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from typing import Self
 
 import msgspec
 from msgspec import Struct
@@ -34,23 +35,26 @@ class _Column(Struct, frozen=True):
 
     Attributes:
         live_width: The column's width in a live table, where the widest cell is not known beforehand.
-        from_width: In a terminal with fewer columns, this column is left out to make room for the summary.
+        dropped: In which order the columns are left out of a narrow table; 0: this one stays.
     """
 
     heading: str
     live_width: int
-    from_width: int = 0
+    dropped: int = 0
     right: bool = False
 
 
 _COLUMNS = (
     _Column("seq", 5, right=True),
-    _Column("time", 8, from_width=50, right=True),
-    _Column("turn", 4, from_width=80, right=True),
-    _Column("cause", 5, from_width=70, right=True),
+    _Column("time", 8, dropped=3, right=True),
+    _Column("turn", 4, dropped=1, right=True),
+    _Column("cause", 5, dropped=2, right=True),
     _Column("from → to", 16),
     _Column("message", 18),
 )
+_GAP = 2
+_SUMMARY_SHARE = 0.45
+"""The part of a terminal's width that the summary has at least, if leaving out columns can give it."""
 
 
 class _Layout(Struct, frozen=True):
@@ -59,6 +63,18 @@ class _Layout(Struct, frozen=True):
     widths: tuple[int, ...]
     width: int | None
     colour: bool
+    columns: tuple[_Column, ...]
+
+    @classmethod
+    def of(cls, widths: Iterable[int], width: int | None, colour: bool) -> Self:
+        """Return the layout with as many columns as leave room for the summary."""
+        shown = dict(zip(_COLUMNS, widths, strict=True))
+        widths = tuple(shown.values())
+        for column in sorted((each for each in _COLUMNS if each.dropped), key=lambda each: each.dropped):
+            if width is None or width - sum(shown.values()) - _GAP * len(shown) >= width * _SUMMARY_SHARE:
+                break
+            del shown[column]
+        return cls(widths, width, colour, tuple(shown))
 
     def fit(self, line: str, colour: str) -> str:
         """Return a line, cut to the terminal's width."""
@@ -68,13 +84,12 @@ class _Layout(Struct, frozen=True):
 
     def aligned(self, row: Iterable[str], summary: str) -> str:
         """Return a row with aligned cells, followed by the summary."""
-        room = 10_000 if self.width is None else self.width
         placed = [
             cell.rjust(width) if column.right else _padded(cell, width)
             for column, width, cell in zip(_COLUMNS, self.widths, row, strict=True)
-            if room >= column.from_width
+            if column in self.columns
         ]
-        return "  ".join([*placed, summary]).rstrip()
+        return (" " * _GAP).join([*placed, summary]).rstrip()
 
     def headings(self) -> str:
         """Return the line above the table."""
@@ -114,7 +129,7 @@ def render(
         if wanted.wants(envelope):
             shown += 1
             widths = list(map(max, widths, map(_width, _cells(envelope))))
-    layout = _Layout(tuple(widths), width, colour)
+    layout = _Layout.of(widths, width, colour)
     header = episode.header
     of = "" if shown == count else f"{shown} of "
     yield layout.fit(
@@ -138,7 +153,7 @@ def render_live(
     colour: bool = False,
 ) -> Iterator[str]:
     """Yield the lines of the table as messages arrive; the arguments are as for `render`."""
-    layout = _Layout(tuple(column.live_width for column in _COLUMNS), width, colour)
+    layout = _Layout.of((column.live_width for column in _COLUMNS), width, colour)
     yield layout.fit(headline(header.episode, header.started_at), _BOLD)
     yield layout.headings()
     yield from layout.rows(envelopes)

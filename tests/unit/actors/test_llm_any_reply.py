@@ -19,7 +19,7 @@ from grue.protocol.chat_wire.profile import WireName, WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES
 from grue.protocol.retry import RetryPolicy
 from grue.provider_rules.dialects import Dialect, dialect_of
-from grue.testing.llm_streams import stream_of
+from grue.provider_rules.reply_streams import stream_of
 
 PROFILES: dict[WireName, WireProfile] = {
     "chat_completions": GENERIC,

@@ -15,8 +15,8 @@ from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.retry import RetryPolicy
 from grue.provider_rules.dialects import dialect_of
+from grue.provider_rules.reply_streams import stream_of
 from grue.testing.llm_server import Script, ScriptedLlmServer, error_reply, text_reply
-from grue.testing.llm_streams import stream_of
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from grue.protocol.chat_wire.profile import WireName
 from grue.protocol.chat_wire.profiles import OPENROUTER
 from grue.protocol.retry import RetryPolicy
 from grue.provider_rules.dialects import dialect_of
-from grue.testing.llm_streams import stream_of
+from grue.provider_rules.reply_streams import stream_of
 
 pytestmark = pytest.mark.anyio
 

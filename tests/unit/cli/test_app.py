@@ -65,7 +65,7 @@ def test_an_episode_that_fails_exits_with_one(run: CliRunner) -> None:
 def test_a_configuration_that_cannot_be_used_exits_with_two(run: CliRunner) -> None:
     refused = run.invoke(app, ["play", "--offline", "--mcp-config", "nowhere.json"])
     assert refused.exit_code == 2
-    assert "grue: MCP initialization failed: " in refused.output
+    assert "grue: The file of MCP servers nowhere.json was not found." in refused.output
 
 
 def test_debugging_shows_where_an_error_came_from(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from grue.config.guessed_names import PLACES
 from grue.config.project_tables import read_project_tables
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
@@ -90,3 +91,35 @@ def test_a_problem_is_named_in_the_table_where_it_is(tmp_path: Path, text: str, 
 def test_a_file_without_settings_is_falsy(tmp_path: Path) -> None:
     assert not read_project_tables(written(tmp_path, "[project]\nname = 'x'"))
     assert read_project_tables(written(tmp_path, "[tool.grue.mcp]\nenabled = true"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[tool.grue]\nmodel = "m"', "'model' of its own. Write it as agent_model in [tool.grue.llm]"),
+        ("[tool.grue]\ntemperature = 1", "Write it as temperature in [tool.grue.agent_sampling]"),
+        ('[tool.grue]\nfoo = "m"', "Settings are in the tables [tool.grue.mcp], [tool.grue.llm]"),
+        ('[tool.grue.llm]\nbase_url = "http://x"', "Did you mean 'client_base_url'?"),
+        ('[tool.grue.llm]\napi_key = "sk-1"', "set GRUE_API_KEY"),
+        ("[tool.grue.llm]\ntemperature = 1", "Write it as temperature in [tool.grue.agent_sampling]"),
+        ("[tool.grue.mcp]\nservers = {}", "MCP servers are configured in mcp_config.json"),
+        ("[tool.grue.servers]\na = 1", "MCP servers are configured in mcp_config.json"),
+        ("[tool.grue.retri]\na = 1", "Did you mean [tool.grue.retry]?"),
+    ],
+)
+def test_a_setting_in_a_place_that_was_guessed_is_told_where_it_belongs(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(MCPConfigError) as refused:
+        GameConfiguration.from_toml(written(tmp_path, text))
+    assert says in str(refused.value)
+    assert "sk-1" not in str(refused.value)
+
+
+def test_every_place_that_is_named_is_a_setting(tmp_path: Path) -> None:
+    for table, key in set(PLACES.values()):
+        text = f"[tool.grue.{table}]\n{key} = []"
+        try:
+            GameConfiguration.from_toml(written(tmp_path, text))
+        except MCPConfigError as error:
+            assert "unknown" not in str(error)  # noqa: PT017 - some of them take a list, and most do not

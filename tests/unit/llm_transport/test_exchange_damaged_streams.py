@@ -21,7 +21,7 @@ from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_names import WireNames
 from grue.provider_rules.dialects import dialect_of
-from grue.testing.llm_streams import stream_of
+from grue.provider_rules.reply_streams import stream_of
 
 NAMES = WireNames("canonical")
 PATIENCE = RetryPolicy(timeout_s=10.0)

@@ -13,7 +13,7 @@ from grue.errors import TraceError
 from grue.facts import EpisodeResumed
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.messages import RunTurn
-from grue.observers.run_folder import RunFolder
+from grue.observers.run_folder import RunFolder, new_run_path
 from grue.runtime.trace import Recorder
 from grue.runtime.trace_file import TraceOptions
 from grue.tracing.reading import read_episode
@@ -215,3 +215,21 @@ def test_a_file_of_the_hosts_own_is_kept_without_secrets_and_under_a_plain_name(
         file = tmp_path / "run" / name
         assert b"sk-very" not in file.read_bytes()
         assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_run_folders_of_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
+    made = [new_run_path(tmp_path / "runs") for _ in range(3)]
+    assert len(set(made)) == 3
+    assert all(path.is_dir() for path in made)
+    (tmp_path / "file").touch()
+    with pytest.raises(TraceError, match="Cannot create the run folder"):
+        new_run_path(tmp_path / "file")
+
+
+def test_a_discarded_folder_is_gone_unless_it_holds_something_else(tmp_path: Path) -> None:
+    for name in ("empty", "kept"):
+        folder = RunFolder(tmp_path / name, Recorder(), episode_id="e")
+        if name == "kept":
+            (tmp_path / name / "notes.txt").touch()
+        folder.discard()
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["kept", "notes.txt"]

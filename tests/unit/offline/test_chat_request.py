@@ -68,7 +68,6 @@ def test_what_providers_take_is_taken(request_body):
         ("Invalid 'temperature'", body(temperature=3)),
         ("Invalid 'max_tokens'", body(max_tokens=0)),
         ("Invalid 'n'", body(n=2)),
-        ("does not stream", body(stream=True)),
         ("Invalid value: 'wizard'", body({"role": "wizard", "content": "x"})),
         (EMPTY_TEXT.format(0), body({"role": "user", "content": ""})),
         (EMPTY_TEXT.format(0), body({"role": "user", "content": []})),

@@ -38,6 +38,11 @@ def test_it_makes_the_calls_that_are_spelled_out() -> None:
     assert len({call.id for call in calls}) == 2
 
 
+def test_the_names_of_mcp_tools_may_be_written_without_their_prefix() -> None:
+    assert reply_in_chat(request("call mind.think")).calls[0].name == "mcp__mind__think"
+    assert "I have no tool think." in (reply_in_chat(request("call think")).content or "")
+
+
 def test_arguments_that_are_no_json_are_passed_on() -> None:
     assert reply_in_chat(request("call tools.add {x")).calls[0].arguments == "{x"
 

@@ -150,7 +150,6 @@ def test_a_turn_is_the_same_in_each_format(path):
     ("path", "body", "said"),
     [
         ("/responses", b"{", "could not parse"),
-        ("/responses", b'{"model": "m", "input": "hi", "stream": true}', "does not stream"),
         ("/responses", b'{"model": "m", "messages": []}', "has moved to 'input'"),
         ("/messages", b'{"model": "m", "messages": []}', "max_tokens: Field required"),
     ],
@@ -160,3 +159,49 @@ def test_other_formats_are_refused_in_their_own_words(client, path, body, said):
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]
     assert response.json().get("type") == ("error" if path == "/messages" else None)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+def test_a_request_for_a_stream_gets_the_same_words_in_pieces(client, path):
+    asked = {"model": "m", "max_tokens": 100, "messages": HELLO["messages"]}
+    if path == "/responses":
+        asked = {"model": "m", "input": "Hello?"}
+    whole = client.post(f"{URL}{path}", json=asked)
+    streamed = client.post(f"{URL}{path}", json={**asked, "stream": True})
+    assert streamed.headers["content-type"] == "text/event-stream"
+    words = max((text for text in _texts(whole.json())), key=len)
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert len(events) > 3
+    assert words in "".join(text for event in events for text in _pieces(event))
+
+
+def _texts(value):
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+    elif isinstance(value, str):
+        yield value
+
+
+def _pieces(event):
+    delta = event.get("delta") or (event.get("choices") or [{}])[0].get("delta") or ""
+    if isinstance(delta, str):
+        return [delta]
+    return [delta.get("content") or delta.get("text") or ""]
+
+
+@pytest.mark.anyio
+async def test_a_stream_for_a_terminal_pauses_between_its_pieces(monkeypatch):
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr("grue.offline.transport.anyio.sleep", sleep)
+    async with httpx.AsyncClient(transport=ScriptedModelTransport(pause_s=0.5)) as client:
+        answer = await client.post(f"{URL}/chat/completions", json={**HELLO, "stream": True})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert set(pauses) == {0.5}

@@ -119,10 +119,10 @@ def test_lines_are_cut_to_the_terminal(file: TraceFile, width: int, colour: bool
 @pytest.mark.parametrize(
     ("width", "columns"),
     [
-        (80, ["seq", "time", "turn", "cause", "from", "→", "to", "message"]),
-        (70, ["seq", "time", "cause", "from", "→", "to", "message"]),
-        (50, ["seq", "time", "from", "→", "to", "message"]),
-        (40, ["seq", "from", "→", "to", "message"]),
+        (150, ["seq", "time", "turn", "cause", "from", "→", "to", "message"]),
+        (110, ["seq", "time", "cause", "from", "→", "to", "message"]),
+        (100, ["seq", "time", "from", "→", "to", "message"]),
+        (80, ["seq", "from", "→", "to", "message"]),
     ],
 )
 def test_a_narrow_terminal_has_fewer_columns_and_as_many_lines(
@@ -311,3 +311,9 @@ def test_a_message_that_says_little_is_told_all_the_same() -> None:
         'reasoning "hm"',
         "ep-1 goes on after 1 finished turn",
     ]
+
+
+def test_at_80_columns_the_message_has_room(episode: EpisodeReader) -> None:
+    """It had 19 characters."""
+    heading = list(render(episode, width=80))[1]
+    assert 80 - heading.index("message") - 2 > 40

@@ -8,7 +8,7 @@ from grue.cli.chat import lines
 from grue.cli.chat.screen import Screen
 from grue.cli.chat.talk import Talk
 from grue.cli.live_story import CYAN, Line
-from grue.cli.saying import shown_path
+from grue.cli.saying import GRUE, shown_path
 from grue.errors import MCPError
 from grue.messages import UserText
 from grue.protocol.safe_text import printable
@@ -86,7 +86,7 @@ class ChatCommands:
         where = shown_path(self._talk.path)
         if int(turn):
             self._screen.show(Line(text) for text in shown_lines(self._talk.path, turn))
-        self._screen.show([Line(f"All of it: grue trace show {where}", DIM)])
+        self._screen.show([Line(f"All of it: {GRUE} trace show {where}", DIM)])
 
     def _save(self, wanted: str) -> None:
         if not wanted:

@@ -75,7 +75,7 @@ def request_lines(message: str) -> Iterator[Line]:
 def tool_lines(tools: Sequence[ToolDefinition], wanted: str) -> Iterator[Line]:
     """Return the tools; the whole definition if `wanted` is the name of one."""
     found = [tool for tool in tools if wanted.casefold() in tool.name.casefold()]
-    exact = [tool for tool in found if tool.name == wanted]
+    exact = [tool for tool in found if tool.name in (wanted, f"mcp.{wanted}")]
     if not found:
         about = f" with {printable(wanted, _NAME_CHARS)} in their names" if wanted else ""
         yield Line(f"There are no tools{about}.", DIM)

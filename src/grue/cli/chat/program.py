@@ -18,7 +18,7 @@ from grue.cli.chat.talk import Talk
 from grue.cli.chat.wiring import wire_chat
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
-from grue.cli.saying import shown_path
+from grue.cli.saying import GRUE, shown_path
 from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
 from grue.hosts.agent_loop import LoopEvent
 from grue.past import ends_episode
@@ -79,7 +79,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             raise
         talk.finish("failed" if program.failed else "ended")
         if not options.quiet:
-            screen.tell(Line(f"To go on: grue chat --resume {where}", DIM))
+            screen.tell(Line(f"To go on: {GRUE} chat --resume {where}", DIM))
     return not program.failed or at_terminal
 
 

@@ -6,11 +6,9 @@ copied to a new one, and the conversation goes on there. So `/undo` also works f
 of the program, and the trace keeps what was taken back.
 """
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,12 +28,13 @@ from grue.cli.chat.facts import (
 )
 from grue.cli.chat.options import ChatOptions, recorded
 from grue.cli.chat.wiring import ChatWiring
+from grue.cli.runs import RUNS
 from grue.conversation import Conversation
 from grue.errors import ConversationError
 from grue.facts import ConditionChanged, EpisodeEnded, EpisodeResumed
 from grue.hosts.agent_loop import AgentLoop
 from grue.messages import ContextPolicy, ToolDefinition
-from grue.observers.run_folder import RunFolder
+from grue.observers.run_folder import RunFolder, new_run_path
 from grue.protocol.budget import Spent
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Envelope, Recorder
@@ -91,7 +90,7 @@ class Talk:
         self._wiring = wiring
         self._began = time.monotonic()
         self._recorder = Recorder()
-        self.path = options.resume or options.run_dir or Path("runs") / _new_id()
+        self.path = options.resume or options.run_dir or new_run_path(RUNS)
         past = read_chat(self.path) if options.resume else None
         self._id = past.started.episode_id if past else self.path.name
         self.changed: tuple[ConditionChanged, ...] = ()
@@ -324,7 +323,3 @@ class Talk:
         del line
         if envelope.turn:
             self._calls.setdefault(envelope.turn, []).extend(called_in(envelope))
-
-
-def _new_id() -> str:
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"

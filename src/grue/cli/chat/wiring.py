@@ -1,6 +1,7 @@
 """The model, the tool servers and the policy of a chat, from its options and the project's settings."""
 
 import os
+import sys
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,14 +15,12 @@ from grue.hosts.agent_loop.names import prefixed_policy
 from grue.llm_transport.endpoint import LlmEndpoint
 from grue.llm_transport.keys import api_key, key_names, needs_key
 from grue.messages import Budget, FailurePolicy, ToolPolicy, TurnLimits
-from grue.offline import MODEL, ScriptedModelTransport, reply_in_chat
+from grue.offline import MODEL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
 from grue.protocol.chat_wire.failures import shown_endpoint
-from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.tool_lock import ToolLock
 from grue.tool_rules import ToolRule
 from grue.tool_sessions.server_specs import McpServer
 
-_UNSTREAMED = replace(profile_for("http://offline.invalid/v1", MODEL, None), streams=False)
 OFFLINE_URL = "http://offline.invalid/v1"
 """Never requested: the scripted model answers instead."""
 
@@ -88,8 +87,10 @@ def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
 
 def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:
     if options.offline:
-        settings = replace(llm_settings(config), base_url=OFFLINE_URL, api_key="", profile=_UNSTREAMED)
-        return LlmEndpoint(settings, transport=ScriptedModelTransport(script=reply_in_chat))
+        settings = replace(llm_settings(config), base_url=OFFLINE_URL, api_key="")
+        pause_s = PIECE_PAUSE_S if sys.stdout.isatty() else 0.0
+        transport = ScriptedModelTransport(script=reply_in_chat, pause_s=pause_s)
+        return LlmEndpoint(settings, transport=transport)
     url = config.client_base_url
     if api_key(url, os.environ) is None and needs_key(url):
         raise MCPConfigError(

@@ -26,6 +26,7 @@ def test_tools_are_listed_found_and_shown_whole(tmp_path: Path) -> None:
         "mcp.cave.look  Look around.\\nIt is dark.",
         '  {"type": "object", "properties": {}}',
     ]
+    assert output(tmp_path / "e", "/tools cave.look") == whole
     assert output(tmp_path / "d", "/tools swim") == ["There are no tools with swim in their names."]
 
 

@@ -19,7 +19,7 @@ from grue.protocol.chat_wire.server_events import EventLines
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
 from grue.protocol.tool_names import WireNames
 from grue.provider_rules.dialects import Dialect, dialect_of
-from grue.testing.llm_streams import error_event, stream_of
+from grue.provider_rules.reply_streams import error_event, stream_of
 
 NAMES = WireNames("canonical")
 WIRES: tuple[WireName, ...] = ("chat_completions", "responses", "messages")

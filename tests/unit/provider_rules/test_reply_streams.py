@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.provider_rules.dialects import CHAT, MESSAGES, RESPONSES, Dialect
+from grue.provider_rules.reply_streams import PIECES, pieces, stream_of
 from grue.testing.llm_faults import dripping, error_in_stream, garbage_in_stream, mistyped, stalled, truncated
 from grue.testing.llm_server import (
     LlmReply,
@@ -18,7 +19,6 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
-from grue.testing.llm_streams import PIECES, pieces, stream_of
 
 Json = dict[str, Any]
 ALL = pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES], ids=lambda dialect: dialect.name)
