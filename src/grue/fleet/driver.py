@@ -32,6 +32,7 @@ from grue.fleet.folder import STOP, AttemptEnd, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork
+from grue.runtime.interrupts import defer_interrupts, raise_deferred
 
 ATTEMPTS = 3
 SAME_FAILURES = 20
@@ -158,18 +159,24 @@ class Driver:
         """
         self.tally.total = sum(1 for _ in self._plan.cases())
         (self._folder.path / STOP).unlink(missing_ok=True)
-        jobs = self._jobs()
-        while True:
-            try:
-                more = self._fill(jobs)
-                if not self._running and (self._stop is not None or not more):
-                    break
-                self._look()
-            except KeyboardInterrupt:
-                self._interrupted()
+        # A Ctrl-C that struck between noting a job as running and submitting it, or between getting an ended
+        # one and taking it in, would leave a job that never ends. So it is raised between rounds only.
+        with defer_interrupts():
+            self._do(self._jobs())
         self.tally.others = self._others()
         self._watch(self.tally, self._running)
         return self._stop or Finished(reason="finished", tally=self.tally)
+
+    def _do(self, jobs: Iterator[Job]) -> None:
+        while True:
+            try:
+                raise_deferred()
+                more = self._fill(jobs)
+                if not self._running and (self._stop is not None or not more):
+                    return
+                self._look()
+            except KeyboardInterrupt:
+                self._interrupted()
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
         """Submit jobs until the engine is busy; return whether there may be more."""

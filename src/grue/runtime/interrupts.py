@@ -26,6 +26,7 @@ an item of `Runner.map`                 cancel all, wait max.   `force_kill()`, 
 `EpisodeLoop.close` (Runner.close,      `force_kill()`, wait    stop waiting, raise       raise now
   ToolClient's exit)                    max. 10 s
 the interpreter's exit (`atexit`)       `force_kill()`, wait    stop waiting              -
+a fleet's driver (`grue fleet run`)     running episodes end    cancel them               raise now
 any of them, but the host has its own   the host's handler decides; an exception that it raises ends the
   SIGINT handler                        wait (or the loop in this thread), with the same clean-up
 any of them, in another thread          nothing: Python runs handlers in the main thread only
@@ -210,7 +211,7 @@ class _PressCounter:
 
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C: count it, and let `wait_for` raise it at a safe point.
+    """Defer Ctrl-C: count it, and let `wait_for` or `raise_deferred` raise it at a safe point.
 
     Python's default handler raises at an arbitrary line of the main thread. That line may be between taking a
     lock and the `try` that releases it. The loop's thread needs the same locks, so it would hang, and with it
@@ -237,6 +238,16 @@ def defer_interrupts() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if presses.deferred:
+        raise KeyboardInterrupt
+
+
+def raise_deferred() -> None:
+    """Raise one Ctrl-C that `defer_interrupts` has deferred, if there is one.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    if _take_deferred():
         raise KeyboardInterrupt
 
 

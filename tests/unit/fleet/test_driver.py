@@ -1,6 +1,7 @@
 """What the driver tries again, what it counts, and when it stops; with an engine that fails as told."""
 
 import queue
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,40 @@ def test_the_second_ctrl_c_cancels_and_what_was_cancelled_is_played_again(tmp_pa
     assert (finished.reason, finished.tally.done) == ("interrupted", 0)
     finished, engine = run(tmp_path, lambda job, tries: SCORED, count=3)
     assert (finished.tally.done, len(engine.jobs)) == (3, 3)
+
+
+class StrickenEngine(TellingEngine):
+    """An engine during whose first `submit`, or right after whose first ended job, Ctrl-C strikes."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(lambda job, tries: SCORED)
+        self.ended = self  # type: ignore[assignment]  # as far as the driver uses it
+        self._at = at
+        self._queue: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+        self.put, self.get_nowait = self._queue.put, self._queue.get_nowait
+
+    def submit(self, job: Job) -> None:
+        self._strike("submit")
+        super().submit(job)
+
+    def get(self, timeout: float) -> Ended:
+        ended = self._queue.get(timeout=timeout)
+        self._strike("get")
+        return ended
+
+    def _strike(self, at: str) -> None:
+        if at == self._at:
+            self._at = ""
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", ["submit", "get"])
+def test_a_ctrl_c_at_any_instant_loses_no_job(at: str, tmp_path: Path) -> None:
+    engine = StrickenEngine(at)
+    cases = plan({"n": number} for number in range(100))
+    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    assert (finished.reason, finished.tally.running) == ("interrupted", 0)
+    assert finished.tally.done == len(engine.jobs) < 20
 
 
 def test_a_worker_that_cannot_work_ends_the_run(tmp_path: Path) -> None:
