@@ -86,7 +86,7 @@ class Program:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=150)
 
     def servers(self) -> list[int]:
         """What is alive beside the program itself."""
@@ -103,7 +103,7 @@ class Program:
 
     def end(self) -> tuple[int, str]:
         """Wait for its end, and return its status and what it wrote to standard error."""
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=150)
         return self.process.returncode, errors
 
 
@@ -187,7 +187,7 @@ def test_a_second_ctrl_c_kills_what_a_batch_waits_for(llm: str) -> None:
         for _ in range(3):
             program.until("now")
         program.process.send_signal(signal.SIGINT)
-        out, errors = program.process.communicate(timeout=60)
+        out, errors = program.process.communicate(timeout=150)
         assert gone(program)
     assert (program.process.returncode, errors) == (0, "")
     assert float(out) < INTERRUPT_GRACE_S, "the first one alone would have waited that long for them"
@@ -399,13 +399,13 @@ def test_a_played_episode_with_spares_ends_with_its_host_and_can_be_resumed(
         program = start("play", *options, "--run-dir", "run", "--turns", "90", cwd=tmp_path)
         wait_for_body(run, "SpareReady")  # the tag of `SessionPrewarmed` on file
         program.send_signal(number)
-        _, errors = program.communicate(timeout=30)
+        _, errors = program.communicate(timeout=150)
         assert program.returncode == (130 if number == signal.SIGINT else -number), errors
         assert "Traceback" not in errors
         opened = [body["pid"] for kind in ("SessionOpened", "SpareReady") for body in bodies(run, kind)]
         assert all(group_is_gone(pid) for pid in opened)
         played = len(bodies(run, "TurnCompleted"))
         resumed = start("play", "--resume", "run", "--turns", str(played + 3), "--spawn-ahead", cwd=tmp_path)
-        _, errors = resumed.communicate(timeout=30)
+        _, errors = resumed.communicate(timeout=150)
         assert resumed.returncode == 0, errors
         assert len(bodies(run, "TurnCompleted")) == played + 3

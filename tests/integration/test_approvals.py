@@ -188,7 +188,7 @@ def test_the_wait_counts_against_the_turns_limit_and_a_late_answer_is_noted(llm:
     stage.runner.recorder.add(
         lambda envelope, _line: noted.set() if isinstance(envelope.body, DecisionIgnored) else None
     )
-    request = TurnRequest(system="s", user="u", turn_timeout_s=1.0)
+    request = TurnRequest(system="s", user="u", turn_timeout_s=4.0)
     with pytest.raises(TurnTimedOut, match=r"waiting for an approval of box\.put, box\.put"):
         stage.runner.run_turn(request)
     go_on.set()

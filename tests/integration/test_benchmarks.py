@@ -229,6 +229,6 @@ def test_the_page_shows_the_peers_and_who_is_ahead(quick_peers: Ran, page: Path)
 
 def test_an_unknown_part_is_refused() -> None:
     command = (sys.executable, BENCHMARKS / "run.py", "--only", "nonsense")
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert run.returncode == 2
     assert "no such part: nonsense" in run.stderr

@@ -181,7 +181,7 @@ def test_a_process_that_is_killed_in_a_tool_call_leaves_a_conversation_to_go_on_
 ) -> None:
     path = tmp_path / "talk.jsonl"
     command = [sys.executable, "-c", KILLED, server.base_url, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "called\n"), done.stderr
     with path.open("ab") as file:
         file.write(b'{"type":"said","items":[{"ty')  # what a kill in the middle of a write leaves

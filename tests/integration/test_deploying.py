@@ -138,7 +138,7 @@ def test_the_notebook_runs_in_a_real_kernel(
 
     monkeypatch.chdir(tmp_path)
     notebook = nbformat.read(EXAMPLES / "deploying" / "notebook.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=60).execute()
+    nbclient.NotebookClient(notebook, timeout=150).execute()
     assert "'Noted.'" in str(notebook.cells[2]["outputs"])
 
 
@@ -151,7 +151,7 @@ def test_the_bot_with_two_servers_talks_and_leaves_a_trace(llm: ScriptedLlmServe
         input="Note this.\nAnd that.\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert (talked.returncode, talked.stdout) == (0, "Noted.\nNoted.\n"), talked.stderr

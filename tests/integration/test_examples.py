@@ -24,7 +24,7 @@ def test_the_frame_loop_makes_its_moves_without_a_network() -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert played.returncode == 0, played.stderr
@@ -84,7 +84,7 @@ def test_the_triage_prints_what_the_guide_shows_and_asks_before_it_pays(tmp_path
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert sorted_mails.returncode == 0, sorted_mails.stderr

@@ -151,8 +151,8 @@ FIRST: dict[str, tuple[str, Callable[[], object], str, str, str]] = {
         *("valid integer", r"turn 1: Input", r"fallback="),
     ),
     "runs out of time": (
-        *("TurnTimedOut", lambda: turn(silence(), limits=TurnLimits(turn_timeout_s=0.3))),
-        *("did not end within 0.3 s", r"Turn 1 .*waiting for the model", "raise turn_timeout_s"),
+        *("TurnTimedOut", lambda: turn(silence(), limits=TurnLimits(turn_timeout_s=2.0))),
+        *("did not end within 2 s", r"Turn 1 .*waiting for the model", "raise turn_timeout_s"),
     ),
     "runs out of budget": (
         *("BudgetSpent", lambda: turn(budget=Budget(requests=0))),

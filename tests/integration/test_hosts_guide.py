@@ -38,7 +38,7 @@ def test_the_example_runs_by_itself(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr

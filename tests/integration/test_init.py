@@ -55,7 +55,7 @@ def test_what_it_writes_passes_at_once(tmp_path: Path, home: Path) -> None:
         cwd=tmp_path / "bot",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert linted.returncode == 0, linted.stdout
@@ -128,7 +128,7 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
             env=environment(**variables),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
         return done.stdout.split()

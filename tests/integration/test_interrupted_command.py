@@ -31,7 +31,7 @@ main()
 
 def run(where: str, *words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", STRUCK, where, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, cwd=cwd, check=False)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_handler_of_the_hosts_own_stays(tmp_path: Path) -> None:
         [sys.executable, "-c", program, "grue.cli.app", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         cwd=tmp_path,
         check=False,
     )
@@ -77,6 +77,6 @@ def test_little_is_imported_before_a_ctrl_c_is_taken_care_of() -> None:
     """What strikes before is Python's own start: each further module widens the gap."""
     seen = "import sys; before = set(sys.modules); import grue.cli.main; print(*set(sys.modules) - before)"
     done = subprocess.run(
-        [sys.executable, "-c", seen], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", seen], capture_output=True, text=True, timeout=150, check=True
     )
     assert set(done.stdout.split()) == {"grue", "grue.cli", "grue.cli.main"}

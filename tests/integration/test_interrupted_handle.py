@@ -34,6 +34,6 @@ def test_the_turn_goes_on_and_its_outcome_is_there_for_who_asks_again(lifetime: 
         started.send_signal(signal.SIGINT)
         assert started.stdout.readline() == "goes on\n"
         model.gate.set()
-        said, errors = started.communicate(timeout=30)
+        said, errors = started.communicate(timeout=150)
         assert (started.returncode, said, errors) == (0, "done: u\n", "")
         assert len(model.server.requests) == 1, "it was not begun anew"

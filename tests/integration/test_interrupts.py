@@ -46,7 +46,7 @@ def test_ctrl_c_in_the_middle_of_a_tool_call(tmp_path: Path, llm: str, flags: tu
     wait_for_body(tmp_path / "run", "ToolCalled")
     with within(3, "what users are promised, however stubborn the server"):
         program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
-        out, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
+        out, err = program.communicate(timeout=150)  # type: ignore[attr-defined]
     assert program.returncode == 130, err  # type: ignore[attr-defined]
     assert group_is_gone(pid, 0)
     assert "Traceback" not in err
@@ -65,7 +65,7 @@ def test_ctrl_c_while_a_turn_closes_a_stubborn_server_is_as_fast(tmp_path: Path,
     wait_for_body(tmp_path / "run", "CloseSession")
     with within(3, "less than the server has where nobody waits for it"):
         program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
-        _, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
+        _, err = program.communicate(timeout=150)  # type: ignore[attr-defined]
     assert program.returncode == 130, err  # type: ignore[attr-defined]
     assert group_is_gone(pid, 0)
     assert "Traceback" not in err
@@ -79,7 +79,7 @@ def test_a_second_ctrl_c_during_teardown_ends_it_at_once(tmp_path: Path, llm: st
     wait_for_body(tmp_path / "run", "CloseSession")
     with within(3):
         program.send_signal(signal.SIGINT)  # type: ignore[attr-defined]
-        _, err = program.communicate(timeout=30)  # type: ignore[attr-defined]
+        _, err = program.communicate(timeout=150)  # type: ignore[attr-defined]
     assert program.returncode == 130, err  # type: ignore[attr-defined]
     assert "Traceback" not in err
     assert group_is_gone(pid, 0)
@@ -92,7 +92,7 @@ def test_sigkill_of_the_host_takes_the_server_along(tmp_path: Path, llm: str, fl
     pid = wait_for_body(tmp_path / "run", "SessionOpened")["pid"]
     wait_for_body(tmp_path / "run", "ToolCalled")
     program.kill()  # type: ignore[attr-defined]
-    program.communicate(timeout=30)  # type: ignore[attr-defined]
+    program.communicate(timeout=150)  # type: ignore[attr-defined]
     assert group_is_gone(pid)
     assert trace_of(tmp_path / "run").envelopes
 
@@ -169,8 +169,8 @@ def test_a_turn_limit_bounds_everything_teardown_included(llm: str) -> None:
 
     stubborn = runner(llm, "--silent-at", "call", *STUBBORN, tool_timeout_s=60)
     with (
-        within(1.5 + 0.2, "the limit, and some time for what comes before and after the turn"),
+        within(5.0 + 0.2, "the limit, and some time for what comes before and after the turn"),
         assert_nothing_left(),
-        pytest.raises(TurnTimedOut, match=r"did not end within 1\.5 s: it was waiting for faulty\.echo"),
+        pytest.raises(TurnTimedOut, match=r"did not end within 5 s: it was waiting for faulty\.echo"),
     ):
-        stubborn.run_turn(TurnRequest(system="s", user="u", turn_timeout_s=1.5))
+        stubborn.run_turn(TurnRequest(system="s", user="u", turn_timeout_s=5.0))

@@ -300,7 +300,7 @@ def test_a_reader_that_goes_away_ends_the_view_and_not_the_episode(tmp_path: Pat
         )
         assert program.stdout is not None
         program.stdout.close()
-        _, complaint = program.communicate(timeout=30)
+        _, complaint = program.communicate(timeout=150)
         assert program.returncode == 1, "what it had to say in the end could not be said"
         assert len(llm.requests) == 3
     assert "Traceback" not in complaint
@@ -321,7 +321,7 @@ def test_a_slow_reader_of_a_pipe_gets_everything_and_holds_no_turn_up(tmp_path: 
             pipe_bytes = fcntl.fcntl(program.stdout, fcntl.F_SETPIPE_SZ, 4096)
             # Nothing is read before the end; it is more than the pipe holds.
             wait_for_body(tmp_path / "run", "EpisodeEnded")
-            out, _ = program.communicate(timeout=30)
+            out, _ = program.communicate(timeout=150)
     assert program.returncode == 0
     assert len(out) > pipe_bytes
     assert "\x1b" not in out

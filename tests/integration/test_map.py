@@ -308,7 +308,7 @@ def test_a_batch_that_was_killed_goes_on_from_its_trace(tmp_path: Path) -> None:
         gate.set()
         before = len(asked.server.requests)
         second = batch(asked.server.base_url, trace, words="other")
-        out, err = second.communicate(timeout=30)
+        out, err = second.communicate(timeout=150)
         again = set(asked.asked[before:])
     assert err == ""
     lines = [line.split(maxsplit=3) for line in out.splitlines()]
@@ -327,7 +327,7 @@ def test_ctrl_c_in_the_middle_ends_it_within_seconds(tmp_path: Path) -> None:
         wait_until(lambda: {"u4", "u5", "u6"} <= set(asked.asked))
         with within(3):
             program.send_signal(signal.SIGINT)
-            _, err = program.communicate(timeout=60)
+            _, err = program.communicate(timeout=150)
         gate.set()
     assert err.rstrip().endswith("KeyboardInterrupt")
 

@@ -104,7 +104,7 @@ def run_from_the_environment(**environment: str) -> "subprocess.CompletedProcess
         env={**kept, **environment, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

@@ -66,7 +66,7 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
     assert done.returncode == 0, done.stderr
@@ -129,7 +129,7 @@ def test_the_commands_shown_are_options_of_the_program() -> None:
         env=environment(COLUMNS="200", NO_COLOR="1"),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=True,
     ).stdout
     assert [option for option in options if option not in told] == []

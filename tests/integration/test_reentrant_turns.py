@@ -39,7 +39,7 @@ def test_a_signal_handler_that_begins_a_turn_in_a_turn_is_refused(
 ) -> None:
     server = faulty()
     command = [sys.executable, str(PROGRAM), url, way, lifetime, where, server.command, *server.args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     *struck, turn, over = done.stdout.splitlines()
     assert (turn, over) == ("turn: done", "over")

@@ -275,7 +275,7 @@ def test_after_ctrl_c_it_goes_on(grue: Run, tmp_path: Path) -> None:
     program = start("play", "--offline", "--seed", "7", "--turns", "9", "--run-dir", "run", cwd=tmp_path)
     wait_for_body(tmp_path / "run", "Decided")
     program.send_signal(signal.SIGINT)
-    program.communicate(timeout=60)
+    program.communicate(timeout=150)
     assert program.returncode == 130
     folder = tmp_path / "run"
     assert bodies(folder, "EpisodeEnded")[-1]["reason"] == "interrupted"

@@ -64,7 +64,7 @@ def steps(kind: str, lifetime: str = "turn", url: str = NOBODY) -> tuple[list[di
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             check=False,
         )
         counts = [len(model.server.requests), model.server.accepted, len(model.server.listings)]

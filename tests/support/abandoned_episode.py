@@ -233,7 +233,7 @@ class Stage:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._program.communicate(timeout=60)
+        self._program.communicate(timeout=150)
 
     def kill(self, mark: str, after_s: float, *asked: str, pausing: bool = False) -> bool:
         """Have an episode played (`BASE_URL MODE FLAG...`) and killed; say whether it was.

@@ -83,7 +83,7 @@ class Stage:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._program.communicate(timeout=60)
+        self._program.communicate(timeout=150)
 
     def play(self, episode: Episode, kill: Kill | None = None, *, resume: bool = False) -> Ended:
         """Play, or go on with, an episode in a process of its own, which is killed as told."""

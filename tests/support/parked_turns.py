@@ -58,7 +58,7 @@ class Stage:
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._program.communicate(timeout=60)
+        self._program.communicate(timeout=150)
 
     def do(self, *jobs: Job) -> list[str]:
         """Do these jobs at the same time, each in a process of its own; return what each one says."""

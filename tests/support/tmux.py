@@ -84,7 +84,7 @@ class Tmux:
 
     def _tmux(self, *args: str, check: bool = True) -> str:
         done = subprocess.run(
-            (*self._command, *args), env=self._env, capture_output=True, text=True, timeout=30, check=False
+            (*self._command, *args), env=self._env, capture_output=True, text=True, timeout=150, check=False
         )
         if check and done.returncode:
             raise AssertionError(f"tmux {args[0]}: {done.stderr}")

@@ -18,7 +18,7 @@ def loaded_after(code: str) -> set[str]:
     """Which of the heavy packages a fresh interpreter has loaded after `code`."""
     report = f"import sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=150, check=True
     )
     return set(done.stdout.splitlines()[-1].split())
 

@@ -107,6 +107,11 @@ def test_the_wheel_plays(built: Path, tmp_path: Path) -> None:
         "from grue.cli.main import main; main()"
     )
     played = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
     assert "2 turns" in played.stdout, played.stderr

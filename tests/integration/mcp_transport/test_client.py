@@ -355,7 +355,7 @@ async def main():
 
 anyio.run(main)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=150)
 
 
 @pytest.mark.anyio

@@ -473,7 +473,7 @@ assert [anyio.run(turn) for _ in range(3)] == [b"x"] * 3
 open(sys.argv[1], "x").close()
 """
     proof = tmp_path / "proof"
-    subprocess.run([sys.executable, "-c", script, str(proof)], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", script, str(proof)], timeout=150, check=False)
     assert proof.exists()
 
 

@@ -268,7 +268,7 @@ def test_nothing_is_left_when_the_host_is_stopped_during_a_command(number: int, 
     with subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path)], stderr=subprocess.PIPE) as host:
         wait_until(lambda: (tmp_path / "up").exists() and bool(sleepers() - before))
         host.send_signal(number)
-        _, errors = host.communicate(timeout=60)
+        _, errors = host.communicate(timeout=150)
     assert host.returncode == (-number if number == signal.SIGKILL else -signal.SIGINT)
     if number == signal.SIGINT:
         assert b"KeyboardInterrupt" in errors

@@ -42,7 +42,7 @@ def test_commands_and_servers_serve_one_turn(mode: Mode, tmp_path: Path) -> None
 def test_a_turn_s_limit_ends_its_command(mode: Mode, tmp_path: Path) -> None:
     servers = {"sh": ShellTool(folder=tmp_path, commands="any", shell=True)}
     stubborn = "trap '' TERM; while :; do sleep 600; done"
-    limits = TurnLimits(turn_timeout_s=1.0)
+    limits = TurnLimits(turn_timeout_s=5.0)
     with (
         episode(
             mode, tmp_path, [("sh.run", {"command": stubborn})], servers=servers, limits=limits

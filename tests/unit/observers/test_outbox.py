@@ -201,7 +201,7 @@ assert outbox.statistics().taken == 1  # nothing is kept either
 
 def run(script: str, warnings: str = "error") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-W", warnings, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_the_end_of_the_program_sends_what_is_left() -> None:

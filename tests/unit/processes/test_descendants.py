@@ -72,7 +72,7 @@ sys.stdin.readline()
     command = [sys.executable, "-c", host, *argv("--daemon", str(pid_file), *flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         daemon = pid_in(pid_file)
-        process.communicate(b"\n", timeout=60)
+        process.communicate(b"\n", timeout=150)
     wait_until(lambda: not is_alive(daemon))
 
 

@@ -149,7 +149,7 @@ def test_without_a_shell_it_warns_once_and_goes_on(guard: HostGuard, monkeypatch
 def test_interpreter_exit_ends_it_quietly() -> None:
     script = "from grue.processes.guard import guard, guard_pid; guard.start(); print(guard_pid())"
     host = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=150, check=True
     )
     assert host.stderr == ""
     assert not Path(f"/proc/{host.stdout.strip()}").exists()

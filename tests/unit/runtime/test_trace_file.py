@@ -38,7 +38,7 @@ def recording(writer: TraceWriter) -> Recorder:
 
 def run(program: str, path: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        recording_program(program, path), capture_output=True, text=True, timeout=60, check=False
+        recording_program(program, path), capture_output=True, text=True, timeout=150, check=False
     )
 
 

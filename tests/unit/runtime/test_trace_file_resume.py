@@ -122,7 +122,7 @@ def test_a_trace_that_is_being_written_is_nobody_elses(path: Path) -> None:
         with pytest.raises(TraceError, match="is still being played: another process writes it"):
             TraceWriter(path, episode="e-1", resume=resuming)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=150)
     resume(path, Counted(2))
     assert bodies(path) == [Counted(1), Counted(2)]
 

@@ -58,7 +58,7 @@ def run(tmp_path: Path, source: str) -> "subprocess.CompletedProcess[str]":
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

@@ -219,7 +219,7 @@ def test_it_runs_as_a_command_without_site_packages():
         [sys.executable, "-I", "-S", str(SCRIPT), "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=True,
     )
     assert "--longest" in done.stdout

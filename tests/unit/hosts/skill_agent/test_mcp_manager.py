@@ -259,7 +259,7 @@ def test_a_manager_that_is_never_closed_leaves_nothing_alive() -> None:
         [sys.executable, "-W", "error", "-c", NEVER_CLOSED],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert (left.returncode, left.stdout, left.stderr) == (0, "hi\n", "")
@@ -288,7 +288,7 @@ def test_without_the_package_mcp_only_connect_all_raises_with_the_command_that_i
         [sys.executable, "-W", "error", "-c", WITHOUT_MCP],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert ran.stderr == ""

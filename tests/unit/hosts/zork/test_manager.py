@@ -377,7 +377,7 @@ loop.run_until_complete(box.connect_session())
 def test_p9_an_interpreter_that_ends_without_anything_leaves_nothing(tmp_path: Path) -> None:
     manager(tmp_path, "--ignore-eof", "--ignore-term")
     ended = subprocess.run(
-        [sys.executable, "-c", LOST, str(tmp_path)], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", LOST, str(tmp_path)], capture_output=True, text=True, timeout=150, check=True
     )
     pid = int(ended.stdout.split()[0])
     assert not live_members(pid)
