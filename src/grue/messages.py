@@ -117,12 +117,32 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     arguments: str
 
 
-class ServerCall(Struct, frozen=True, kw_only=True):
-    """A validated tool call: its arguments are a JSON object, and the server lists its tool."""
+class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The handle of a call that its server works on as a task of its own, and answers later.
+
+    Attributes:
+        task_id: The server's name for it; untrusted.
+        poll_s: How long the server wants to be left alone between two questions about it.
+        ttl_s: How long the server keeps it, from its creation; `None`: not stated, or without a limit.
+    """
+
+    task_id: str
+    poll_s: float = 1.0
+    ttl_s: float | None = None
+
+
+class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A validated tool call: its arguments are a JSON object, and the server lists its tool.
+
+    Attributes:
+        task: Where an earlier process sent the call already, and the server made a task of it: the call is
+            not sent again, and the server is asked for the task's result.
+    """
 
     call_id: CallId
     tool: str
     arguments: JsonObject
+    task: ToolTask | None = None
 
 
 class ToolCallResult(Struct, frozen=True):
@@ -752,6 +772,20 @@ class TurnParked(Message, frozen=True, kw_only=True):
     window: int | None = None
 
 
+class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A call that was sent in a turn whose process was killed, and whose server works on it as a task.
+
+    Attributes:
+        server: The server that has it.
+        call: The call as it was sent, with the task's handle.
+        changed_arguments: The arguments, if a person had changed the model's; `None`: they are the model's.
+    """
+
+    server: ServerName
+    call: ServerCall
+    changed_arguments: JsonObject | None = None
+
+
 class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a turn goes on that was parked, or that was killed with its process.
 
@@ -760,11 +794,13 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
         decisions: The answers to its questions. One that is missing is asked for again.
         new: If it has no calls to go on with: what the model is told. Nothing: the last request is sent
             again.
+        tasks: Calls that are not sent again, because their servers can be asked for the results.
     """
 
     parked: TurnParked
     decisions: tuple[ApprovalDecision, ...] = ()
     new: tuple[ConversationItem, ...] = ()
+    tasks: tuple[OpenTask, ...] = ()
 
 
 class TurnResumed(Message, frozen=True, kw_only=True):
@@ -1247,8 +1283,11 @@ class ConnectFailed(Message, frozen=True, kw_only=True):
     then: AfterFailedConnect
 
 
-class ToolCalled(Message, frozen=True, kw_only=True):
+class ToolCalled(Message, frozen=True, kw_only=True, omit_defaults=True):
     """session: this call is being sent to its server.
+
+    Attributes:
+        task: The call was sent by an earlier process. Its server is now asked for the result of this task.
 
     Source: P28
     """
@@ -1258,6 +1297,18 @@ class ToolCalled(Message, frozen=True, kw_only=True):
     call_id: CallId
     tool: str
     arguments: JsonObject
+    task: ToolTask | None = None
+
+
+class TaskCreated(Message, frozen=True, kw_only=True):
+    """session: the server has made a task of the call under way, and is asked for its result from now on.
+
+    The call's own end follows as for any other call: `ToolReturned`, `ToolTimedOut` or `ServerDied`.
+    """
+
+    server: ServerName
+    tool: str
+    task: ToolTask
 
 
 class ServerNoted(Message, frozen=True, kw_only=True):
@@ -1527,6 +1578,7 @@ LlmNote: TypeAlias = (
 SessionNote: TypeAlias = (
     ConnectFailed
     | ToolCalled
+    | TaskCreated
     | ServerNoted
     | ServerRequested
     | ToolDrifted

@@ -2,12 +2,14 @@
 
 import base64
 import json
+import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from promises import within
 from real_servers import bounded, npm_server, over_http
@@ -179,6 +181,48 @@ def test_progress_is_traced_and_a_call_that_lasts_too_long_is_given_up(everythin
         assert late.error_message == "Tool call timed out after 0.5s"
         assert notes.of("progress")[4:6] == ["1/600", "2/600"]
         assert client.call("everything.echo", {"message": "on"}).content == "Echo: on"
+
+
+def official_listing() -> set[str]:
+    """What the official SDK's own client lists."""
+    from mcp.client.session import ClientSession
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
+    server = npm_server("everything")
+
+    async def names() -> set[str]:
+        parameters = StdioServerParameters(command=server.command, args=list(server.args))
+        async with stdio_client(parameters, errlog=nowhere) as streams, ClientSession(*streams) as client:
+            await client.initialize()
+            return {tool.name for tool in (await client.list_tools()).tools}
+
+    with Path(os.devnull).open("w") as nowhere:
+        return anyio.run(names)
+
+
+def test_everything_lists_what_the_official_client_lists() -> None:
+    with session(npm_server("everything")) as client:
+        listed = {tool.tool for tool in client.tools()}
+    assert listed == official_listing()
+    assert len(listed) == 13
+
+
+@bounded
+def test_everything_works_on_a_task(everything: McpServer) -> None:
+    notes = Notes()
+    with session(everything, recorder=notes.recorder, elicit=which_of_them) as client:
+        found = client.call("everything.simulate-research-query", {"topic": "python", "ambiguous": True})
+        assert str(found.content).startswith("# Research Report: python (snake)")
+        late = client.call("everything.simulate-research-query", {"topic": "lamps"}, timeout_s=0.5)
+        assert late.error_message == "Tool call timed out after 0.5s"
+        tasks: Any = client.request("everything", "tasks/list")["tasks"]
+        assert [task["status"] for task in tasks] == ["completed", "cancelled"]
+    assert notes.of("progress")
+
+
+async def which_of_them(request: ElicitationRequest) -> JsonObject | Declined:
+    assert "multiple interpretations" in request.message
+    return {"interpretation": "snake"}
 
 
 @bounded

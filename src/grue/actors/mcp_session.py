@@ -28,6 +28,7 @@ from grue.messages import (
     SessionOpened,
     StartupFailed,
     ToolCalled,
+    ToolCallResult,
     ToolDefinition,
     ToolReturned,
     ToolsChanged,
@@ -60,7 +61,13 @@ from grue.protocol.tool_batch import (
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox, MailboxClosed
 from grue.runtime.trace import Envelope
-from grue.tool_sessions.connection import Connect, ConnectionStatus, ToolConnection, exclusive
+from grue.tool_sessions.connection import (
+    Connect,
+    ConnectionStatus,
+    ToolConnection,
+    exclusive,
+    finish_task,
+)
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 from grue.vocabulary import AfterFailedConnect
 
@@ -257,7 +264,7 @@ class SessionActor(Actor[SessionCommand]):
 
         number, call_id = batch.batch, call.call_id
         try:
-            result = await connection.call(call.tool, call.arguments, self._within(batch.timeout_s))
+            result = await self._answer(connection, call, self._within(batch.timeout_s))
         except ToolTimedOutError as error:
             # The server's own limit may be the smaller one.
             timeout_s = min(batch.timeout_s, error.timeout_s)
@@ -273,6 +280,11 @@ class SessionActor(Actor[SessionCommand]):
                 duration_s=lasted(),
             )
         return ToolReturned(batch=number, call_id=call_id, result=result, duration_s=lasted())
+
+    async def _answer(self, connection: ToolConnection, call: ToolCalled, timeout_s: float) -> ToolCallResult:
+        if call.task is not None:
+            return await finish_task(connection, call.tool, call.task, timeout_s)
+        return await connection.call(call.tool, call.arguments, timeout_s)
 
     async def _report(self, event: TurnEvent, cause: int | None) -> None:
         await self._agent.send(event, sender=self.name, cause=cause)

@@ -16,14 +16,18 @@ from grue.messages import (
     CallId,
     CompletionReceived,
     HistoryRewritten,
+    OpenTask,
     ReplyDropped,
     RequestCompletion,
     Resumption,
     RewriteHistory,
     RunTurn,
+    ServerCall,
     ServerFailure,
+    TaskCreated,
     ToolCalled,
     ToolDefinition,
+    ToolTask,
     TurnCompleted,
     TurnEnd,
     TurnEvent,
@@ -32,7 +36,7 @@ from grue.messages import (
 )
 from grue.protocol.history import History
 from grue.protocol.tool_loop import IllegalEvent, step
-from grue.protocol.turn_resuming import cut_off
+from grue.protocol.turn_resuming import cut_off, tasks_of
 from grue.protocol.turn_states import AwaitingCompletion, Commands, Idle, Presuming, Transition, TurnState
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.replay_agent import AGENT, NOTED_EVENTS
@@ -66,7 +70,8 @@ class RecordedTurn:
         self.last_seq = begun.seq
         self._began_s = self._last_s = begun.t
         self._events: list[TurnEvent] = [run]
-        self._called: set[CallId] = set()
+        self._called: dict[CallId, ToolCalled] = {}
+        self._tasks: dict[CallId, OpenTask] = {}
         self._aside: set[int] = set()
         self._requests = 0
         self.redacted: bool = begun.redacted or (before is not None and before.redacted)
@@ -82,7 +87,14 @@ class RecordedTurn:
         if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
             self._events.append(body)  # type: ignore[arg-type]  # what the agent gets is for the machine
         if isinstance(body, ToolCalled):
-            self._called.add(body.call_id)
+            self._called[body.call_id] = body
+            if body.task is not None:
+                self._became_task(body, body.task)
+        elif isinstance(body, TaskCreated):
+            # A session makes one call at a time, so the task is that of the last call to its server.
+            of_server = [each for each in self._called.values() if each.server == body.server]
+            if of_server:
+                self._became_task(of_server[-1], body.task)
         elif isinstance(body, TurnEnd):
             self.end = body
         elif isinstance(body, RequestCompletion) and body.aside:
@@ -126,12 +138,12 @@ class RecordedTurn:
                 f"Turn {self.run.turn} of {path} cannot be resumed: a secret was removed from its messages."
             )
         if isinstance(self.end, TurnParked):
-            return Resumption(parked=self.end)
+            return Resumption(parked=self.end, tasks=tasks_of(self.run, self.end))
         if self.end is not None and self.run.resumed is not None:
             return replace(self.run.resumed, decisions=())
         state, commands = self._state(path)
         parked = next((each for each in commands if isinstance(each, TurnParked)), None)
-        where = Resumption(parked=parked) if parked else cut_off(state, self._called)
+        where = Resumption(parked=parked) if parked else cut_off(state, self._called, self._tasks)
         if where is None:
             made = ", ".join(sorted(self._called)) or "none"
             raise NothingToResume(
@@ -159,6 +171,10 @@ class RecordedTurn:
                 history.forget()
             else:
                 take_step(history, body)
+
+    def _became_task(self, called: ToolCalled, task: ToolTask) -> None:
+        call = ServerCall(call_id=called.call_id, tool=called.tool, arguments=called.arguments, task=task)
+        self._tasks[called.call_id] = OpenTask(server=called.server, call=call)
 
     def _state(self, path: str | PathLike[str]) -> Transition:
         """Return the state after the last event, and the commands that follow from that event.

@@ -10,7 +10,15 @@ from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
 from grue.mcp_transport.client import ClientOptions, McpClient, Pinning, require_mcp
-from grue.messages import OnFirstConnect, OnToolDrift, ServerName, ServerNoted, TurnLimits
+from grue.messages import (
+    OnFirstConnect,
+    OnToolDrift,
+    ServerName,
+    ServerNoted,
+    TaskCreated,
+    ToolTask,
+    TurnLimits,
+)
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.secret_names import secrets_in
 from grue.protocol.tool_lock import ToolLock
@@ -66,10 +74,14 @@ def _mcp_client(
         body = ServerNoted(server=ServerName(server.name), kind=notice.kind, text=notice.text)
         note(body, sender=server.name)
 
+    def became_task(tool: str, task: ToolTask) -> None:
+        note(TaskCreated(server=ServerName(server.name), tool=tool, task=task), sender=server.name)
+
     pins = options.pinning
     if pins is not None:
         pins = replace(pins, on_drift=lambda drifted: note(drifted, sender=server.name))
-    return McpClient(server, registry, replace(options, on_notice=noted, pinning=pins))
+    options = replace(options, on_notice=noted, on_task=became_task, pinning=pins)
+    return McpClient(server, registry, options)
 
 
 def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:

@@ -10,39 +10,42 @@ module.
 
 import functools
 import importlib.metadata
+import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
-from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 from grue.loading import load
+from grue.mcp_transport.client_options import ClientOptions as ClientOptions
+from grue.mcp_transport.client_options import Pinning as Pinning
 from grue.mcp_transport.http_wire import HttpWire
 from grue.mcp_transport.input_schemas import InputSchemas
-from grue.mcp_transport.listing import read_tools
+from grue.mcp_transport.listing import ListedTools, read_pages
 from grue.mcp_transport.output_schemas import OutputSchemas
 from grue.mcp_transport.process_wire import ProcessWire
+from grue.mcp_transport.tool_tasks import LOST, TaskOfCall
 from grue.mcp_transport.wire import Wire
 from grue.messages import (
     JsonObject,
-    OnToolDrift,
     ServerFailure,
     ServerName,
     ToolCallResult,
     ToolDefinition,
     ToolDrifted,
+    ToolTask,
 )
-from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry, SpawnError
 from grue.processes.server_gate import HeldPlace
 from grue.protocol.safe_text import beginning, plain_text, well_formed
-from grue.protocol.tool_lock import ServerPins, screen
+from grue.protocol.server_tasks import created_task
+from grue.protocol.tool_lock import screen
 from grue.protocol.tool_results import (
     content_blocks,
     from_mcp,
@@ -62,7 +65,6 @@ from grue.tool_sessions.failures import (
     first_fault,
 )
 from grue.tool_sessions.notices import ServerNotice
-from grue.tool_sessions.server_requests import Abilities
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.vocabulary import NoticeKind, ServerPhase
 
@@ -77,41 +79,10 @@ _MAX_NOTICES = 500
 """Most notices of one kind during one request. A flood of them would fill the trace and delay the turn."""
 _METHOD_NOT_FOUND = -32601
 _INVALID_PARAMS = -32602
+_INTERNAL_ERROR = -32603
+_KEPT_S = 3600.0
+"""How long a server is asked to keep a task's result: a turn may be resumed some time after it was killed."""
 _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the tool's input schema says"
-
-
-class Pinning(Struct, frozen=True, kw_only=True):
-    """Which tool definitions the user has approved (the tool lock), and what to do about others.
-
-    Attributes:
-        pins: The approved definitions.
-        policy: What to do with a tool that differs.
-        on_drift: Called once a session for each difference, in the event loop; must not block or raise.
-    """
-
-    pins: ServerPins
-    policy: OnToolDrift
-    on_drift: Callable[[ToolDrifted], None] | None = None
-
-
-class ClientOptions(Struct, frozen=True, kw_only=True):
-    """Options of a client.
-
-    Attributes:
-        limits: Time limits for ending a process, and size limits for any server's messages.
-        abilities: What the server may ask of the host: sampling, elicitation, roots.
-        max_pages: Most pages of the tool listing that are read.
-        on_notice: Called with each notice, in the event loop; must not block or raise.
-        pinning: Which tool definitions are approved; `None`: all.
-        on_secret: Called with the name and the value of each token that is obtained, before it is used.
-    """
-
-    limits: ProcessLimits = ProcessLimits()
-    abilities: Abilities = Abilities()
-    max_pages: int = 100
-    on_notice: Callable[[ServerNotice], None] | None = None
-    pinning: Pinning | None = None
-    on_secret: Callable[[str, str], None] | None = None
 
 
 class McpClient:
@@ -141,6 +112,7 @@ class McpClient:
         self._link: sdk.Link | None = None
         self._inputs = InputSchemas(self._notify)
         self._outputs = OutputSchemas(self._notify)
+        self._as_tasks: frozenset[str] = frozenset()
         self._drifted: set[ToolDrifted] = set()
         self._noticed: Counter[NoticeKind] = Counter()
         self._phase: ServerPhase = "spawn"
@@ -231,7 +203,8 @@ class McpClient:
         A call whose arguments do not match the tool's input schema is refused before it is sent, unless the
         server's options say otherwise. A result that does not match the output schema becomes an error.
 
-        If the call is cancelled, the server is sent a cancellation.
+        If the call is cancelled, the server is sent a cancellation. If the server makes a task of the call,
+        the result is waited for within the same limit.
 
         Args:
             tool: Bare name, as the server knows it.
@@ -256,6 +229,18 @@ class McpClient:
         """Call a tool as `call` does. Return its result and the server's own content blocks, unchanged."""
         result, answer = await self._call(tool, arguments, timeout_s)
         return result, await _off_loop(content_blocks, answer)
+
+    async def finish_task(self, tool: str, task: ToolTask, timeout_s: float) -> ToolCallResult:
+        """Wait for the result of a task that an earlier process has started; the tool is not called again.
+
+        Raises as `call` does.
+        """
+        timeout_s = self._server.options.call_limit(timeout_s)
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._read(tool, await self._follow(tool, task, at_once=True))
+        except TimeoutError as error:
+            raise ToolTimedOutError(tool, timeout_s) from error
 
     async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
         """Send any request and return the raw result, for prompts, resources and completions.
@@ -282,30 +267,74 @@ class McpClient:
                 )
                 if fault is not None:
                     raise ToolRefusedError(f"{_BAD_ARGUMENTS}: {fault}", code=_INVALID_PARAMS)
-                answer = await self._request(
-                    "tools/call", {"name": tool, "arguments": arguments}, timeout_s, of=tool
-                )
+                answer = await self._answer(tool, arguments, timeout_s)
                 return await self._read(tool, answer), answer
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
 
-    async def _request(self, method: str, params: JsonObject, timeout_s: float, *, of: str) -> JsonObject:
-        """Send a request. `of` names the tool or the method for a timeout's error."""
-        from grue.mcp_transport import sdk
+    async def _answer(self, tool: str, arguments: JsonObject, timeout_s: float) -> JsonObject:
+        """Call a tool and return the raw result, also if the server makes a task of the call."""
+        params: JsonObject = {"name": tool, "arguments": arguments}
+        form = self._opened.task_form
+        if form == "experimental" and tool in self._as_tasks:
+            params["task"] = {"ttl": int(max(timeout_s, _KEPT_S) * 1000)}
+        answer = await self._request("tools/call", params, timeout_s, of=tool)
+        try:
+            task = created_task(answer, form)
+        except ValueError as error:
+            raise ToolRefusedError(str(error), code=_INTERNAL_ERROR) from error
+        if task is None:
+            return answer
+        if self._options.on_task is not None:
+            self._options.on_task(tool, task)
+        return await self._follow(tool, task)
 
+    async def _follow(self, tool: str, task: ToolTask, *, at_once: bool = False) -> JsonObject:
+        link = self._opened
+        if link.task_form is None:
+            raise ToolRefusedError(f"{LOST}, because it has no tasks", code=_METHOD_NOT_FOUND)
+
+        async def ask(method: str, params: JsonObject) -> JsonObject:
+            return await self._request(method, params, math.inf, of=tool)
+
+        async def respond(questions: JsonObject) -> JsonObject:
+            return await self._exchange(lambda: link.respond(questions), math.inf, of=tool)
+
+        def progress(text: str) -> None:
+            self._notify("progress", text)
+
+        following = TaskOfCall(task, link.task_form, ask=ask, respond=respond, progress=progress)
+        return await following.result(at_once=at_once)
+
+    @property
+    def _opened(self) -> "sdk.Link":
         if self._link is None:
             raise RuntimeError("open() the client before using it")
+        return self._link
+
+    async def _request(self, method: str, params: JsonObject, timeout_s: float, *, of: str) -> JsonObject:
+        """Send a request. `of` names the tool or the method for a timeout's error."""
+        link = self._opened
         self._phase = "call"
         self._noticed.clear()
+        return await self._exchange(lambda: link.request(method, params), timeout_s, of=of)
+
+    async def _exchange(
+        self, send: Callable[[], Awaitable[JsonObject]], timeout_s: float, *, of: str
+    ) -> JsonObject:
+        """Wait for the link within a limit, and translate its errors."""
+        from grue.mcp_transport import sdk
+
+        link = self._opened
         try:
             with anyio.fail_after(timeout_s):
-                return await self._link.request(method, params)
+                return await send()
         except TimeoutError as error:
             raise ToolTimedOutError(of, timeout_s) from error
         except sdk.SdkError as error:
-            if sdk.is_closed(error, self._link.stream):
+            if sdk.is_closed(error, link.stream):
                 self._lost = True
-                raise await self._broken(self._link) from error
+                raise await self._broken(link) from error
             fault = error.data if isinstance(error.data, WireFault) else None
             if fault is not None and fault.ends_session:
                 self._lost = True
@@ -393,33 +422,21 @@ class McpClient:
         return tools
 
     async def _list(self, link: "sdk.Link") -> tuple[ToolDefinition, ...]:
-        """Read all pages. A repeated cursor or too many pages end the listing; what was read counts."""
+        """Read all pages of the tools."""
         from grue.mcp_transport import sdk
 
-        tools: dict[str, ToolDefinition] = {}
-        cursors: set[str] = set()
-        cursor: str | None = None
-        for _ in range(self._options.max_pages):
+        async def page(params: JsonObject) -> JsonObject:
             try:
-                page = await link.request("tools/list", {} if cursor is None else {"cursor": cursor})
+                return await link.request("tools/list", params)
             except sdk.SdkError as error:
-                if error.code == _METHOD_NOT_FOUND and cursor is None:
-                    return ()  # a server without tools need not know the method
+                if error.code == _METHOD_NOT_FOUND and not params:
+                    return {"tools": []}  # a server without tools need not know the method
                 raise
-            for tool in read_tools(page, ServerName(self._server.name), self._notify):
-                if tools.setdefault(tool.tool, tool) is not tool:
-                    self._notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
-            cursor = page.get("nextCursor")
-            if not isinstance(cursor, str):
-                return tuple(tools.values())
-            if cursor in cursors:
-                self._notify("bad_tool", f"the listing repeats the cursor {cursor!r}")
-                return tuple(tools.values())
-            cursors.add(cursor)
-        self._notify(
-            "bad_tool", f"the listing has more than {self._options.max_pages} pages, the rest is left"
-        )
-        return tuple(tools.values())
+
+        server, most = ServerName(self._server.name), self._options.max_pages
+        listed: ListedTools = await read_pages(page, server, most, self._notify)
+        self._as_tasks = listed.as_tasks
+        return listed.tools
 
     async def _broken(self, link: "sdk.Link") -> ServerFailed:
         return await self._failed(await self._wire.broken(self._method, link.stream.broken))

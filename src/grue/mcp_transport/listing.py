@@ -1,14 +1,15 @@
-"""Read the tool definitions of a raw `tools/list` page. A malformed tool is left out. Pure.
+"""Read the tool definitions of a raw `tools/list`, page by page. A malformed tool is left out.
 
 Source: P37
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from grue.messages import ServerName, ToolAnnotations, ToolDefinition
+from grue.messages import JsonObject, ServerName, ToolAnnotations, ToolDefinition
 from grue.protocol.safe_text import well_formed
 from grue.protocol.tool_results import json_object
 from grue.tool_sessions.notices import Notify
@@ -24,6 +25,63 @@ _HINTS = {
     "idempotent": "idempotentHint",
     "open_world": "openWorldHint",
 }
+
+
+class ListedTools(Struct, frozen=True):
+    """The tools of a whole listing.
+
+    Attributes:
+        tools: The well-formed ones, in the server's order.
+        as_tasks: The bare names of those that have to be called as tasks (2025-11-25).
+    """
+
+    tools: tuple[ToolDefinition, ...] = ()
+    as_tasks: frozenset[str] = frozenset()
+
+
+async def read_pages(
+    ask: Callable[[JsonObject], Awaitable[JsonObject]], server: ServerName, max_pages: int, notify: Notify
+) -> ListedTools:
+    """Read all pages of a listing. A repeated cursor or too many pages end it; what was read counts.
+
+    Args:
+        ask: Sends `tools/list` with these parameters; its errors pass through.
+        server: The server's name in the configuration.
+        max_pages: Most pages that are read.
+        notify: Receives a `bad_tool` notice for what is left out.
+
+    Raises:
+        ValueError: A page has no list of tools at all.
+    """
+    tools: dict[str, ToolDefinition] = {}
+    as_tasks: set[str] = set()
+    cursors: set[str] = set()
+    cursor: str | None = None
+    for _ in range(max_pages):
+        page = await ask({} if cursor is None else {"cursor": cursor})
+        for tool in read_tools(page, server, notify):
+            if tools.setdefault(tool.tool, tool) is not tool:
+                notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")
+        as_tasks.update(_only_as_tasks(page))
+        following = page.get("nextCursor")
+        if not isinstance(following, str):
+            break
+        if following in cursors:
+            notify("bad_tool", f"the listing repeats the cursor {following!r}")
+            break
+        cursors.add(following)
+        cursor = following
+    else:
+        notify("bad_tool", f"the listing has more than {max_pages} pages, the rest is left")
+    return ListedTools(tuple(tools.values()), frozenset(as_tasks))
+
+
+def _only_as_tasks(page: JsonObject) -> Iterator[str]:
+    tools = page.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        execution = tool.get("execution") if isinstance(tool, dict) else None
+        if isinstance(execution, dict) and execution.get("taskSupport") == "required":
+            yield str(tool.get("name"))
 
 
 def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> Iterator[ToolDefinition]:
@@ -79,7 +137,4 @@ def _fault(tool: Any) -> str | None:
         return "inputSchema is not the schema of an object"
     if not isinstance(tool.get("outputSchema") or {}, dict):
         return "outputSchema is not a schema"
-    execution = tool.get("execution")
-    if isinstance(execution, dict) and execution.get("taskSupport") == "required":
-        return "it can only be called as a task, and grue calls tools"
     return None

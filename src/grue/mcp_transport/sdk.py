@@ -10,14 +10,17 @@ cancellations would not take effect.
 
 import asyncio
 import json
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import anyio
 import mcp_types as types
+from mcp.client.extension import ClaimContext, ResultClaim
 from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
+from mcp.shared.inbound import MCP_NAME_HEADER, encode_header_value
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec import Struct
 from pydantic import BaseModel
 
@@ -25,6 +28,7 @@ from grue import __version__
 from grue.mcp_transport.message_stream import MessageStream, is_closed
 from grue.messages import JsonObject
 from grue.protocol import tool_results
+from grue.protocol.server_tasks import TaskForm
 from grue.runtime.host_code import HostCodeFailed, ends_the_task
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
@@ -38,6 +42,8 @@ _MAX_CONCURRENT = 8
 
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
+TASKS = "io.modelcontextprotocol/tasks"
+
 _DECLINED = -1
 """The error code that the specification uses for a request that the user declines."""
 
@@ -50,6 +56,18 @@ class Welcome(Struct, frozen=True):
     protocol_version: str
     server_version: str
     instructions: str
+
+
+class _CreatedTask(types.Result):
+    result_type: Literal["task"]
+
+
+async def _never_resolved(result: _CreatedTask, context: ClaimContext) -> types.CallToolResult:
+    raise AssertionError(f"raw requests are not resolved by the SDK: {result} {context}")
+
+
+_TASK_CLAIM = ResultClaim(result_type="task", model=_CreatedTask, resolve=_never_resolved)
+"""Makes the SDK announce tasks to servers of the revision 2026-07-28, and to no others."""
 
 
 class Link:
@@ -70,6 +88,8 @@ class Link:
             client_info=types.Implementation(name="grue", version=__version__),
             logging_callback=self._log,
             message_handler=self._receive_notification,
+            extensions={TASKS: {}},
+            result_claims={TASKS: (_TASK_CLAIM,)},
             **self._callbacks(),
         )
 
@@ -180,6 +200,16 @@ class Link:
             instructions=instructions or "",
         )
 
+    @property
+    def task_form(self) -> TaskForm | None:
+        """How this server's tasks work, by its revision and abilities; `None`: it has none."""
+        if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            return "extension"
+        offered = self._session.server_capabilities
+        requests = None if offered is None or offered.tasks is None else offered.tasks.requests
+        calls = None if requests is None or requests.tools is None else requests.tools.call
+        return None if calls is None else "experimental"
+
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the raw result. The SDK's typed methods would not return it unchanged.
 
@@ -200,6 +230,9 @@ class Link:
     async def _send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         sent: dict[str, Any] = {"method": method, "params": dict(params)}
         options: CallOptions = {"on_progress": self._progress} if method == "tools/call" else {}
+        if method.startswith("tasks/") and self.task_form == "extension":
+            # Load balancers find the server of a task by this header; the SDK sets it for other methods only.
+            options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
         # Only the session knows the metadata and HTTP headers that a revision requires in every request.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
         if self._interrupt is None:
@@ -213,15 +246,26 @@ class Link:
         raise HostCodeFailed(self._interrupt) from self._interrupt
 
     async def _requested_input(self, result: dict[str, Any]) -> dict[str, Any]:
-        wanted = types.InputRequiredResult.model_validate(result, by_name=False)
         more: dict[str, Any] = {}
-        if wanted.input_requests:
-            more["inputResponses"] = {
-                key: await self._respond(request) for key, request in wanted.input_requests.items()
-            }
-        if wanted.request_state is not None:
-            more["requestState"] = wanted.request_state
+        if result.get("inputRequests"):
+            more["inputResponses"] = await self.respond(result["inputRequests"])
+        if result.get("requestState") is not None:
+            more["requestState"] = result["requestState"]
         return more
+
+    async def respond(self, questions: object) -> dict[str, Any]:
+        """Return the answers to what a server wants to know, by the names of its requests.
+
+        Raises:
+            SdkError: It wants something that is not offered, or that cannot be read.
+        """
+        try:
+            wanted = types.InputRequiredResult.model_validate(
+                {"resultType": "input_required", "inputRequests": questions}, by_name=False
+            )
+        except ValueError as error:
+            raise SdkError(types.INTERNAL_ERROR, f"it wants input that cannot be read: {error}") from error
+        return {key: await self._respond(request) for key, request in (wanted.input_requests or {}).items()}
 
     async def _respond(self, request: types.InputRequest) -> dict[str, Any]:
         answer: BaseModel

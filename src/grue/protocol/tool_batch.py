@@ -12,6 +12,8 @@ The rules:
   at work on the call.
 - After the server's death the rest of the batch is skipped, and so is a batch that reaches a session without
   a server.
+- A call that an earlier process has sent is not sent again: its server is asked for the result of its task.
+  If that cannot be done, the call is answered as one that was interrupted.
 - Every call of a batch gets exactly one settlement. One that arrives for a call that is already settled, such
   as a late answer after a timeout, is ignored.
 - Changed tools are read when a batch begins and before its last settlement is reported: with that settlement
@@ -131,12 +133,19 @@ def _next_call(
         call_id=call.call_id,
         tool=call.tool,
         arguments=call.arguments,
+        task=call.task,
     )
     return Calling(batch, position), (before, MakeCall(called))
 
 
 def _skipped(batch: CallTools, start: int, reason: str) -> tuple[ReportSettlement, ...]:
     return tuple(
-        ReportSettlement(ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=reason))
+        ReportSettlement(
+            ToolSkipped(
+                batch=batch.batch,
+                call_id=call.call_id,
+                reason=reason if call.task is None else tool_results.INTERRUPTED,
+            )
+        )
         for call in batch.calls[start:]
     )

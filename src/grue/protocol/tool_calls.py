@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from grue.messages import (
     BatchId,
     JsonObject,
+    OpenTask,
     ServerCall,
     ServerDied,
     ServerName,
@@ -28,6 +29,7 @@ from grue.messages import (
     ToolRejected,
     ToolReturned,
     ToolSkipped,
+    ToolTask,
     ToolTimedOut,
 )
 from grue.protocol import tool_results
@@ -46,11 +48,16 @@ class Rejected(Struct, frozen=True):
 
 
 class ValidCall(Struct, frozen=True):
-    """A call that its server can take: it serves the tool, and the arguments are an object."""
+    """A call that its server can take: it serves the tool, and the arguments are an object.
+
+    Attributes:
+        task: The server has the call already, as this task.
+    """
 
     call: ToolCall
     tool: ToolDefinition
     arguments: JsonObject
+    task: ToolTask | None = None
 
 
 class Run(Struct, frozen=True):
@@ -98,7 +105,16 @@ def tool_of(
     found = split_unlisted(name, serving_unlisted) if tool is None else None
     if found is None:
         return tool
-    return ToolDefinition(server=ServerName(found[0]), tool=found[1], input_schema={"type": "object"})
+    return _unlisted(ServerName(found[0]), found[1])
+
+
+def _unlisted(server: ServerName, tool: str) -> ToolDefinition:
+    return ToolDefinition(server=server, tool=tool, input_schema={"type": "object"})
+
+
+def open_call(call: ToolCall, task: OpenTask) -> ValidCall:
+    """Return a call that its server has already, as it was sent; its tool need not be listed any more."""
+    return ValidCall(call, _unlisted(task.server, task.call.tool), task.call.arguments, task.call.task)
 
 
 def read_calls(
@@ -142,7 +158,9 @@ def runs_of(calls: Iterable[tuple[ValidCall, CallTerms]]) -> tuple[Run, ...]:
         server = valid.tool.server
         if not runs or terms.parallel or runs[-1][:2] != (server, False):
             runs.append((server, terms.parallel, []))
-        call = ServerCall(call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments)
+        call = ServerCall(
+            call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments, task=valid.task
+        )
         runs[-1][2].append(call)
     return tuple(Run(server, tuple(served), parallel) for server, parallel, served in runs)
 

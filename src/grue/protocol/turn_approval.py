@@ -8,6 +8,8 @@ Come here to change what happens between a reply with tool calls and the first c
   noted and ignored, as is one that comes too late.
 - A denied call is answered with the reason. A denial skips no other call.
 - Changed arguments are read as strictly as those that a model writes, and the model is told about them.
+- A call that an earlier process has sent, and that its server works on as a task, was judged then. It is
+  neither asked about nor counted again.
 - If nobody answers now, the turn is parked: its sessions close, and it ends with `TurnParked`. A resumed turn
   judges the reply again, with the definitions that the servers list then.
 
@@ -30,6 +32,7 @@ from grue.messages import (
     CallsDecided,
     DecisionIgnored,
     JsonObject,
+    OpenTask,
     ToolCall,
     ToolCallRecord,
     TurnNote,
@@ -37,7 +40,7 @@ from grue.messages import (
 )
 from grue.protocol.growing import Growing
 from grue.protocol.tool_arguments import read_arguments
-from grue.protocol.tool_calls import ValidCall, deny, read_calls, reject
+from grue.protocol.tool_calls import ValidCall, deny, open_call, read_calls, reject
 from grue.protocol.tool_policy import CallTerms, is_about, judge, question_about
 from grue.protocol.turn_end import answers_at_end, close
 from grue.protocol.turn_progress import progress
@@ -82,17 +85,21 @@ def call(
     done = {record.call_id for record in settled}
     # A tool that its server does not list cannot be in a subset.
     unlisted = turn.unlisted
-    left = tuple(call for call in calls if call.call_id not in done)
+    tasks = turn.open_tasks
+    left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
     valid, rejected = read_calls(left, turn.tools, unlisted)
     before = turn.used
     turn, judged = _judged(turn, valid)
+    if tasks:
+        judged = _in_order(calls, (*judged, *_under_way(calls, tasks)))
     batch = BatchId(turn.batches + 1)
     rejections, rejected_records = reject(rejected, turn.iterations, batch)
     if not (turn.run.tool_policy.rules or decisions):
         # Most turns have no policy, and need not pay for one.
         records = Growing[ToolCallRecord]().add((*settled, *rejected_records))
         every = {call.call_id: call for call in calls}
-        return start_calls(turn, JudgedReply(calls=every, open=judged, settled=records), {}, rejections)
+        judged_reply = JudgedReply(calls=every, open=judged, settled=records)
+        return start_calls(turn, judged_reply, _changed_before(turn), rejections)
     refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
     denials, denied_records = deny(refused, turn.iterations, batch)
     reply = JudgedReply(
@@ -161,6 +168,28 @@ def _judged(turn: Turn, valid: tuple[ValidCall, ...]) -> tuple[Turn, tuple[Judge
     return replace(turn, used=used), tuple(map(JudgedCall, valid, terms))
 
 
+def _under_way(calls: tuple[ToolCall, ...], tasks: Mapping[CallId, OpenTask]) -> tuple[JudgedCall, ...]:
+    return tuple(
+        JudgedCall(open_call(call, tasks[call.call_id]), CallTerms())
+        for call in calls
+        if call.call_id in tasks
+    )
+
+
+def _in_order(calls: tuple[ToolCall, ...], judged: tuple[JudgedCall, ...]) -> tuple[JudgedCall, ...]:
+    place = {call.call_id: number for number, call in enumerate(calls)}
+    return tuple(sorted(judged, key=lambda each: place[each.valid.call.call_id]))
+
+
+def _changed_before(turn: Turn) -> dict[CallId, JsonObject]:
+    """Return the arguments that a person had changed before the calls were sent by an earlier process."""
+    return {
+        call_id: task.changed_arguments
+        for call_id, task in turn.open_tasks.items()
+        if task.changed_arguments is not None
+    }
+
+
 def _accepted(
     questions: Iterable[ApprovalQuestion], before: _Decisions, decisions: Iterable[ApprovalDecision]
 ) -> tuple[_Decisions, tuple[DecisionIgnored, ...]]:
@@ -188,7 +217,7 @@ def _send(turn: Turn, reply: JudgedReply, decisions: _Decisions, notes: tuple[Tu
     """Answer the calls that were denied, and have the others made."""
     approved: list[JudgedCall] = []
     denied: list[tuple[ToolCall, str]] = []
-    changed: dict[CallId, JsonObject] = {}
+    changed = _changed_before(turn)
     for each in reply.open:
         made_call = each.valid.call
         outcome = _decided(each, decisions.get(made_call.call_id))

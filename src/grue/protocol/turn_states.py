@@ -20,6 +20,7 @@ from grue.messages import (
     ConversationId,
     ConversationItem,
     JsonObject,
+    OpenTask,
     Resumption,
     RunTurn,
     ServerFailure,
@@ -112,6 +113,12 @@ class Turn(Struct, frozen=True, kw_only=True):
         """
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
+
+    @property
+    def open_tasks(self) -> Mapping[CallId, OpenTask]:
+        """The calls of a resumed turn that an earlier process has sent, and whose results are asked for."""
+        resumed = self.resuming
+        return {} if resumed is None else {each.call.call_id: each for each in resumed.tasks}
 
     @property
     def opening(self) -> tuple[ConversationItem, ...]:

@@ -16,6 +16,7 @@ from grue.messages import (
     CloseSession,
     JsonObject,
     ServerDied,
+    ToolCallRecord,
     ToolReturned,
     ToolSkipped,
     ToolTimedOut,
@@ -146,9 +147,17 @@ def _without_call(
 def _skip_unsent(
     state: AwaitingTools, reason: str, batch: BatchId
 ) -> tuple[AwaitingTools, tuple[TurnNote, ...]]:
-    unsent = {call.call_id for run in state.unsent for call in run.calls}
-    calls = tuple(call for call in state.calls.values() if call.call_id in unsent)
-    notes, records = skip(calls, state.turn.iterations, batch, reason)
+    unsent = {call.call_id: call for run in state.unsent for call in run.calls}
+    notes: tuple[TurnNote, ...] = ()
+    records: tuple[ToolCallRecord, ...] = ()
+    for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
+        calls = tuple(
+            call
+            for call_id, call in state.calls.items()
+            if call_id in unsent and (unsent[call_id].task is not None) == sent_before
+        )
+        noted, recorded = skip(calls, state.turn.iterations, batch, answer)
+        notes, records = (*notes, *noted), (*records, *recorded)
     return replace(state, unsent=Remaining(), settled=state.settled.add(records)), notes
 
 

@@ -74,6 +74,11 @@ def _calls(name: str, *flags: str, became: str = "returned", **more: object) -> 
     return Fault(name=name, flags=flags, **fault)  # type: ignore[arg-type]  # as they are named
 
 
+def _works_on_tasks(states: str) -> tuple[str, ...]:
+    """Return the command of a server that works on calls as tasks."""
+    return (sys.executable, "-m", "grue.testing.task_server", "--states", states)
+
+
 TOLERATED: Sequence[Fault] = (
     _calls("well-behaved", says=("hi",), ending="polite"),
     _calls("python-sdk-server", command=(sys.executable, "-c", _SDK_SERVER), within_s=10.0),
@@ -139,6 +144,29 @@ CALLS: Sequence[Fault] = (
     _calls("tool-error", tool="fail", arguments={}, says=("told to fail",)),
     _calls("error-at-call", "--error-at", "call", says=("told to refuse",)),
     _calls("null-at-call", "--null-at", "call", says=("not usable",)),
+    _calls(
+        "task-fails",
+        command=_works_on_tasks("working,failed"),
+        tool="research",
+        arguments={},
+        says=("the library is closed",),
+        notes=frozenset(["progress"]),
+    ),
+    _calls(
+        "task-never-ends",
+        command=_works_on_tasks("working"),
+        tool="research",
+        arguments={},
+        became="timed_out",
+        call_s=0.5,
+    ),
+    _calls(
+        "task-is-lost",
+        command=_works_on_tasks("working,lost"),
+        tool="research",
+        arguments={},
+        says=("interrupted; it may have taken effect",),
+    ),
     _calls("silent-at-call", "--silent-at", "call", became="timed_out", call_s=0.3),
     _calls("wrong-ids", "--wrong-id", became="timed_out", call_s=0.3),
     _calls(

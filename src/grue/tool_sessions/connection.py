@@ -11,9 +11,11 @@ from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
-from grue.messages import JsonObject, ToolCallResult, ToolDefinition
+from grue.messages import JsonObject, ToolCallResult, ToolDefinition, ToolTask
 from grue.processes.server_exit import ServerExit
+from grue.protocol.tool_results import INTERRUPTED
 from grue.runtime.actor import Note
+from grue.tool_sessions.failures import ToolRefusedError
 from grue.vocabulary import Ending
 
 
@@ -113,6 +115,27 @@ class KeepsBlocks(Protocol):
     ) -> tuple[ToolCallResult, tuple[JsonObject, ...]]:
         """Call a tool as `ToolConnection.call` does; return its result and all content blocks, unchanged."""
         ...
+
+
+@runtime_checkable
+class HoldsTasks(Protocol):
+    """A connection whose server may work on a call as a task of its own (an MCP client)."""
+
+    async def finish_task(self, tool: str, task: ToolTask, timeout_s: float) -> ToolCallResult:
+        """Ask for the result of a task that an earlier process has started; the tool is not called again.
+
+        Raises as `ToolConnection.call` does.
+        """
+        ...
+
+
+async def finish_task(
+    connection: ToolConnection, tool: str, task: ToolTask, timeout_s: float
+) -> ToolCallResult:
+    """Ask a connection for the result of a task; raises `ToolRefusedError` if it holds none."""
+    if isinstance(connection, HoldsTasks):
+        return await connection.finish_task(tool, task, timeout_s)
+    raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)
 
 
 @runtime_checkable

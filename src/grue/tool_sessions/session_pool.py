@@ -16,6 +16,7 @@ outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
 """
 
 import contextlib
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
@@ -32,10 +33,18 @@ from grue.messages import (
     SessionPrewarmed,
     ToolCallResult,
     ToolDefinition,
+    ToolTask,
 )
 from grue.runtime.supervisor import describe_crash
 from grue.runtime.trace import Envelope, Recorder
-from grue.tool_sessions.connection import Checkable, Connect, ConnectionStatus, Listing, ToolConnection
+from grue.tool_sessions.connection import (
+    Checkable,
+    Connect,
+    ConnectionStatus,
+    Listing,
+    ToolConnection,
+    finish_task,
+)
 from grue.tool_sessions.failures import ServerFailed
 
 _PREWARM_DELAY_S = 0.005
@@ -353,9 +362,18 @@ class LeasedConnection:
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Wait until no process of an earlier turn is alive, then call the tool."""
         await self._pool.wait_closed()
+        limit_s = self._request.within(timeout_s)
+        return await self._answer(self._open.connection.call(tool, arguments, limit_s))
+
+    async def finish_task(self, tool: str, task: ToolTask, timeout_s: float) -> ToolCallResult:
+        """Wait until no process of an earlier turn is alive, then ask for the task's result."""
+        await self._pool.wait_closed()
+        limit_s = self._request.within(timeout_s)
+        return await self._answer(finish_task(self._open.connection, tool, task, limit_s))
+
+    async def _answer(self, call: Awaitable[ToolCallResult]) -> ToolCallResult:
         try:
-            limit_s = self._request.within(timeout_s)
-            return await self._open.connection.call(tool, arguments, limit_s)
+            return await call
         except ServerFailed:
             self._broken = True
             raise

@@ -4,8 +4,14 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from grue.messages import JsonObject, ToolCallResult, ToolDefinition
-from grue.tool_sessions.connection import ConnectionStatus, Listing, ToolConnection, exclusive
+from grue.messages import JsonObject, ToolCallResult, ToolDefinition, ToolTask
+from grue.tool_sessions.connection import (
+    ConnectionStatus,
+    Listing,
+    ToolConnection,
+    exclusive,
+    finish_task,
+)
 
 
 class WrappedConnection:
@@ -34,6 +40,10 @@ class WrappedConnection:
     async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
         """Call a tool."""
         return await self._connection.call(tool, arguments, timeout_s)
+
+    async def finish_task(self, tool: str, task: ToolTask, timeout_s: float) -> ToolCallResult:
+        """Ask for the result of a task that an earlier process has started."""
+        return await finish_task(self._connection, tool, task, timeout_s)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Keep other users of the session waiting, if it has any."""

@@ -350,6 +350,11 @@ _TABLE: dict[type, _Row] = {
             ("warn", body.kind.replace("_", " ")) if body.kind.startswith("bad_") else ("", "")
         ),
     ),
+    m.TaskCreated: _Row(
+        lambda body: (
+            f"{body.server} {body.tool}: task {body.task.task_id}, asked every {body.task.poll_s:g} s"
+        )
+    ),
     m.ServerRequested: _Row(
         lambda body: f"{body.server} {body.method} {_json(body.params)}{': ' * bool(body.error)}{body.error}",
         judge=_if(lambda body: bool(body.error), "warn", "refused"),

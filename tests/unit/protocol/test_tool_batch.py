@@ -17,6 +17,7 @@ from grue.messages import (
     ToolCallResult,
     ToolReturned,
     ToolSkipped,
+    ToolTask,
     ToolTimedOut,
 )
 from grue.protocol.tool_batch import (
@@ -33,7 +34,7 @@ from grue.protocol.tool_batch import (
     ReportSettlement,
     batch_step,
 )
-from grue.protocol.tool_results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.protocol.tool_results import INTERRUPTED, SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 
 
 def batch_of(count: int, after_timeout: Any = "skip") -> CallTools:
@@ -145,3 +146,18 @@ def test_every_call_is_settled_once_in_order_and_one_is_under_way_at_a_time(
     assert [isinstance(each, ToolSkipped) for each in settled] == [
         at >= len(calls) for at in range(len(fates))
     ]
+
+
+def test_a_call_that_was_sent_before_is_asked_for_by_its_task_or_may_have_taken_effect() -> None:
+    task = ToolTask(task_id="t1")
+    asked = batch_of(2)
+    first, second = asked.calls
+    batch = replace(asked, calls=(first, replace(second, task=task)))
+    state, _ = batch_step(NoBatch(), BatchArrived(batch))
+    _, commands = batch_step(state, returned(0))
+    (make,) = (each for each in commands if isinstance(each, MakeCall))
+    assert make.called.task == task
+    for event in (timed_out(0), died(0)):
+        _, commands = batch_step(state, event)
+        skipped = [each.settlement for each in commands if isinstance(each, ReportSettlement)]
+        assert [getattr(each, "reason", "") for each in skipped][1:] == [INTERRUPTED]
