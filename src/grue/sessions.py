@@ -12,7 +12,7 @@ from grue.engine.own_calls import AskPerson, OwnCall, decisions_about, judge_cal
 from grue.engine.owned_session import OwnedSession, SessionWiring
 from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_timeouts
 from grue.engine.turn_errors import error_for, tool_support_error
-from grue.mcp_transport.client import ClientOptions
+from grue.mcp_transport.client_options import ClientOptions
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Proven, Settled, Untried

@@ -21,7 +21,7 @@ from grue.engine.server_sessions import ServerSessions, SessionSources, SessionW
 from grue.engine.tool_access import ToolAccess
 from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, startup_timeouts, usable_servers
 from grue.errors import MCPError, TurnCancelled
-from grue.mcp_transport.client import ClientOptions
+from grue.mcp_transport.client_options import ClientOptions
 from grue.messages import ServerFailure, ServerName, SessionClosed, SessionOpened, TurnLimits
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry

@@ -32,8 +32,8 @@ from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.games.interpreters import choose_interpreter
-from grue.mcp_transport.client import require_mcp
 from grue.mcp_transport.node_version import node_too_old
+from grue.mcp_transport.sdk_version import require_mcp
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.safe_text import printable

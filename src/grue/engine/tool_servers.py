@@ -9,7 +9,9 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
-from grue.mcp_transport.client import ClientOptions, McpClient, Pinning, require_mcp
+from grue.mcp_transport.client import McpClient
+from grue.mcp_transport.client_options import ClientOptions, Pinning
+from grue.mcp_transport.sdk_version import require_mcp
 from grue.messages import (
     OnFirstConnect,
     OnToolDrift,

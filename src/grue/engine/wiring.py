@@ -14,7 +14,7 @@ from grue.engine.argument_checks import check_fields
 from grue.engine.tool_servers import ToolServer, connect_to, hide_secrets, pinning, usable_servers
 from grue.engine.turns_under_way import TurnsUnderWay
 from grue.errors import ConversationError, MCPConfigError
-from grue.mcp_transport.client import ClientOptions
+from grue.mcp_transport.client_options import ClientOptions
 from grue.messages import LlmCommand, OnToolDrift, ServerName, SupportCheck, TurnEvent
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry

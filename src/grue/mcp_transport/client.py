@@ -8,10 +8,7 @@ raised as one flat error with its root cause. Exceptions of the SDK and exceptio
 module.
 """
 
-import functools
-import importlib.metadata
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,15 +18,14 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 from msgspec.structs import replace
 
-from grue.errors import MissingDependencyError
 from grue.loading import load
-from grue.mcp_transport.client_options import ClientOptions as ClientOptions
-from grue.mcp_transport.client_options import Pinning as Pinning
+from grue.mcp_transport.client_options import ClientOptions
 from grue.mcp_transport.http_wire import HttpWire
 from grue.mcp_transport.input_schemas import InputSchemas
 from grue.mcp_transport.listing import ListedTools, read_pages
 from grue.mcp_transport.output_schemas import OutputSchemas
 from grue.mcp_transport.process_wire import ProcessWire
+from grue.mcp_transport.sdk_version import require_mcp
 from grue.mcp_transport.tool_tasks import LOST, TaskOfCall
 from grue.mcp_transport.wire import Wire
 from grue.messages import (
@@ -486,24 +482,3 @@ def _wire(server: McpServer, registry: ProcessRegistry, options: ClientOptions) 
             return ProcessWire(server, registry, options.limits)
         case HttpServer():
             return HttpWire(server, options.limits, options.on_secret)
-
-
-@functools.cache
-def require_mcp() -> None:
-    """Check that the MCP SDK is installed and new enough, without importing it.
-
-    Raises:
-        MissingDependencyError: It is not. The text has the command that installs it.
-
-    Source: R14.4
-    """
-    try:
-        version = importlib.metadata.version("mcp")
-    except importlib.metadata.PackageNotFoundError:
-        raise MissingDependencyError(
-            "MCP servers need the package mcp, which is not installed. Install it: pip install 'grue[mcp]'"
-        ) from None
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 3):
-        raise MissingDependencyError(
-            f"mcp {version} is installed, grue needs 2.3 or later. Upgrade it: pip install -U 'mcp>=2.3,<3'"
-        )

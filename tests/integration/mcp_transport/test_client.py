@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from promises import GUARD_S, within
 from transport_servers import QUICK, STUBBORN, faulty, shell
 
-from grue.mcp_transport.client import ClientOptions, McpClient
+from grue.mcp_transport.client import McpClient
+from grue.mcp_transport.client_options import ClientOptions
 from grue.messages import ServerFailure, ToolCallResult
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry

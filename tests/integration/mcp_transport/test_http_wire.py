@@ -15,7 +15,8 @@ from http_servers import real_http_server
 from promises import GUARD_S
 
 from grue.mcp_transport import http_wire
-from grue.mcp_transport.client import ClientOptions, McpClient
+from grue.mcp_transport.client import McpClient
+from grue.mcp_transport.client_options import ClientOptions
 from grue.messages import JsonObject, ServerFailure, ToolCallResult
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry

@@ -5,7 +5,8 @@ from typing import Literal
 import anyio
 import pytest
 
-from grue.mcp_transport.client import ClientOptions, McpClient
+from grue.mcp_transport.client import McpClient
+from grue.mcp_transport.client_options import ClientOptions
 from grue.messages import ToolCallResult
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry

@@ -15,7 +15,8 @@ from grue.actors.mcp_session import SessionActor
 from grue.config.settings import GameConfiguration
 from grue.hosts.zork.duck_types import connect_manager
 from grue.hosts.zork.manager import MCPManager
-from grue.mcp_transport.client import ClientOptions, McpClient
+from grue.mcp_transport.client import McpClient
+from grue.mcp_transport.client_options import ClientOptions
 from grue.messages import (
     CallTools,
     CloseSession,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grue.errors import MissingDependencyError
-from grue.mcp_transport.client import require_mcp
+from grue.mcp_transport.sdk_version import require_mcp
 
 
 @pytest.fixture(autouse=True)
