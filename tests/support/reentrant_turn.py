@@ -14,7 +14,7 @@ from typing import Any
 from grue import LlmSettings, MCPError, Runner, StdioServer, ToolClient, TurnRequest
 
 url, way, lifetime, where, command, *args = sys.argv[1:]
-REQUEST = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=20)
+REQUEST = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=120)
 SERVER = StdioServer(name="faulty", command=command, args=tuple(args))
 
 
