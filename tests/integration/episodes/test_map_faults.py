@@ -28,7 +28,6 @@ class Undumpable:
 
 BAD: dict[str, tuple[Any, type[Exception]]] = {
     "no request": (None, Exception),
-    "a limit that is no number": (ask("bad", turn_timeout_s="5"), TypeError),
     "a fallback that is no JSON": (ask("bad", answer=AnswerSpec(str, fallback=Undumpable())), LookupError),
     "a schema that is no JSON": (ask("bad", answer=AnswerSpec(str, schema={"type": object()})), TypeError),
 }
