@@ -26,8 +26,8 @@ class Undumpable:
         raise LookupError("a bug of the host's")
 
 
-BAD: dict[str, tuple[Any, type[Exception]]] = {
-    "no request": (None, Exception),
+BAD: dict[str, tuple[Any, type[Exception] | None]] = {
+    "no request": (None, None),
     "a fallback that is no JSON": (ask("bad", answer=AnswerSpec(str, fallback=Undumpable())), LookupError),
     "a schema that is no JSON": (ask("bad", answer=AnswerSpec(str, schema={"type": object()})), TypeError),
 }
@@ -62,9 +62,12 @@ def test_a_request_that_cannot_be_run_is_an_item_with_its_error(
     assert [item.recalled for item in items] == [recalled, False, False, False]
     error = items[1].error
     assert isinstance(error, MCPError)
-    assert isinstance(error.__cause__, cause)
-    assert type(error.__cause__).__name__ in str(error)
     assert not isinstance(error.__cause__, MCPError)
+    if cause is None:
+        assert "TurnRequest(user=" in str(error)
+    else:
+        assert isinstance(error.__cause__, cause)
+        assert type(error.__cause__).__name__ in str(error)
 
 
 def test_a_function_that_exits_the_program_ends_no_other_turn(model: WordedModel) -> None:
