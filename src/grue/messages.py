@@ -1318,7 +1318,8 @@ class ServerNoted(Message, frozen=True, kw_only=True):
         kind: `bad_tool`: a tool is malformed, and may be left out. `bad_schema`: an output schema cannot be
             used, so results are not validated. `too_large`: a message was dropped, its values were kept as
             text, or further notices were dropped. `updated`: a resource, or a list of prompts or resources,
-            has changed; the text is its URI or the name of the list.
+            has changed; the text is its URI or the name of the list. `updates_ended`: a stream of such
+            updates has ended; the text has its `subscriptionId` and the reason.
     """
 
     server: ServerName

@@ -26,7 +26,9 @@ The pool keeps a server that was handed over, or ends it after the turn; the tra
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
 """What a tool server was being asked to do when it failed."""
 
-NoticeKind: TypeAlias = Literal["noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated"]
+NoticeKind: TypeAlias = Literal[
+    "noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated", "updates_ended"
+]
 """What a server did outside requests and replies.
 
 - `noise`: it wrote a line that is not a JSON-RPC message.
@@ -35,6 +37,7 @@ NoticeKind: TypeAlias = Literal["noise", "bad_tool", "bad_schema", "too_large", 
 - `too_large`: a message was not read, or was kept as text only, or notices were left out.
 - `log`, `progress`: its notifications.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed.
+- `updates_ended`: a stream of such updates (`subscriptions/listen`) has ended, and the session goes on.
 """
 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]

@@ -53,9 +53,11 @@ T = TypeVar("T")
 _OWN_METHODS = {
     "tools/call": "Use `call`, which applies the tool policy.",
     "initialize": "The session is initialized when it is opened.",
-    "subscriptions/listen": "Its answer is a stream; a request here has one answer. Read again when needed.",
 }
 """Requests that are not sent as they are, with what to do instead."""
+
+_SUBSCRIBING = frozenset(("resources/subscribe", "subscriptions/listen"))
+"""Requests whose effect ends with the session."""
 
 _PAGED = {
     "prompts/list": "prompts",
@@ -281,9 +283,9 @@ class ServerSessions:
     def _refuse(self, method: str) -> None:
         if method in _OWN_METHODS:
             raise MCPError(f"{method} cannot be sent as a request. {_OWN_METHODS[method]}")
-        if method == "resources/subscribe" and not self._sources.lasting:
+        if method in _SUBSCRIBING and not self._sources.lasting:
             raise MCPError(
-                "resources/subscribe needs a session that stays open: use a ToolClient, or a runner with "
+                f"{method} needs a session that stays open: use a ToolClient, or a runner with "
                 'lifetime="episode" and keep_sessions=True.'
             )
 

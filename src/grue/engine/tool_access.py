@@ -92,7 +92,10 @@ class ToolAccess(ABC):
 
         For example `prompts/get`, `resources/read`, `completion/complete`, `resources/subscribe`. A
         subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. Its
-        updates are recorded as `ServerNoted` of the kind `updated`.
+        updates are recorded as `ServerNoted` of the kind `updated`. `subscriptions/listen` (2026-07-28)
+        returns what the server agreed to, with a `subscriptionId`. The stream ends with the session, or by
+        `notifications/cancelled` with that as its `requestId`; if the server ends it, that is recorded as
+        `ServerNoted` of the kind `updates_ended`.
 
         Args:
             server: The server's name.

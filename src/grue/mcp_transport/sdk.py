@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from grue import __version__
 from grue.mcp_transport.message_stream import MessageStream, is_closed
+from grue.mcp_transport.subscriptions import CANCEL, LISTEN, Subscriptions
 from grue.messages import JsonObject
 from grue.protocol import tool_results
 from grue.protocol.server_tasks import TaskForm
@@ -92,13 +93,16 @@ class Link:
             result_claims={TASKS: (_TASK_CLAIM,)},
             **self._callbacks(),
         )
+        self._subscriptions = Subscriptions(self._session, notify)
 
     async def __aenter__(self) -> Self:
         await self._session.__aenter__()
+        await self._subscriptions.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
+        await self._subscriptions.__aexit__(None, None, None)
         await self._session.__aexit__(None, None, None)
 
     def _callbacks(self) -> dict[str, Any]:
@@ -216,10 +220,17 @@ class Link:
         A server of the revision 2026-07-28 may ask for input first. It gets the input if the host offers it,
         and the request is sent again. Cancelling sends `notifications/cancelled` to the server.
 
+        The answer to `subscriptions/listen` is what the server agreed to; `notifications/cancelled` ends such
+        a stream.
+
         Raises:
             SdkError: The server answered with an error, asks for input that is not offered, or the connection
                 broke (`is_closed` tells which).
         """
+        if method == LISTEN:
+            return await self._subscriptions.start(params)
+        if method == CANCEL:
+            return self._subscriptions.end(params)
         result = await self._send(method, params)
         for _ in range(_MAX_INPUT_ROUNDS):
             if result.get("resultType") != "input_required":
