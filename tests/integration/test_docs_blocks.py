@@ -1,72 +1,170 @@
-"""The code in the documents: blocks run as pasted, and blocks of a file are that file's code."""
+"""The code in the documents: blocks run as pasted, blocks of a file are that file's code, commands exist."""
 
 import json
+import os
 import re
+import shlex
+import subprocess
 import sys
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import environment
+from doc_blocks import ASKS, DOCS, THINK, Block, blocks, given, project_file, shell_lines
 from obliging_llm import oblige
+from typer.main import get_command
+from typer.testing import CliRunner
 
-from grue.servers import think
+from grue.cli.app import app
 from grue.settings import MCPConfig
 from grue.testing.llm_server import ScriptedLlmServer
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = sorted(DOCS.glob("**/*.md"))
-_MARKED = re.compile(
-    r"^<!-- (?P<mark>[\w/.]+) -->\n```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
-)
-_ENDPOINT = re.compile(r"http://(127\.0\.0\.1|localhost):11434/v1")
+PYTHON = list(blocks("python"))
+FILES = [block for block in PYTHON if re.fullmatch(r"[\w/.]+\.py", block.mark)]
+RUN = [block for block in PYTHON if not block.mark or block.mark.startswith("run")]
+TESTS = [block for block in RUN if block.is_test]
+BY_PAGE: dict[Path, list[Block]] = defaultdict(list)
+for _block in RUN:
+    if not _block.is_test:
+        BY_PAGE[_block.page].append(_block)
 
 
-def marked(mark: str) -> list[Any]:
-    found = []
-    for page in PAGES:
-        for number, block in enumerate(_MARKED.finditer(page.read_text(encoding="utf-8"))):
-            if (block["mark"] == "run") is (mark == "run"):
-                name = f"{page.relative_to(DOCS)}-{number}"
-                found.append(pytest.param(block["mark"], block["code"], id=name))
-    return found
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     with ScriptedLlmServer(oblige) as server:
         yield server.base_url
 
 
-@pytest.mark.parametrize(("_mark", "code"), marked("run"))
-def test_a_block_runs_as_pasted(
-    _mark: str, code: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the endpoint is another one. The servers of mcp_config.json are the bundled one."""
+@pytest.fixture
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder as a reader's: with the bundled server configured, and the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
-    mind = {"command": sys.executable, "args": [str(think.__file__)]}
+    mind = {"command": THINK[0], "args": [THINK[1]]}
     Path("mcp_config.json").write_text(json.dumps({"mcpServers": {"mind": mind}}), encoding="utf-8")
-    exec(compile(_ENDPOINT.sub(endpoint, code), "pasted", "exec"), {"__name__": "__main__"})
+    (tmp_path / "leaf.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
 
 
-@pytest.mark.parametrize(("mark", "code"), marked("file"))
-def test_a_block_of_a_file_is_that_files_code(mark: str, code: str) -> None:
-    path = DOCS / "examples" / mark
+@pytest.mark.slow
+@pytest.mark.made_up_trace
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize("page", BY_PAGE, ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run_as_pasted(page: Path, endpoint: str) -> None:
+    """Only the endpoint and the servers of npm are other ones. A block sees the names of those before it."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in BY_PAGE[page]:
+        Path("pyproject.toml").write_text(project_file(endpoint, ASKS in block.wanted), encoding="utf-8")
+        have = given(endpoint)
+        names |= {name: have[name] for name in block.wanted if name != ASKS}
+        try:
+            exec(compile(block.at(endpoint), block.name, "exec"), names)
+        except Exception as error:
+            error.add_note(f"in {block.name}")
+            raise
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_pages_pass_as_pasted(tmp_path: Path) -> None:
+    for number, block in enumerate(TESTS):
+        (tmp_path / f"test_block_{number}.py").write_text(block.code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(DOCS / "examples")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", FILES, ids=lambda block: block.name)
+def test_a_block_of_a_file_is_that_files_code(block: Block) -> None:
+    path = DOCS / "examples" / block.mark
     if path.suffix == ".py" and path.exists():
-        assert code.strip() in path.read_text(encoding="utf-8")
+        assert block.code.strip() in path.read_text(encoding="utf-8")
     else:
-        assert mark == "server.py", f"there is no docs/examples/{mark}"
+        assert block.mark == "server.py", f"there is no docs/examples/{block.mark}"
 
 
-def test_the_quick_starts_server_answers(tmp_path: Path) -> None:
-    from grue import StdioServer, ToolClient
+def test_every_mark_says_something() -> None:
+    others = [block for block in PYTHON if block not in RUN and block not in FILES]
+    assert all(re.fullmatch(r"not run: \S.{10,}", block.mark) for block in others), others
+    assert len(RUN) > len(others) * 2
+    for block in others:
+        for named in re.findall(r"tests/[\w/]+\.py", block.mark):
+            assert (DOCS.parent / named).exists(), f"{block.name}: {named}"
 
+
+def test_every_command_of_the_pages_exists() -> None:
+    """Each is read as the command line would read it, and not run."""
+    lines = list(shell_lines())
+    assert len(lines) > 50
+    makefile = (DOCS.parent / "Makefile").read_text()
+    extras = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page, line in lines:
+        command, *words = shlex.split(re.split(r" [|<>]+ |\s*&& | \.\.\.$", line)[0], comments=True)
+        if command == "grue":
+            _read_as_a_command(page, words)
+        elif command == "make":
+            for target in (word for word in words if "=" not in word):
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: {line}"
+        else:
+            for wanted in re.findall(r"grue\[([\w,]+)\]", line):
+                assert set(wanted.split(",")) <= extras.keys(), f"{page}: {line}"
+
+
+def _read_as_a_command(page: str, words: list[str]) -> None:
+    command: Any = get_command(app)
+    name = "grue"
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"{page}: there is no `{name} {words[0]}`"
+        command, name, words = command.commands[words[0]], f"{name} {words[0]}", words[1:]
+    known = {
+        option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    known |= {"--help", "-h", "--install-completion", "--show-completion"}
+    unknown = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)} - known
+    assert not unknown, f"{page}: `{name}` has no {unknown}"
+
+
+@pytest.mark.slow
+def test_the_quick_start_works_command_by_command(
+    tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only pip, and the endpoint in agent.py, are left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     page = (DOCS / "start.md").read_text(encoding="utf-8")
-    (server,) = (block["code"] for block in _MARKED.finditer(page) if block["mark"] == "server.py")
-    (tmp_path / "server.py").write_text(server, encoding="utf-8")
+    (server,) = (block.code for block in blocks("python") if block.mark == "server.py")
     (config,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "mcp_config.json").write_text(config, encoding="utf-8")
-    assert [*MCPConfig.from_file(tmp_path / "mcp_config.json").mcpServers] == ["mind", "pantry"]
-    pantry = StdioServer(name="pantry", command=sys.executable, args=(str(tmp_path / "server.py"),))
-    with ToolClient({"pantry": pantry}) as client:
-        assert "12" in str(client.call("pantry.stock", {"article": "eggs"}))
+    commands = [
+        line
+        for block in blocks("")
+        if block.page.name == "start.md"
+        for line in block.code.splitlines()
+        if not line.startswith(("pip", "export"))
+    ]
+    assert len(commands) > 7
+    for line in commands:
+        words = shlex.split(line)
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+        elif words[0] == "grue":
+            ran = CliRunner().invoke(app, words[1:])
+            assert ran.exit_code == 0, f"{line}: {ran.output}"
+        else:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+            # What the page says to do next.
+            Path("server.py").write_text(server, encoding="utf-8")
+            Path("mcp_config.json").write_text(config, encoding="utf-8")
+            agent = Path("agent.py").read_text(encoding="utf-8")
+            url = "https://openrouter.ai/api/v1"
+            Path("agent.py").write_text(agent.replace(url, endpoint), encoding="utf-8")
+    assert [*MCPConfig.from_file("mcp_config.json").mcpServers] == ["mind", "pantry"]

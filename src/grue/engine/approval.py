@@ -85,7 +85,7 @@ class Parking:
         if self.writer is None:
             raise MCPConfigError(
                 "Parking needs a trace file, because a later process goes on from there."
-                " Add one with recorder.add(TraceWriter(...)), or set parking = false in the tool policy."
+                ' Add one with Runner(trace="turn.jsonl"), or set parking = false in the tool policy.'
             )
         if given_history:
             raise MCPConfigError(
