@@ -7,8 +7,10 @@ what the code must not wait for take longer than `GUARD_S`.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+
+import anyio
 
 GUARD_S = 60.0
 """Longer than anything takes that a test waits for, on a slow machine with all its tests to run at once."""
@@ -35,6 +37,21 @@ def within(seconds: float, otherwise: str = "") -> Iterator[None]:
         waited_s = _waited_s() - waited_before_s
         calm = waited_s < _CALM * took_s and _loop_s() < _LOOP_S
         assert took_s < (seconds if calm else GUARD_S), f"{took_s:.2f} s, {waited_s:.2f} s busy; {otherwise}"
+
+
+async def cancelled_when(true: Callable[[], object], work: Callable[[], Awaitable[object]]) -> None:
+    """Run a coroutine function, and cancel it as soon as something is true; it must not end before."""
+
+    async def cancel(scope: anyio.CancelScope) -> None:
+        while not true():  # noqa: ASYNC110 - nothing tells us
+            await anyio.sleep(0.005)
+        scope.cancel()
+
+    with anyio.fail_after(GUARD_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(cancel, group.cancel_scope)
+            await work()
+            raise AssertionError("it was to be cancelled, and ended by itself")
 
 
 def _waited_s() -> float:
