@@ -22,6 +22,7 @@ from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, sessions_of
 from grue.engine.outside_turns import OutsideTurns
 from grue.engine.own_trace import OwnTrace
+from grue.engine.presumed_listings import PresumedListings
 from grue.engine.server_sessions import SessionWork
 from grue.engine.tool_access import AsyncToolAccess
 from grue.engine.tool_policy import usable_policy
@@ -47,6 +48,7 @@ from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.trace import Recorder
+from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_requests import Elicit
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
@@ -95,6 +97,11 @@ class Runner(AsyncToolAccess, Closing):
             else. Only that turn uses them, and they are ended in the background. At a turn's first tool call
             no older process is alive.
         keep_sessions: With `lifetime="episode"`: all turns share one session per server.
+        presume_tools: When a turn's first request may offer the tools that a server listed before, while the
+            server starts. `locked`: if the tool lock has its listing. `seen`: if any earlier turn of this
+            user has seen it. `never`. A server's own `ServerOptions.presume_tools` wins. No call is made
+            before all servers have listed their tools; a reply that calls a tool which has changed is
+            dropped, and costs a request.
 
     Raises:
         MCPConfigError: A server name, `lifetime` or `tool_policy` is invalid. Or `spawn_ahead` or
@@ -121,6 +128,7 @@ class Runner(AsyncToolAccess, Closing):
         lifetime: Literal["turn", "episode"] = "turn",
         spawn_ahead: bool = False,
         keep_sessions: bool = False,
+        presume_tools: PresumeTools = "locked",
     ) -> None:
         refuse_other_kinds(
             recorder=recorder,
@@ -143,9 +151,10 @@ class Runner(AsyncToolAccess, Closing):
             elicit=elicit,
             tool_lock=tool_lock,
         )
+        presumed = PresumedListings(self._wiring.servers, tool_lock, presume_tools)
         self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
         parking = Parking(self.recorder) if self.tool_policy.parking else None
-        self._wiring = replace(self._wiring, approval=Approval(approve, parking))
+        self._wiring = replace(self._wiring, approval=Approval(approve, parking), presumed=presumed)
         self._memory = EpisodeMemory()
         self._traces: list[TraceWriter] = []
         self._spending = Spending()
@@ -195,6 +204,7 @@ class Runner(AsyncToolAccess, Closing):
             lifetime=lifetime,
             spawn_ahead=spawn_ahead,
             keep_sessions=keep_sessions,
+            presume_tools=configured.presume_tools,
         )
 
     def close(self) -> None:

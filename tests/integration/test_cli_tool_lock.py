@@ -34,6 +34,9 @@ def test_locking_lists_what_is_approved_and_says_what_has_changed(tmp_path: Path
     assert "+ box.echo  The tool echo.\n" in first.stdout
     assert first.stdout.endswith("mcp_tools.lock: 3 tools approved, 3 changed\n")
     assert set(locked(tmp_path)["box"]) == {"echo", "fail", "environ"}
+    listing = json.loads((tmp_path / "mcp_tools.listing.json").read_text())["servers"]["box"]
+    assert [tool["name"] for tool in listing] == ["echo", "fail", "environ"]
+    assert listing[0]["description"] == "The tool echo."
     again = grue("tools", "--lock", *MCP, cwd=tmp_path)
     assert again.stdout.endswith("\nmcp_tools.lock: 3 tools approved, nothing has changed\n")
     tampered(tmp_path)

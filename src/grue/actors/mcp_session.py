@@ -87,6 +87,7 @@ class SessionActor(Actor[SessionCommand]):
 
     Attributes:
         connection: The connection state now. Pass it to the next turn's actor.
+        listed: The tools that the server listed last; `None`: it has listed none, or serves others too.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class SessionActor(Actor[SessionCommand]):
         self._deadline = deadline
         self._connected: ToolConnection | None = None
         self._closed_reported = False
+        self.listed: tuple[ToolDefinition, ...] | None = None
 
     async def run(self) -> None:
         """Serve until the mailbox is closed. If cancelled, end the process and report it, then re-raise."""
@@ -170,6 +172,7 @@ class SessionActor(Actor[SessionCommand]):
                     elapsed_s=anyio.current_time() - started,
                     serves_unlisted=listing.serves_unlisted,
                 )
+                self.listed = None if opened.serves_unlisted else opened.tools
                 await self._report(opened, cause)
                 cause = await self._serve(connection) or cause
                 closing = anyio.current_time()
@@ -248,7 +251,9 @@ class SessionActor(Actor[SessionCommand]):
     async def _report_changed_tools(self, connection: ToolConnection, batch: CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
-            await self._report(ToolsChanged(server=self._server, tools=self._named(tools)), cause)
+            tools = self._named(tools)
+            self.listed = None if self.listed is None else tools
+            await self._report(ToolsChanged(server=self._server, tools=tools), cause)
 
     def _named(self, tools: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
         """Return the tools under this server's name; a connection of the host's may know another name."""

@@ -1,12 +1,13 @@
 """Compare listed tools with the tool lock (`grue tools`), and write the lock (`grue tools --lock`)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from grue.cli.project import BUNDLED, KnownServers
 from grue.cli.saying import shown_path
-from grue.config import tool_lock_file
+from grue.config import tool_listing_file, tool_lock_file
 from grue.config.settings import GameConfiguration
+from grue.config.tool_listing_file import listing_path
 from grue.config.wiring import on_tool_drift
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition, ToolDrifted
@@ -36,12 +37,15 @@ def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -
             yield printable(drift_text(note))
 
 
-def approve(known: KnownServers, listings: Listings) -> Iterator[str]:
+def approve(known: KnownServers, listings: Listings, secret: Collection[str] = ()) -> Iterator[str]:
     """Write what the servers list into the lock of their file, and yield what has changed in it.
+
+    The listing file beside it gets the definitions themselves.
 
     Args:
         known: All servers of the file; those that are not in `listings` keep their pins.
         listings: What is approved.
+        secret: Servers whose definitions have a secret in them, so that they are not written down.
 
     Raises:
         MCPConfigError: There is no file of servers, or the lock cannot be written.
@@ -51,7 +55,10 @@ def approve(known: KnownServers, listings: Listings) -> Iterator[str]:
             "There is nothing to lock: no file of MCP servers is configured. Name one with --mcp-config."
         )
     path = tool_lock_file.lock_path(Path(known.source))
-    changes = tool_lock_file.write(path, listings, keep=(*known.servers, *known.unusable))
+    every = (*known.servers, *known.unusable)
+    changes = tool_lock_file.write(path, listings, keep=every)
+    shown = {name: tools for name, tools in listings.items() if name not in secret}
+    tool_listing_file.write(listing_path(path), shown, keep=[name for name in every if name not in secret])
     approved = {name: lock_of(tools) for name, tools in listings.items()}
     for change in changes:
         yield _line(change, approved.get(change.server, {}).get(change.tool))

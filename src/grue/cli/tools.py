@@ -53,7 +53,8 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
         _print(shown, known)
     listed = {name: each.tools for name, each in outcomes.items() if isinstance(each, SessionOpened)}
     if lock:
-        say("\n".join(approve(everything, listed)), err=as_json)
+        secret = [name for name in listed if shown[name] != outcomes[name]]
+        say("\n".join(approve(everything, listed, secret)), err=as_json)
     else:
         for sentence in drifts(everything, listed, config):
             say(f"grue: {sentence}", err=True)

@@ -36,7 +36,7 @@ from grue.config.strict_json import parse_json
 from grue.config.wording import entry_problem, missing_servers
 from grue.errors import MCPConfigError
 from grue.tool_sessions.environment import InheritEnv
-from grue.tool_sessions.server_options import ServerOptions
+from grue.tool_sessions.server_options import PresumeTools, ServerOptions
 from grue.tool_sessions.server_specs import HttpServer, HttpTransport, McpServer, StdioServer
 
 DEFAULT_FILE_NAME = "mcp_config.json"
@@ -77,9 +77,7 @@ def _server_name(name: str) -> str:
     if not name or name != name.strip() or not name.isprintable():
         raise ValueError("is not a usable name: use letters, digits, '-' and '_'")
     if "." in name:
-        raise ValueError(
-            "has a dot, which separates the server's name from the tool's: use '-' or '_' instead"
-        )
+        raise ValueError("has a dot, which separates the server's name from the tool's: use '-' or '_'")
     if name == "mcp":
         raise ValueError("is reserved: it is a prefix of tool names. Give the server another name")
     return name
@@ -121,6 +119,7 @@ class MCPServerConfig(BaseModel):
         auth: How grue authorises itself at the `url` (OAuth); `False`: not at all.
         required: Whether the first connect of an episode has to succeed; `None`: the host's policy.
         check_arguments: Whether calls that a tool's input schema refuses are answered without being sent.
+        presume_tools: When a turn may offer the tools that it listed before; `None`: the host's setting.
 
     Source: R3.2
     """
@@ -145,6 +144,7 @@ class MCPServerConfig(BaseModel):
     auth: AuthConfig | bool | None = None
     required: bool | None = None
     check_arguments: bool = True
+    presume_tools: PresumeTools | None = None
 
     _unused_keys: tuple[str, ...] = PrivateAttr(default=())
 
@@ -432,6 +432,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
         exclude=tuple(tools.exclude),
         required=config.required,
         check_arguments=config.check_arguments,
+        presume_tools=config.presume_tools,
     )
 
 

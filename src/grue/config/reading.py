@@ -1,6 +1,7 @@
 """Functions for configuration files of every format: read the text, and suggest a key for a misspelt one."""
 
 import difflib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -46,6 +47,22 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
             line=line,
             column=column,
         ) from exc
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a whole file, so that a reader finds either the old text or the new one.
+
+    Raises:
+        MCPConfigError: It cannot be written.
+    """
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        # A lone surrogate, as in a tool's name, is written as a JSON escape.
+        new.write_bytes(text.encode("utf-8", "backslashreplace"))
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error
 
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:

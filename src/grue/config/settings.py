@@ -38,6 +38,7 @@ from grue.errors import MCPConfigError
 from grue.messages import ContextPolicy, ToolPolicy
 from grue.protocol.chat_wire.profile import Effort, WireName
 from grue.protocol.prices import Price
+from grue.tool_sessions.server_options import PresumeTools
 
 _LLM_KEYS = ("client_base_url", "agent_model", "wire_format", "extra_headers", "extra_body")
 _MCP = "mcp_"
@@ -189,6 +190,9 @@ class GameConfiguration(_Table):
         mcp_force_tool_support: Offer tools even if the model's name suggests that it has no tool calling.
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
+        mcp_presume_tools: When the first request of a turn may offer the tools that a server listed before,
+            while it starts: `locked`: if `mcp_tools.listing.json` has them; `seen`: if any earlier turn of
+            this user has seen them; `never`.
         client_base_url: Base URL of the endpoint; OpenRouter by default.
         agent_model: The agent's model, by the endpoint's name for it.
         wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: chosen by
@@ -212,6 +216,7 @@ class GameConfiguration(_Table):
     mcp_server_startup_timeout_seconds: _Seconds = 10
     mcp_force_tool_support: bool = False
     mcp_tool_lock: Literal["report", "refuse", "off"] = "report"
+    mcp_presume_tools: PresumeTools = "locked"
     client_base_url: Annotated[str, WrapValidator(_base_url)] = "https://openrouter.ai/api/v1"
     agent_model: _Text = "anthropic/claude-haiku-5.5"
     wire_format: WireName | None = None

@@ -5,7 +5,6 @@ same folder as the file of MCP servers.
 """
 
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -13,8 +12,10 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from grue.config.reading import read_config_text
+from grue.config import tool_listing_file
+from grue.config.reading import read_config_text, replace_file
 from grue.config.strict_json import parse_json
+from grue.config.tool_listing_file import listing_path
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition, ToolDrifted
 from grue.protocol.tool_lock import ToolLock, ToolPin, lock_of, screen
@@ -35,7 +36,7 @@ def lock_path(mcp_config: Path) -> Path:
 
 
 def read(path: Path) -> ToolLock | None:
-    """Return the tool lock in a file; `None` if the file does not exist.
+    """Return the tool lock in a file, with the listings of the file beside it; `None`: there is no lock.
 
     Raises:
         MCPConfigError: The file cannot be read, or is not a tool lock of a version that grue knows.
@@ -55,7 +56,7 @@ def read(path: Path) -> ToolLock | None:
             path=str(path),
         )
     try:
-        return ToolLock(msgspec.convert(document, _File).servers)
+        pins = msgspec.convert(document, _File).servers
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         # A key with half a surrogate pair raises UnicodeError.
         raise MCPConfigError(
@@ -63,6 +64,7 @@ def read(path: Path) -> ToolLock | None:
             f" Restore it, or remove it and approve the tools again with: {_COMMAND}",
             path=str(path),
         ) from error
+    return ToolLock(pins, listings=tool_listing_file.read(listing_path(path)))
 
 
 def write(
@@ -87,17 +89,6 @@ def write(
     for name in sorted({*before.servers, *servers} - (set(keep) - set(listed))):
         _, notes = screen(before.pins(name), ServerName(name), listed.get(name, ()), "report")
         changes += notes
-    _replace(path, {"version": _VERSION, "servers": msgspec.to_builtins(servers)})
+    document = {"version": _VERSION, "servers": msgspec.to_builtins(servers)}
+    replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
     return tuple(changes)
-
-
-def _replace(path: Path, document: object) -> None:
-    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        # A lone surrogate in a tool's name is written as a JSON escape.
-        new.write_bytes(text.encode("utf-8", "backslashreplace"))
-        new.replace(path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise MCPConfigError(f"Cannot write {path}: {error.strerror}.", path=str(path)) from error

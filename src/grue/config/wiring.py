@@ -15,6 +15,7 @@ from grue.llm_transport.keys import api_key
 from grue.messages import Budget, ContextPolicy, FailurePolicy, OnToolDrift, ToolPolicy, TurnLimits
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tool_lock import ToolLock
+from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
 
 
@@ -29,6 +30,7 @@ class Configured(Struct, frozen=True):
     budget: Budget
     tool_policy: ToolPolicy
     context: ContextPolicy | None
+    presume_tools: PresumeTools
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
@@ -58,6 +60,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
         budget=budget,
         tool_policy=config.tool_policy,
         context=config.context,
+        presume_tools=config.mcp_presume_tools,
     )
 
 

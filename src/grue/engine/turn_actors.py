@@ -16,7 +16,7 @@ from grue.actors.approval import ApprovalActor
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.answers import AnswerCheck
-from grue.engine.wiring import Wiring, connect_fresh
+from grue.engine.wiring import EndpointActors, Wiring, connect_fresh
 from grue.messages import (
     AskApproval,
     DeadlineMissed,
@@ -24,6 +24,7 @@ from grue.messages import (
     RunTurn,
     ServerName,
     TextDelta,
+    ToolsPresumed,
     TurnEnd,
     TurnEvent,
     TurnFailed,
@@ -166,6 +167,7 @@ class TurnActors:
 
     async def _supervised(self, connections: Mapping[ServerName, Settled], deadline: float) -> TurnEnd:
         command, recorder = self._command, self._wiring.recorder
+        presumed = self._presumed(connections)
         async with Supervisor(recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
             agent = supervisor.mailbox("agent")
             llm = supervisor.mailbox("llm")
@@ -191,9 +193,26 @@ class TurnActors:
                 deadline=deadline,
             )
             self._agent.approval = self._approval(supervisor, agent)
+            self._agent.presumed = presumed
             supervisor.start(self._agent, whole=True)
-            end: TurnEnd = await agent.ask(command, sender="host")
+            try:
+                end: TurnEnd = await agent.ask(command, sender="host")
+            finally:
+                self._learn_listings()
             return end
+
+    def _presumed(self, connections: Mapping[ServerName, Settled]) -> ToolsPresumed | None:
+        """Return what the turn may presume; only our own LLM actor can drop a reply."""
+        presumed = self._wiring.presumed
+        if presumed is None or not isinstance(self._wiring.llm, EndpointActors):
+            return None
+        return presumed.for_turn(self._command, connections, self._resources.registry)
+
+    def _learn_listings(self) -> None:
+        if self._wiring.presumed is not None:
+            for name, session in self._sessions.items():
+                if session.listed is not None:
+                    self._wiring.presumed.learn(name, session.listed)
 
     def _approval(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Mailbox[AskApproval] | None:
         """Start the actor that has questions answered, if the turn's policy can ask any."""

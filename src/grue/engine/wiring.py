@@ -28,6 +28,7 @@ from grue.tool_sessions.server_requests import Abilities, Elicit, Sample
 
 if TYPE_CHECKING:
     from grue.actors.llm import LentConversation
+    from grue.engine.presumed_listings import PresumedListings
     from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
     from grue.protocol.chat_wire.profile import WireProfile
 
@@ -74,6 +75,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         tool_lock: The tool definitions that the user has approved; `None`: all are accepted.
         approval: Who answers when the policy asks about a tool call.
         under_way: The turns that are running.
+        presumed: What turns may presume that the servers list; `None`: nothing.
     """
 
     llm: LlmFactory
@@ -85,6 +87,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     tool_lock: ToolLock | None
     approval: Approval = Approval()
     under_way: TurnsUnderWay = field(default_factory=TurnsUnderWay)
+    presumed: "PresumedListings | None" = None
 
     def lending(self, lent: "LentConversation") -> "Wiring":
         """Return the parts of a turn whose LLM actor continues `lent`.

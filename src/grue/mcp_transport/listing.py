@@ -115,6 +115,21 @@ def read_tools(page: Mapping[str, Any], server: ServerName, notify: Notify) -> I
         yield definition
 
 
+def as_listed(tool: ToolDefinition) -> JsonObject:
+    """Return a tool as a `tools/list` page has it; `read_tools` reads it back."""
+    listed: JsonObject = {
+        "name": tool.tool,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+    }
+    if tool.output_schema is not None:
+        listed["outputSchema"] = tool.output_schema
+    if tool.annotations is not None:
+        stated = {key: getattr(tool.annotations, field) for field, key in _HINTS.items()}
+        listed["annotations"] = {key: value for key, value in stated.items() if value is not None}
+    return listed
+
+
 def _annotations(stated: Any) -> ToolAnnotations | None:
     """Return the hints that are stated as booleans. Anything else counts as not stated."""
     if not isinstance(stated, dict):

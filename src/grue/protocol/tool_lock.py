@@ -43,13 +43,25 @@ ServerPins: TypeAlias = Mapping[str, ToolPin]
 
 
 class ToolLock(Struct, frozen=True):
-    """The approved definitions of every server, by the servers' names."""
+    """The approved definitions of every server, by the servers' names.
+
+    Attributes:
+        servers: The digests of the definitions.
+        listings: The definitions themselves, as the servers listed them when they were approved. A listing
+            that does not fit the digests is not used.
+    """
 
     servers: Mapping[str, ServerPins] = {}
+    listings: Mapping[str, tuple[ToolDefinition, ...]] = {}
 
     def pins(self, server: str) -> ServerPins:
         """Return those of one server; of a server that the lock does not know, nothing is approved."""
         return self.servers.get(server, {})
+
+    def listing(self, server: str) -> tuple[ToolDefinition, ...] | None:
+        """Return what a server listed when it was approved; `None`: that is not known."""
+        tools = self.listings.get(server)
+        return None if tools is None or drift(self.pins(server), tools) else tools
 
 
 class ToolDrift(Struct, frozen=True):

@@ -128,9 +128,9 @@ class FunctionConnection:
     ) -> None:
         pass
 
-    async def open(self, timeout_s: float) -> Listing:
-        """List the functions as tools."""
-        del timeout_s
+    @property
+    def listing(self) -> Listing:
+        """The functions as tools."""
         tools = tuple(
             ToolDefinition(
                 server=self._server,
@@ -142,6 +142,11 @@ class FunctionConnection:
             for function in self._functions.values()
         )
         return Listing(tools=tools, protocol_version="", serves_unlisted=self._catch_all is not None)
+
+    async def open(self, timeout_s: float) -> Listing:
+        """List the functions as tools."""
+        del timeout_s
+        return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
         """Await `before_calls`. Returns `None`, since functions never change.

@@ -1,11 +1,19 @@
 """Options of a tool server that hold for any transport: time limits, and which of its tools are offered."""
 
 from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from grue.messages import ToolDefinition
 from grue.tool_sessions.notices import Notify
+
+PresumeTools: TypeAlias = Literal["locked", "seen", "never"]
+"""When the first request of a turn may offer the tools that a server listed before, while it starts.
+
+`locked`: if the listing file beside the tool lock has them. `seen`: if any earlier turn of this user has seen
+them. `never`.
+"""
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):
@@ -23,6 +31,8 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
             an error. `False`: the episode goes on without the server. `None`: the turn's `FailurePolicy`.
         check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
             of being sent. Switch it off for a server whose schemas are wrong.
+        presume_tools: When a turn may presume that it lists what it listed before; `None`: the runner's
+            `presume_tools`.
         roots: `file://` URIs of the folders that the server may work in; `None`: it is not given any.
     """
 
@@ -33,6 +43,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     roots: tuple[str, ...] | None = None
     required: bool | None = None
     check_arguments: bool = True
+    presume_tools: PresumeTools | None = None
 
     def call_limit(self, timeout_s: float) -> float:
         """Return the smaller of the caller's `timeout_s` and the server's limit for a call."""

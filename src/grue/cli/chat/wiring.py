@@ -19,6 +19,7 @@ from grue.offline import MODEL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.protocol.tool_lock import ToolLock
 from grue.tool_rules import ToolRule
+from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
 
 OFFLINE_URL = "http://offline.invalid/v1"
@@ -41,6 +42,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
     tool_policy: ToolPolicy
     tool_lock: ToolLock | None
     budget: Budget
+    presume_tools: PresumeTools = "locked"
     notes: tuple[str, ...] = ()
 
 
@@ -73,6 +75,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         tool_policy=_tool_policy(config.tool_policy, ask=options.ask),
         tool_lock=lock,
         budget=episode_budget(config),
+        presume_tools=config.mcp_presume_tools,
         notes=notes,
     )
 

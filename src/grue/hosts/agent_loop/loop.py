@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 import anyio
 from msgspec.structs import replace
@@ -63,6 +63,7 @@ class RunnerOptions(TypedDict, total=False):
     approve: Callable[..., Any] | None
     context: ContextPolicy | None
     budget: Budget
+    presume_tools: Literal["locked", "seen", "never"]
 
 
 class LoopOptions(RunnerOptions, total=False):
@@ -187,6 +188,7 @@ class AgentLoop:
             "budget": configured.budget,
             "tool_policy": prefixed_policy(configured.tool_policy),
             "context": configured.context,
+            "presume_tools": configured.presume_tools,
             **options,
         }
         return cls(llm or configured.llm, **settings)

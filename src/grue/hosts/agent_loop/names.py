@@ -68,7 +68,11 @@ def _is_mcp(name: str) -> bool:
 
 def prefixed_lock(lock: "ToolLock") -> "ToolLock":
     """Return a tool lock of MCP servers under the names that an agent loop gives them."""
-    return replace(lock, servers={f"{PREFIX}{name}": pins for name, pins in lock.servers.items()})
+    return replace(
+        lock,
+        servers={f"{PREFIX}{name}": pins for name, pins in lock.servers.items()},
+        listings={f"{PREFIX}{name}": tools for name, tools in lock.listings.items()},
+    )
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:

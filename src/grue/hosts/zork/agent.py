@@ -259,6 +259,7 @@ class ZorkAgent:
             budget=episode_budget(self.config),
             lifetime="episode" if self._spawn_ahead else "turn",
             spawn_ahead=self._spawn_ahead,
+            presume_tools=self.config.mcp_presume_tools,
         )
 
     def _rewire(self) -> None:

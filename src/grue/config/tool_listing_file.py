@@ -1,0 +1,78 @@
+"""Read and write `mcp_tools.listing.json`: the tools that the servers listed when they were approved.
+
+It stands beside the tool lock and is meant to be committed, as the lock is. The lock verifies it: a listing
+that does not fit the lock is not used. Each server has its tools as its `tools/list` answer has them.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from grue.config.reading import read_config_text, replace_file
+from grue.config.strict_json import parse_json
+from grue.errors import MCPConfigError
+from grue.mcp_transport.listing import as_listed, read_tools
+from grue.messages import ServerName, ToolDefinition
+
+FILE_NAME = "mcp_tools.listing.json"
+_COMMAND = "grue tools --lock"
+
+
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    servers: dict[str, list[dict[str, Any]]]
+
+
+def listing_path(lock: Path) -> Path:
+    """Return the path of the listing file that belongs to a tool lock."""
+    return lock.parent / FILE_NAME
+
+
+def read(path: Path) -> dict[str, tuple[ToolDefinition, ...]]:
+    """Return the tools of each server; empty if there is no file.
+
+    Raises:
+        MCPConfigError: The file cannot be read, or is not a listing file of a version that grue knows.
+    """
+    return {name: _tools(name, tools) for name, tools in _read(path).items()}
+
+
+def write(
+    path: Path, tools_by_server: Mapping[str, Iterable[ToolDefinition]], *, keep: Collection[str] = ()
+) -> None:
+    """Write what servers list now.
+
+    Args:
+        path: The file; it is created, or replaced as a whole.
+        tools_by_server: The tools of each server.
+        keep: Servers whose tools are kept if they are not in `tools_by_server`. All others are removed.
+
+    Raises:
+        MCPConfigError: The file exists and is not a listing file, or it cannot be written.
+    """
+    servers = {name: tools for name, tools in _read(path).items() if name in keep}
+    servers |= {name: [as_listed(tool) for tool in tools] for name, tools in tools_by_server.items()}
+    document = {"version": 1, "servers": dict(sorted(servers.items()))}
+    replace_file(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
+    if not path.is_file():
+        return {}
+    document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+    try:
+        return msgspec.convert(document, _File).servers
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        raise MCPConfigError(
+            f"{path} is not a listing of tools that this grue can read: {error}."
+            f" Restore it, or remove it and write it again with: {_COMMAND}",
+            path=str(path),
+        ) from error
+
+
+def _tools(server: str, tools: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:
+    return tuple(read_tools({"tools": tools}, ServerName(server), lambda _kind, _text: None))

@@ -1,0 +1,124 @@
+"""What a turn may presume that its servers list, and what the turns of a runner have seen.
+
+Come here to change where a presumed listing comes from. What the turn's machine makes of it is in
+`protocol/turn_presuming.py`. Decision 035 says why.
+"""
+
+from collections.abc import Mapping
+from typing import get_args
+
+from msgspec.structs import replace
+
+from grue.engine.tool_servers import ToolServer
+from grue.errors import MCPConfigError
+from grue.messages import (
+    FailurePolicy,
+    PresumedListing,
+    RunTurn,
+    ServerName,
+    ToolDefinition,
+    ToolsPresumed,
+)
+from grue.processes.process_group import ProcessRegistry
+from grue.protocol.connection import Disabled, Settled
+from grue.protocol.tool_lock import ToolLock, screen
+from grue.tool_sessions.connection import Listing
+from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.server_options import PresumeTools
+from grue.tool_sessions.server_specs import HttpServer, StdioServer
+from grue.tool_sessions.shell_tool import ShellTool
+
+
+class PresumedListings:
+    """The listings that the turns of a runner may presume. Thread-safe: turns may run in parallel.
+
+    Args:
+        servers: The runner's servers.
+        lock: The tool lock, with the listings of its file; `None`: there is none.
+        mode: When a server's listing may be presumed, unless the server's options say it.
+
+    Raises:
+        MCPConfigError: There is no such mode.
+    """
+
+    def __init__(
+        self, servers: Mapping[ServerName, ToolServer], lock: ToolLock | None, mode: PresumeTools
+    ) -> None:
+        if mode not in get_args(PresumeTools):
+            known = ", ".join(map(repr, get_args(PresumeTools)))
+            raise MCPConfigError(f"presume_tools= wants one of {known}, not {mode!r:.60}.")
+        self._servers = servers
+        self._lock = lock
+        self._mode = mode
+        self._last: dict[ServerName, tuple[ToolDefinition, ...]] = {}
+        approved = {} if lock is None else {name: lock.listing(name) for name in lock.listings}
+        self._locked = {name: tools for name, tools in approved.items() if tools is not None}
+
+    def for_turn(
+        self, command: RunTurn, connections: Mapping[ServerName, Settled], registry: ProcessRegistry
+    ) -> ToolsPresumed | None:
+        """Return what a turn may presume; `None`: nothing, because a server's tools are not known.
+
+        Args:
+            command: The turn.
+            connections: The state of each server. A disabled one offers nothing.
+            registry: For the shell tool's listing.
+        """
+        on = [name for name in command.servers if not isinstance(connections.get(name), Disabled)]
+        starting = [name for name in on if not isinstance(self._servers[name], FunctionTools | ShellTool)]
+        # Most turns presume nothing, and need not pay for the listing of functions.
+        if not starting or not all(self._is_known(name) for name in starting):
+            return None
+        listings = [self._of(name, command.policy, registry) for name in on]
+        known = tuple(listing for listing in listings if listing is not None)
+        return ToolsPresumed(listings=known) if len(known) == len(on) else None
+
+    def learn(self, name: ServerName, tools: tuple[ToolDefinition, ...]) -> None:
+        """Take over what a server has listed in a turn, screened."""
+        if self._may_presume(name):
+            self._last[name] = tools
+
+    def _is_known(self, name: ServerName) -> bool:
+        return self._may_presume(name) and (name in self._last or name in self._locked)
+
+    def _of(
+        self, name: ServerName, policy: FailurePolicy, registry: ProcessRegistry
+    ) -> PresumedListing | None:
+        match self._servers[name]:
+            case FunctionTools() as functions:
+                return _known(name, functions.connect(name).listing)
+            case ShellTool() as shell:
+                return _known(name, shell.connect(name, registry).listing)
+        if name in self._last:
+            return PresumedListing(server=name, tools=self._last[name], source="runner")
+        tools = self._screened(name, self._locked[name], policy)
+        return PresumedListing(server=name, tools=tools, source="locked")
+
+    def _may_presume(self, name: ServerName) -> bool:
+        server = self._servers.get(name)
+        own = server.options.presume_tools if isinstance(server, StdioServer | HttpServer) else None
+        mode = own or self._mode
+        return mode == "seen" or (mode == "locked" and name in self._locked)
+
+    def _screened(
+        self, name: ServerName, tools: tuple[ToolDefinition, ...], policy: FailurePolicy
+    ) -> tuple[ToolDefinition, ...]:
+        """Return what a session would offer if the server listed these tools."""
+        server = self._servers[name]
+        tools = tuple(tool if tool.server == name else _under(name, tool) for tool in tools)
+        if isinstance(server, StdioServer | HttpServer):
+            tools = server.options.select(tools, lambda _kind, _text: None)
+        if self._lock is not None:
+            tools, _ = screen(self._lock.pins(name), name, tools, policy.on_tool_drift)
+        return tools
+
+
+def _known(name: ServerName, listing: Listing) -> PresumedListing | None:
+    if listing.serves_unlisted:
+        return None
+    return PresumedListing(server=name, tools=listing.tools, source="known")
+
+
+def _under(name: ServerName, tool: ToolDefinition) -> ToolDefinition:
+    """Return a tool under the name that the server has here; a host may have given it another one."""
+    return replace(tool, server=name)

@@ -1,0 +1,315 @@
+"""Turns that presume what their servers list, with real servers: each way in which that is right or wrong.
+
+Each turn leaves its trace in the test's folder, where it is replayed.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from transport_servers import faulty
+
+from grue import (
+    FailurePolicy,
+    LlmSettings,
+    MCPServerStartupError,
+    Runner,
+    StdioServer,
+    TurnOutcome,
+    TurnRequest,
+)
+from grue.errors import MCPConfigError, TurnTimedOut
+from grue.messages import (
+    Budget,
+    CallTools,
+    CheckAnswer,
+    DropCompletion,
+    McpDisabled,
+    ReplyDropped,
+    RequestCompletion,
+    SessionOpened,
+    ToolAnnotations,
+    ToolDefinition,
+    ToolsPresumed,
+    ToolsVerified,
+    TurnFailed,
+)
+from grue.protocol.connection import Disabled
+from grue.protocol.tool_lock import ToolLock, lock_of
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import (
+    LlmReply,
+    LlmRequest,
+    Script,
+    ScriptedLlmServer,
+    silence,
+    text_reply,
+    tool_calls_reply,
+)
+from grue.tool_client import ToolClient
+from grue.tracing.counting import count_episode
+from grue.tracing.reading import open_episode
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+ECHO = tool_calls_reply(("faulty.echo", {"text": "hello"}))
+FAIL = tool_calls_reply(("faulty.fail", {}))
+DONE = text_reply("done")
+
+
+@pytest.fixture(scope="module")
+def listed() -> tuple[ToolDefinition, ...]:
+    with ToolClient({"faulty": faulty()}) as client:
+        opened = client.connect("faulty")["faulty"]
+    assert isinstance(opened, SessionOpened)
+    return opened.tools
+
+
+def locked(*tools: ToolDefinition) -> ToolLock:
+    """A lock with a listing that fits it."""
+    return ToolLock({"faulty": lock_of(tools)}, listings={"faulty": tools})
+
+
+def reworded(tool: ToolDefinition) -> ToolDefinition:
+    return type(tool)(server=tool.server, tool=tool.tool, description="Old.", input_schema=tool.input_schema)
+
+
+class Presumed:
+    """Turns that presume: the last one's outcome or error, what the trace holds, what the model was asked."""
+
+    def __init__(
+        self,
+        path: Path,
+        replies: Script,
+        *,
+        server: StdioServer | None = None,
+        turns: int = 1,
+        **options: Any,
+    ) -> None:
+        server = server or faulty()
+        self.trace = path / "turn.jsonl"
+        self.outcome: TurnOutcome[str] | None = None
+        self.error: Exception | None = None
+        with assert_nothing_left(), ScriptedLlmServer(replies) as llm:
+            settings = LlmSettings(base_url=llm.base_url, model="m", max_tokens=100)
+            with Runner(llm=settings, servers={"faulty": server}, trace=self.trace, **options) as runner:
+                try:
+                    for _ in range(turns):
+                        self.outcome = runner.run_turn(TurnRequest(system="s", user="u"))
+                except Exception as error:  # noqa: BLE001 - each test says which one it expects
+                    self.error = error
+                self.spent = runner.spent
+            self.asked = list(llm.requests)
+        self.said = [envelope.body for envelope in open_episode(self.trace)]
+
+    def of(self, kind: type) -> list[Any]:
+        return [body for body in self.said if isinstance(body, kind)]
+
+    @property
+    def order(self) -> list[str]:
+        shown = (RequestCompletion, SessionOpened, ToolsVerified, DropCompletion, ReplyDropped, CallTools)
+        return [type(body).__name__ for body in self.said if isinstance(body, (*shown, CheckAnswer))]
+
+    def offered(self, request: int) -> list[str]:
+        return [tool["function"]["name"] for tool in self.asked[request].body.get("tools", ())]
+
+    @property
+    def dropped(self) -> int:
+        return count_episode(open_episode(self.trace)).model.dropped_replies
+
+
+def test_a_locked_listing_that_holds(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
+    turn = Presumed(tmp_path, [ECHO, DONE], tool_lock=locked(*listed))
+    assert turn.outcome is not None
+    assert turn.order[0] == "RequestCompletion", "it was sent before the server had listed its tools"
+    assert turn.order[-3:] == ["CallTools", "RequestCompletion", "CheckAnswer"]
+    assert turn.order.index("ToolsVerified") < turn.order.index("CallTools")
+    assert turn.of(ToolsVerified) == [ToolsVerified(request=1)]
+    assert turn.of(ToolsPresumed)[0].listings[0].source == "locked"
+    assert turn.outcome.tool_calls[0].settlement == "returned"
+    assert (turn.outcome.requests, turn.dropped) == (2, 0)
+    assert turn.asked[1].messages[: len(turn.asked[0].messages)] == turn.asked[0].messages
+
+
+def test_a_turn_without_calls_still_waits_for_its_sessions(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    turn = Presumed(tmp_path, [DONE], tool_lock=locked(*listed))
+    assert turn.outcome is not None
+    assert turn.order.index("SessionOpened") < turn.order.index("CheckAnswer")
+    assert turn.outcome.kind == "answered"
+
+
+@pytest.mark.parametrize("options", [{}, {"presume_tools": "never"}])
+def test_nothing_is_presumed_without_a_listing_or_when_it_is_switched_off(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...], options: dict[str, Any]
+) -> None:
+    lock = locked(*listed) if options else ToolLock({"faulty": lock_of(listed)})
+    turn = Presumed(tmp_path, [DONE], tool_lock=lock, **options)
+    assert turn.order[0] == "SessionOpened"
+    assert turn.of(ToolsPresumed) == []
+
+
+def test_a_listing_that_does_not_fit_its_lock_is_not_used(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    stale = ToolLock({"faulty": lock_of(listed)}, listings={"faulty": (reworded(listed[0]), *listed[1:])})
+    assert Presumed(tmp_path, [DONE], tool_lock=stale).of(ToolsPresumed) == []
+
+
+def test_a_tool_that_has_changed_drops_the_reply_that_calls_it(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    turn = Presumed(tmp_path, [ECHO, ECHO, DONE], tool_lock=locked(reworded(listed[0]), *listed[1:]))
+    assert turn.outcome is not None
+    assert [body.reason for body in turn.of(DropCompletion)] == ["not as presumed: faulty.echo"]
+    assert turn.asked[1].messages == turn.asked[0].messages, "the conversation is a fresh one"
+    assert [call.settlement for call in turn.outcome.tool_calls] == ["returned"]
+    assert (turn.outcome.requests, turn.dropped, turn.outcome.usage.input_tokens) == (3, 1, 30)
+
+
+def test_a_tool_that_has_changed_and_is_not_called_is_offered_anew(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    turn = Presumed(tmp_path, [FAIL, DONE], tool_lock=locked(reworded(listed[0]), *listed[1:]))
+    assert turn.of(ToolsVerified)[0].changed == ("faulty.echo",)
+    words = [tool["function"]["description"] for tool in turn.asked[1].body["tools"]]
+    assert "Old." not in words
+    assert turn.dropped == 0
+
+
+def test_a_tool_that_is_gone_drops_the_reply_that_calls_it(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    gone = ToolDefinition(server=listed[0].server, tool="gone", input_schema={"type": "object"})
+    replies = [tool_calls_reply(("faulty.gone", {})), DONE]
+    turn = Presumed(tmp_path, replies, tool_lock=locked(*listed, gone))
+    assert "faulty.gone" in turn.offered(0)
+    assert "faulty.gone" not in turn.offered(1)
+    assert turn.dropped == 1
+
+
+def test_a_tool_that_drifted_against_the_lock_and_is_refused_counts_as_gone(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    turn = Presumed(
+        tmp_path,
+        [ECHO, DONE],
+        tool_lock=locked(reworded(listed[0]), *listed[1:]),
+        policy=FailurePolicy(on_tool_drift="refuse"),
+    )
+    assert "faulty.echo" not in turn.offered(1)
+    assert turn.dropped == 1
+
+
+def test_annotations_are_trusted_as_in_a_live_listing(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    marked = tuple(replace(tool, annotations=ToolAnnotations(read_only=True)) for tool in listed)
+    turn = Presumed(tmp_path, [DONE], tool_lock=locked(*marked))
+    assert all(tool.trusted for tool in turn.of(ToolsPresumed)[0].listings[0].tools)
+
+
+def test_r6_1_a_server_that_fails_to_start_in_the_first_turn_raises_with_the_usage_counted(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    broken = faulty("--exit-at", "initialize")
+    turn = Presumed(tmp_path, [silence()], server=broken, tool_lock=locked(*listed))
+    assert isinstance(turn.error, MCPServerStartupError)
+    (failed,) = turn.of(TurnFailed)
+    assert failed.usage.output_tokens in (0, 100), "0: nothing had been sent when the server failed"
+    assert turn.spent.usage == failed.usage
+    assert turn.dropped == 1
+
+
+def test_r6_7_a_retry_runs_behind_the_request(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
+    once = faulty("--exit-at", "initialize", "--only-in", "2", str(tmp_path / "starts"))
+    turn = Presumed(tmp_path, [DONE, ECHO, DONE], server=once, turns=2, tool_lock=locked(*listed))
+    assert turn.outcome is not None
+    assert (turn.outcome.kind, turn.outcome.requests, turn.dropped) == ("answered", 2, 0)
+    assert turn.of(SessionOpened)[1].attempt == 2
+    assert turn.of(RequestCompletion)[1].presumed
+
+
+def test_a_server_that_is_disabled_in_a_later_turn_drops_the_reply_and_degrades_the_turn(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    broken = faulty("--exit-at", "initialize", "--only-in", "2,3", str(tmp_path / "starts"))
+    numbers = itertools.count(1)
+
+    def replies(asked: LlmRequest) -> LlmReply:
+        # The second turn's first request may be cancelled before the endpoint has it.
+        return ECHO if next(numbers) > 1 and asked.tool_names else DONE
+
+    turn = Presumed(tmp_path, replies, server=broken, turns=2, tool_lock=locked(*listed))
+    assert turn.outcome is not None
+    assert turn.of(McpDisabled)[0].newly
+    assert (turn.outcome.kind, turn.dropped, turn.offered(-1)) == ("degraded", 1, [])
+
+
+def test_a_disabled_server_is_not_presumed(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
+    with ScriptedLlmServer([DONE]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        trace = tmp_path / "turn.jsonl"
+        with Runner(
+            llm=settings, servers={"faulty": faulty()}, trace=trace, tool_lock=locked(*listed)
+        ) as runner:
+            runner.remember("faulty", Disabled("it was slow"))
+            assert runner.run_turn(TurnRequest(system="s", user="u")).kind == "degraded"
+    assert not [each for each in open_episode(trace) if isinstance(each.body, ToolsPresumed)]
+
+
+def test_a_slow_server_ends_with_the_turn_and_so_does_the_request(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    slow = faulty("--silent-at", "initialize")
+    with assert_nothing_left(), ScriptedLlmServer([ECHO]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        trace = tmp_path / "turn.jsonl"
+        with (
+            Runner(llm=settings, servers={"faulty": slow}, trace=trace, tool_lock=locked(*listed)) as runner,
+            pytest.raises(TurnTimedOut, match="starting faulty"),
+        ):
+            runner.run_turn(TurnRequest(system="s", user="u", turn_timeout_s=3.0))
+
+
+def test_a_server_that_died_after_its_listing_settles_the_call_as_ever(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    dying = faulty("--kill-at", "call")
+    turn = Presumed(tmp_path, [ECHO, DONE], server=dying, tool_lock=locked(*listed))
+    assert turn.outcome is not None
+    assert [call.settlement for call in turn.outcome.tool_calls] == ["died"]
+    assert (turn.outcome.kind, turn.dropped) == ("forced", 0)
+
+
+def test_the_runners_last_listing_counts_more_than_the_file(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    lock = locked(reworded(listed[0]), *listed[1:])
+    with ScriptedLlmServer([ECHO, DONE, ECHO, DONE]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        trace = tmp_path / "turns.jsonl"
+        with Runner(llm=settings, servers={"faulty": faulty()}, trace=trace, tool_lock=lock) as runner:
+            first = runner.run_turn(TurnRequest(system="s", user="u"))
+            second = runner.run_turn(TurnRequest(system="s", user="u"))
+    assert (first.requests, second.requests) == (2, 2)
+    assert len(llm.requests) == 4
+    sources = [
+        each.body.listings[0].source for each in open_episode(trace) if isinstance(each.body, ToolsPresumed)
+    ]
+    assert sources == ["locked", "runner"]
+
+
+def test_a_budget_of_one_request_presumes_nothing(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
+    turn = Presumed(tmp_path, [DONE], tool_lock=locked(*listed), budget=Budget(requests=1))
+    assert turn.outcome is not None
+    assert turn.outcome.requests == 1
+    assert not any(request.presumed for request in turn.of(RequestCompletion))
+
+
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(MCPConfigError, match="presume_tools= wants one of 'locked', 'seen', 'never'"):
+        Runner(llm=LlmSettings(base_url="http://localhost:1", model="m"), presume_tools="always")  # type: ignore[arg-type]
