@@ -366,11 +366,17 @@ class RequireAnswer(Struct, frozen=True, tag="answer"):
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report it."""
+    """Tokens of one or more completions; `cost_usd` is `None` if the endpoint does not report it.
+
+    Attributes:
+        cached_tokens: Those of the prompt that were read from the provider's cache.
+        cache_write_tokens: Those of the prompt that were written to it.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     cost_usd: float | None = None
 
@@ -381,9 +387,46 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
             input_tokens=_within_63_bits(self.input_tokens + other.input_tokens),
             output_tokens=_within_63_bits(self.output_tokens + other.output_tokens),
             cached_tokens=_within_63_bits(self.cached_tokens + other.cached_tokens),
+            cache_write_tokens=_within_63_bits(self.cache_write_tokens + other.cache_write_tokens),
             reasoning_tokens=_within_63_bits(self.reasoning_tokens + other.reasoning_tokens),
             cost_usd=sum(costs) if costs else None,
         )
+
+
+class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which model a turn asks, where and how, for spans and people. No decision depends on it.
+
+    Attributes:
+        model: The model's name, as the request has it.
+        address: The endpoint's base URL, without user, password and query.
+        provider: The provider, by the names of OpenTelemetry's conventions where these have one.
+        wire: The wire format.
+        sampling: The sampling settings that are sent, by grue's own names.
+        streams: Whether the endpoint can stream a reply.
+    """
+
+    model: str
+    address: str = ""
+    provider: str = ""
+    wire: str = ""
+    sampling: JsonObject = {}
+    streams: bool = True
+
+
+class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an endpoint says about a reply beside the reply itself. No decision depends on it.
+
+    Attributes:
+        id: The endpoint's id of the completion.
+        service_tier: The service tier that answered, at OpenAI.
+        system_fingerprint: The version of the provider's system, at OpenAI.
+        first_chunk_s: For a streamed reply, the time from the request to its first event.
+    """
+
+    id: str = ""
+    service_tier: str = ""
+    system_fingerprint: str = ""
+    first_chunk_s: float | None = None
 
 
 def _within_63_bits(count: int) -> int:
@@ -659,6 +702,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         user_stub: What takes the place of `user` if a later turn clears it; empty: it stays.
         show_schemas: Questions about calls carry the tools' input schemas. Old traces lack this field and are
             replayed without them.
+        asks: Which model the turn asks; `None`: an actor of the host's, or an old trace.
     """
 
     turn: int
@@ -683,6 +727,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     earlier: tuple[ContextItem, ...] = ()
     user_stub: str = ""
     show_schemas: bool = False
+    asks: ModelAsked | None = None
 
 
 class TurnCompleted(Message, frozen=True, kw_only=True):
@@ -868,6 +913,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         protocol_version: The negotiated MCP revision; empty if this is not an MCP server.
         pid: The server's process, if it has one.
         serves_unlisted: Whether tools that are not in the list can be called too.
+        address: The URL of an MCP server over HTTP, without secrets; empty for others.
 
     Source: R6.8, P8
     """
@@ -879,6 +925,7 @@ class SessionOpened(Message, frozen=True, kw_only=True):
     pid: int | None = None
     elapsed_s: float = 0.0
     serves_unlisted: bool = False
+    address: str = ""
 
 
 class McpDisabled(Message, frozen=True, kw_only=True):
@@ -929,16 +976,26 @@ class ToolsChanged(Message, frozen=True, kw_only=True):
 
 
 class ToolReturned(Message, frozen=True, kw_only=True):
-    """session -> agent: the call was answered, with a result or an error."""
+    """session -> agent: the call was answered, with a result or an error.
+
+    Attributes:
+        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+        error_code: The code of the JSON-RPC error that the server answered with; `None`: it did not.
+    """
 
     batch: BatchId
     call_id: CallId
     result: ToolCallResult
     duration_s: float = 0.0
+    request_id: str = ""
+    error_code: int | None = None
 
 
 class ToolTimedOut(Message, frozen=True, kw_only=True):
     """session -> agent: no result in time. The session has sent the server a cancellation.
+
+    Attributes:
+        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
 
     Source: R6.5, P24
     """
@@ -947,6 +1004,7 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
     call_id: CallId
     timeout_s: float
     duration_s: float = 0.0
+    request_id: str = ""
 
 
 class ToolSkipped(Message, frozen=True, kw_only=True):
@@ -958,13 +1016,18 @@ class ToolSkipped(Message, frozen=True, kw_only=True):
 
 
 class ServerDied(Message, frozen=True, kw_only=True):
-    """session -> agent: the server ended, or the connection broke, during this call."""
+    """session -> agent: the server ended, or the connection broke, during this call.
+
+    Attributes:
+        request_id: The id of the JSON-RPC request, for an MCP server; empty for others.
+    """
 
     server: ServerName
     batch: BatchId
     call_id: CallId
     failure: ServerFailure
     duration_s: float = 0.0
+    request_id: str = ""
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
@@ -1107,6 +1170,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         usage: Sum over all replies to this request, including one that was cut short.
         echo: What the provider requires back with the reply. Old traces lack it.
         prompt_tokens: Tokens of the prompt of the last of them; 0: the endpoint has not counted them.
+        facts: What the endpoint says about the reply.
     """
 
     request: int
@@ -1120,6 +1184,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     echo: Echo | None = None
     prompt_tokens: int = 0
+    facts: ReplyFacts = ReplyFacts()
 
 
 class CompletionFailed(Message, frozen=True, kw_only=True):

@@ -195,7 +195,10 @@ class Asking:
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, Answered) else None
                 usage = with_cost(reply.usage, reported, self._endpoint.price)
-                reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage)
+                facts = reply.facts
+                if isinstance(answer, Answered) and answer.first_chunk_s is not None:
+                    facts = replace(facts, first_chunk_s=answer.first_chunk_s)
+                reply = replace(reply, prompt_tokens=reply.usage.input_tokens, usage=usage, facts=facts)
             outcome = outcome_of(answer, reply)
             return answer, reply
         finally:

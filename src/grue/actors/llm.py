@@ -265,6 +265,7 @@ class LlmActor(Actor[LlmCommand]):
             elapsed_s=anyio.current_time() - asked.begun,
             echo=kept.echo,
             prompt_tokens=reply.prompt_tokens,
+            facts=reply.facts,
         )
 
     def _lent_as(self, name: ConversationId) -> LentConversation | None:

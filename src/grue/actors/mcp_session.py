@@ -171,6 +171,7 @@ class SessionActor(Actor[SessionCommand]):
                     pid=connection.status.pid,
                     elapsed_s=anyio.current_time() - started,
                     serves_unlisted=listing.serves_unlisted,
+                    address=connection.status.address,
                 )
                 self.listed = None if opened.serves_unlisted else opened.tools
                 await self._report(opened, cause)
@@ -267,15 +268,20 @@ class SessionActor(Actor[SessionCommand]):
         def lasted() -> float:
             return anyio.current_time() - started
 
-        number, call_id = batch.batch, call.call_id
+        number, call_id, error_code = batch.batch, call.call_id, None
         try:
             result = await self._answer(connection, call, self._within(batch.timeout_s))
         except ToolTimedOutError as error:
-            # The server's own limit may be the smaller one.
-            timeout_s = min(batch.timeout_s, error.timeout_s)
-            return ToolTimedOut(batch=number, call_id=call_id, timeout_s=timeout_s, duration_s=lasted())
+            return ToolTimedOut(
+                batch=number,
+                call_id=call_id,
+                # The server's own limit may be the smaller one.
+                timeout_s=min(batch.timeout_s, error.timeout_s),
+                duration_s=lasted(),
+                request_id=connection.status.last_request_id,
+            )
         except ToolRefusedError as refusal:
-            result = tool_results.call_failed(str(refusal))
+            result, error_code = tool_results.call_failed(str(refusal)), refusal.code
         except ServerFailed as failed:
             return ServerDied(
                 server=self._server,
@@ -283,8 +289,18 @@ class SessionActor(Actor[SessionCommand]):
                 call_id=call_id,
                 failure=failed.failure,
                 duration_s=lasted(),
+                request_id=connection.status.last_request_id,
             )
-        return ToolReturned(batch=number, call_id=call_id, result=result, duration_s=lasted())
+        request_id = connection.status.last_request_id
+        return ToolReturned(
+            batch=number,
+            call_id=call_id,
+            result=result,
+            duration_s=lasted(),
+            request_id=request_id,
+            # A call that was not sent has the error code of whoever refused it, and no request.
+            error_code=error_code if request_id else None,
+        )
 
     async def _answer(self, connection: ToolConnection, call: ToolCalled, timeout_s: float) -> ToolCallResult:
         if call.task is not None:

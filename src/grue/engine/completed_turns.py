@@ -12,7 +12,6 @@ import msgspec
 from msgspec import Struct, field
 
 from grue.answers import AnswerCheck, AnswerSpec
-from grue.engine.said_steps import SaidStep, take_step
 from grue.messages import (
     AnswerAccepted,
     CompletionReceived,
@@ -27,6 +26,7 @@ from grue.messages import (
     TurnParked,
 )
 from grue.protocol.history import History, Ledger
+from grue.protocol.said_steps import SaidStep, take_step
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.turn_request import TurnOutcome, outcome_of
 

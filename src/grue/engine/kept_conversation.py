@@ -27,7 +27,6 @@ from grue.engine.conversation_file import (
 )
 from grue.engine.open_turns import given_up, is_parked_still, require_not_parked, taken_up
 from grue.engine.past import Past, TurnReport
-from grue.engine.said_steps import SaidStep, take_step
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationBusy, ConversationError, MCPError
 from grue.messages import (
@@ -45,6 +44,7 @@ from grue.messages import (
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.history import History, Ledger, history_of
+from grue.protocol.said_steps import SaidStep, take_step
 from grue.protocol.tool_names import WireNames
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from grue.engine.conversation_file import TurnMark
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.open_turns import is_parked_still
 from grue.engine.recorded_turn import asks_again
-from grue.engine.said_steps import SaidStep, take_step
 from grue.errors import ConversationError
 from grue.messages import (
     CompletionReceived,
@@ -36,6 +35,7 @@ from grue.messages import (
     TurnParked,
 )
 from grue.protocol.history import History, Ledger
+from grue.protocol.said_steps import SaidStep, take_step
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 
 _Place: TypeAlias = tuple[int, str]

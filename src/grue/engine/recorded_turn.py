@@ -10,7 +10,6 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.engine.said_steps import take_step
 from grue.errors import NothingToResume, TraceError
 from grue.messages import (
     CallId,
@@ -35,6 +34,7 @@ from grue.messages import (
     TurnParked,
 )
 from grue.protocol.history import History
+from grue.protocol.said_steps import take_step
 from grue.protocol.tool_loop import IllegalEvent, step
 from grue.protocol.turn_resuming import cut_off, tasks_of
 from grue.protocol.turn_states import AwaitingCompletion, Commands, Idle, Presuming, Transition, TurnState

@@ -128,6 +128,7 @@ class _Rest(Spending):
             input_tokens=usage.input_tokens - before.input_tokens,
             output_tokens=usage.output_tokens - before.output_tokens,
             cached_tokens=usage.cached_tokens - before.cached_tokens,
+            cache_write_tokens=usage.cache_write_tokens - before.cache_write_tokens,
             reasoning_tokens=usage.reasoning_tokens - before.reasoning_tokens,
             cost_usd=cost,
         )

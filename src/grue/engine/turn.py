@@ -192,6 +192,8 @@ class Turn(Generic[T]):
         images = await images_for(self._request, settings.limits)
         with continued(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
             command = past.sized(self.command(number, budget, past.history, images))
+            if settings.wiring.endpoint is not None:
+                command = replace(command, asks=settings.wiring.endpoint.asked())
             approval = settings.wiring.approval
             approval.require_parking(command, given_history=bool(self._request.history))
             actors = past.actors = TurnActors(past.wiring, resources, command, check, self._request.on_delta)

@@ -29,13 +29,14 @@ from anyio.lowlevel import RunVar
 from grue.errors import MCPConfigError
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout
 from grue.llm_transport.keys import api_key, key_sentence
-from grue.messages import LlmFailure, SupportCheck, ToolSupportChecked
+from grue.messages import LlmFailure, ModelAsked, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_models
 from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile, with_inputs
 from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import profile_for
+from grue.protocol.chat_wire.provider_names import provider_name
 from grue.protocol.content_encoding import ACCEPTED
 from grue.protocol.model_support import checked_support
 from grue.protocol.prices import Price, price_of
@@ -56,6 +57,9 @@ garble the endpoint's texts."""
 _OURS = frozenset({"model", "messages", "input", "system", "tools", "tool_choice", "stream"})
 """Fields of a request that `extra_body` may not replace."""
 
+
+_FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
+"""Fields of `extra_body` that spans have names for."""
 
 _SCHEME_MISSING = "The base URL must start with http:// or https://, followed by a host."
 
@@ -274,6 +278,21 @@ class LlmEndpoint:
         if len(answer.body) <= LONG_BYTES:
             return read_models(answer.body)
         return await anyio.to_thread.run_sync(read_models, answer.body, abandon_on_cancel=True)
+
+    def asked(self) -> ModelAsked:
+        """Return which model is asked, where and how, for the trace."""
+        settings, profile = self.settings, self.profile
+        extra = settings.extra_body
+        named = {name: extra.get(name) for name in _FURTHER_SAMPLING}
+        further = {name: value for name, value in named.items() if isinstance(value, str | int | float)}
+        return ModelAsked(
+            model=settings.model,
+            address=shown_endpoint(settings.base_url),
+            provider=provider_name(settings.base_url, profile.wire),
+            wire=profile.wire,
+            sampling={**profile.sampled(settings), **further},
+            streams=profile.streams,
+        )
 
     @property
     def price(self) -> Price | None:

@@ -57,6 +57,7 @@ class Answered(Struct, frozen=True):
         body: The decompressed body. For a streamed reply, the body that an unstreamed one would have had.
         retry_after_s: The delay that the endpoint asks for before the next request.
         cost_usd: What the completion has cost, if a header says it, as those of LiteLLM's proxy do.
+        first_chunk_s: For a streamed reply, the time from the request to its first event.
         location: Target of a redirect. Redirects are not followed, since that would send the key elsewhere.
     """
 
@@ -64,6 +65,7 @@ class Answered(Struct, frozen=True):
     body: bytes
     retry_after_s: float | None = None
     cost_usd: float | None = None
+    first_chunk_s: float | None = None
     location: str | None = None
 
 
@@ -96,11 +98,12 @@ async def exchange(
         patience: The time limits.
         streamed: Receives the reply if it is streamed; `None`: no stream is expected.
     """
+    begun = anyio.current_time()
     try:
         with anyio.fail_after(patience.timeout_s):
             response = await _first_byte(client, request, patience)
             try:
-                return await _received(response, patience, streamed)
+                return await _received(response, patience, streamed, begun)
             finally:
                 with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                     await response.aclose()
@@ -124,7 +127,7 @@ async def _first_byte(
 
 
 async def _received(
-    response: httpx.Response, patience: RetryPolicy, streamed: Streamed | None
+    response: httpx.Response, patience: RetryPolicy, streamed: Streamed | None, begun: float
 ) -> Answered | Fault:
     named = response.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
     incoming = _Incoming(streamed if response.status_code < 300 else None, named=named)
@@ -136,7 +139,8 @@ async def _received(
         return _unreadable(error, response.status_code)
     if incoming.finished:
         await _used_up(chunks)
-    return _answered(response, body)
+    first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
+    return _answered(response, body, first_chunk_s)
 
 
 async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
@@ -190,7 +194,7 @@ def _cost(header: str | None) -> float | None:
         return None
 
 
-def _answered(response: httpx.Response, body: bytes | None) -> Answered | Fault:
+def _answered(response: httpx.Response, body: bytes | None, first_chunk_s: float | None) -> Answered | Fault:
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
     headers = response.headers
@@ -199,6 +203,7 @@ def _answered(response: httpx.Response, body: bytes | None) -> Answered | Fault:
         body=body,
         retry_after_s=retry_after(headers.get("retry-after"), time.time()),
         cost_usd=_cost(headers.get(_COST_HEADER)),
+        first_chunk_s=first_chunk_s,
         location=headers.get("location"),
     )
 
@@ -209,6 +214,9 @@ class _Incoming:
     Args:
         streamed: Receives the events; `None`: no stream is expected.
         named: Whether the content type announces events.
+
+    Attributes:
+        first_event_at: When the first event arrived, on the event loop's clock; `None`: none has.
     """
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
@@ -218,6 +226,7 @@ class _Incoming:
         self._size = 0
         self._events = 0
         self._plain = bytearray()
+        self.first_event_at: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -246,6 +255,8 @@ class _Incoming:
                     await anyio.lowlevel.checkpoint()
                 deltas += await self._read(self.streamed.assembler, chunk[start : start + _SLICE_BYTES])
         finally:
+            if self._events and self.first_event_at is None:
+                self.first_event_at = anyio.current_time()
             # Show the text that arrived before a fault, too. If the request is retried, a restart message
             # tells observers to discard it.
             for delta in _joined(deltas):

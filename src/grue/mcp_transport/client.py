@@ -150,8 +150,11 @@ class McpClient:
     @property
     def status(self) -> ConnectionStatus:
         """The server's process, and whether process and connection still stand, without asking the server."""
-        broken = self._lost or (self._link is not None and self._link.stream.broken is not None)
-        return replace(self._wire.status, alive=False) if broken else self._wire.status
+        status, link = self._wire.status, self._link
+        if link is None:
+            return status
+        alive = status.alive and not self._lost and link.stream.broken is None
+        return replace(status, alive=alive, last_request_id=link.last_request_id)
 
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list all pages of the tools.
@@ -254,6 +257,8 @@ class McpClient:
         self, tool: str, arguments: JsonObject, timeout_s: float
     ) -> tuple[ToolCallResult, JsonObject]:
         timeout_s = self._server.options.call_limit(timeout_s)
+        if self._link is not None:
+            self._link.last_request_id = ""
         try:
             with anyio.fail_after(timeout_s):
                 fault = (

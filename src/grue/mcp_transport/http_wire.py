@@ -112,4 +112,4 @@ class HttpWire:
     @property
     def status(self) -> ConnectionStatus:
         """There is no process, and without asking the server there is no way to know whether it runs."""
-        return ConnectionStatus()
+        return ConnectionStatus(address=self.address)

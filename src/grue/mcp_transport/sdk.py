@@ -20,6 +20,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.inbound import MCP_NAME_HEADER, encode_header_value
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.message import SessionMessage
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec import Struct
 from pydantic import BaseModel
@@ -83,7 +84,9 @@ class Link:
         self._free_slots = anyio.Semaphore(_MAX_CONCURRENT)
         self._waiting: set[anyio.CancelScope] = set()
         self._interrupt: KeyboardInterrupt | None = None
-        self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(self.stream, self.stream)
+        self.last_request_id = ""
+        """The id of the last tool call that was sent since this was last emptied."""
+        self._dispatcher: JSONRPCDispatcher[Any] = JSONRPCDispatcher(stream, _Sending(stream, self))
         self._session = ClientSession(
             dispatcher=self._dispatcher,
             client_info=types.Implementation(name="grue", version=__version__),
@@ -303,6 +306,29 @@ class Link:
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
         share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
         self._notify("progress", f"{share} {message}" if message else share)
+
+
+class _Sending:
+    """Passes messages on to a stream, and notes the id of each tool call at its link."""
+
+    def __init__(self, stream: MessageStream, link: Link) -> None:
+        self._stream = stream
+        self._link = link
+
+    async def send(self, item: SessionMessage) -> None:
+        """Send a message; raises `BrokenResourceError` if nothing can be sent any more."""
+        if isinstance(item.message, types.JSONRPCRequest) and item.message.method == "tools/call":
+            self._link.last_request_id = str(item.message.id)
+        await self._stream.send(item)
+
+    async def aclose(self) -> None:
+        """Do nothing: the wire closes the connection."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
 
 
 def _text_of(content: object) -> str:

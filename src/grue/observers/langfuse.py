@@ -25,11 +25,12 @@ from importlib.util import find_spec
 from typing import Any, assert_never
 
 from grue.errors import MissingDependencyError
-from grue.facts import EpisodeEnded, EpisodeStarted
+from grue.facts import EpisodeStarted
 from grue.messages import (
     CompletionFailed,
     CompletionReceived,
     JsonObject,
+    ModelAsked,
     OfferTools,
     RunTurn,
     SystemText,
@@ -43,6 +44,7 @@ from grue.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.observers.span_feed import SpanFeed
 from grue.observers.span_sink import (
     DETAIL_LIMIT,
+    Capture,
     SpanSink,
     chat_messages,
     chat_reply,
@@ -50,9 +52,11 @@ from grue.observers.span_sink import (
     clipped_text,
     json_text,
     nanoseconds,
+    shown_history,
 )
 from grue.observers.spans import (
     Episode,
+    EpisodeSummary,
     Generation,
     Outcome,
     SessionSummary,
@@ -92,7 +96,8 @@ class LangfuseObserver(Outbox):
             not touch the global tracer provider and, like all Langfuse clients, lives until the process ends.
         session_id: The session's id, unless `EpisodeStarted` has another one; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names,
-            sizes, usage and kinds of errors.
+            sizes, usage and kinds of errors. With `"reference"`, a generation has what is new in its
+            conversation and the number of its message in the trace, instead of the whole conversation.
         warn: Called with the warning, from any thread; `None`: the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
@@ -107,16 +112,15 @@ class LangfuseObserver(Outbox):
         client: Any = None,
         *,
         session_id: str | None = None,
-        capture_content: bool = True,
+        capture_content: Capture = True,
         warn: Warn | None = None,
         bound: int = BOUND,
     ) -> None:
         trouble = warn_once(warn)
         self.client = _client_from_environment(trouble) if client is None else client
         feed = SpanFeed(session_id or uuid.uuid4().hex)
-        super().__init__(
-            _LangfuseSink(feed, self.client, capture_content), name="langfuse", bound=bound, warn=trouble
-        )
+        sink = _LangfuseSink(feed, self.client, capture_content)
+        super().__init__(sink, name="langfuse", bound=bound, warn=trouble)
         if self.client is None:
             self.close()
 
@@ -167,10 +171,11 @@ def _new_client(warn: Warn) -> Any:
 
 
 class _LangfuseSink(SpanSink):
-    def __init__(self, feed: SpanFeed, client: Any, capture_content: bool) -> None:
+    def __init__(self, feed: SpanFeed, client: Any, capture_content: Capture) -> None:
         super().__init__(feed)
         self._client = client
-        self._capture = capture_content
+        self._capture = bool(capture_content)
+        self._whole = capture_content != "reference"
         self._observations: dict[SpanId, Any] = {}
         self._trace: dict[str, str] = {}
         self._for_the_whole_trace: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -229,14 +234,8 @@ class _LangfuseSink(SpanSink):
             case ToolSession(max_iterations=most):
                 metadata = {"mcp_enabled": True, "max_iterations": most}
                 return {"name": "agent-tool-calling-session", "as_type": "span", "metadata": metadata}
-            case Generation(request=request, model=model):
-                metadata = {"request": request.request, "tools_offered": isinstance(request.mode, OfferTools)}
-                return {
-                    "name": "Agent" if subject.asked_by == "agent" else "Sampling",
-                    "as_type": "generation",
-                    "model": model or None,
-                    **self._content("input", chat_messages(request.new), metadata),
-                }
+            case Generation():
+                return self._generation(subject)
             case ToolUse(name=name, server=server, timeout_s=timeout_s):
                 metadata = {
                     "tool_name": name,
@@ -249,12 +248,32 @@ class _LangfuseSink(SpanSink):
             case never:
                 assert_never(never)
 
+    def _generation(self, generation: Generation) -> JsonObject:
+        asks, sent = generation.asks, generation.sent
+        shown = shown_history(sent, whole=self._whole)
+        metadata = {
+            "request": generation.request.request,
+            "tools_offered": isinstance(generation.request.mode, OfferTools),
+            "message": sent.message,
+            "left_out": shown.left_out + sent.missing,
+            "requested_model": asks.model,
+            "provider": asks.provider,
+            "endpoint": asks.address,
+        }
+        return {
+            "name": "Agent" if generation.asked_by == "agent" else "Sampling",
+            "as_type": "generation",
+            "model": asks.model or None,
+            "model_parameters": _parameters(asks) or None,
+            **self._content("input", chat_messages(shown.said), metadata),
+        }
+
     def _ending(self, outcome: Outcome | None) -> JsonObject:
         match outcome:
             case None | CompletionFailed():
                 return {}
-            case EpisodeEnded() as ended:
-                return {"metadata": ended.labels()}
+            case EpisodeSummary():
+                return self._episode_ended(outcome)
             case TurnCompleted(answer=answer, kind=kind):
                 return self._content("output", clipped(answer), {"kind": kind, **_turn_facts(outcome)})
             case TurnFailed():
@@ -265,7 +284,12 @@ class _LangfuseSink(SpanSink):
                     summary["final_action"] = clipped(action)
                 return {"metadata": summary}
             case CompletionReceived(model=model, usage=usage):
-                facts: JsonObject = {"finish_reason": outcome.finish_reason, "elapsed_s": outcome.elapsed_s}
+                facts: JsonObject = {
+                    "finish_reason": outcome.finish_reason,
+                    "elapsed_s": outcome.elapsed_s,
+                    "response_id": outcome.facts.id or None,
+                    "first_chunk_s": outcome.facts.first_chunk_s,
+                }
                 return {
                     **self._content("output", chat_reply(outcome), facts),
                     "model": model or None,
@@ -278,6 +302,16 @@ class _LangfuseSink(SpanSink):
                 return self._content("output", clipped(result.to_dict()), facts)
             case never:
                 assert_never(never)
+
+    def _episode_ended(self, summary: EpisodeSummary) -> JsonObject:
+        """Return the labels of an episode's end, and what Langfuse shows as the trace's input and output."""
+        labels = {} if summary.ended is None else summary.ended.labels()
+        ending: JsonObject = {"metadata": labels} if labels else {}
+        if self._capture and summary.asked is not None:
+            ending["input"] = clipped(summary.asked.user)
+        if self._capture and summary.answered is not None:
+            ending["output"] = clipped(summary.answered.answer)
+        return ending
 
     def _content(self, part: str, content: object, metadata: JsonObject) -> JsonObject:
         """Return content and metadata; if content may not be sent, the metadata has its size instead."""
@@ -305,12 +339,19 @@ def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractConte
     )
 
 
+def _parameters(asks: ModelAsked) -> JsonObject:
+    """Return the sampling settings as Langfuse takes them: numbers and texts."""
+    sampling = asks.sampling.items()
+    return {name: ", ".join(value) if isinstance(value, list) else value for name, value in sampling}
+
+
 def usage_details(usage: Usage) -> dict[str, int]:
     """Return tokens in Langfuse's terms: classes that do not overlap, and add up to the total."""
     details = {
-        "input": max(0, usage.input_tokens - usage.cached_tokens),
+        "input": max(0, usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens),
         "output": max(0, usage.output_tokens - usage.reasoning_tokens),
         "input_cached_tokens": usage.cached_tokens,
+        "input_cache_creation": usage.cache_write_tokens,
         "output_reasoning_tokens": usage.reasoning_tokens,
     }
     return {name: tokens for name, tokens in details.items() if tokens or name in ("input", "output")}

@@ -13,6 +13,8 @@ These rules hold for any sequence of envelopes:
 - A turn has one tool-calling session if a request offered tools, and otherwise none.
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
   every turn that is open when the episode ends, at the time of its last envelope.
+- An episode that its host announced ends well if the host says so. One that only its turns made known, as
+  those of a `Runner`, ends as its last turn did, unless a turn is open: then it was cut off.
 - Time never runs backwards: it is monotonic, counted from the wall clock's time of the first envelope.
 
 Source: P31-32
@@ -21,6 +23,8 @@ Source: P31-32
 from collections.abc import Hashable
 from typing import Any
 
+from msgspec.structs import replace
+
 from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.messages import (
     CallId,
@@ -28,28 +32,36 @@ from grue.messages import (
     CompletionFailed,
     CompletionReceived,
     IterationStarted,
+    JsonObject,
     LlmFailure,
     McpDisabled,
+    ModelAsked,
     OpenSession,
+    ReplyCut,
     ReplyDropped,
+    RequestCompletion,
     RunTurn,
     ServerName,
     SessionClosed,
     SessionOpened,
+    SettingsLeftOut,
     StartupFailed,
     ToolCall,
     ToolCalled,
     ToolCallRecord,
+    ToolsChanged,
     ToolsUnsupported,
     ToolSupportChecked,
     TurnCompleted,
     TurnFailed,
     TurnParked,
 )
+from grue.observers.conversations import AsSent, Conversations
 from grue.observers.spans import (
     CUT_OFF,
     DROPPED,
     Episode,
+    EpisodeSummary,
     Generation,
     Outcome,
     SessionSummary,
@@ -86,7 +98,11 @@ class _Scope:
         self.spans: dict[Hashable, SpanId] = {}
         self.names: dict[CallId, str] = {}
         self.timeouts: dict[tuple[ServerName, int], float] = {}
-        self.revisions: dict[ServerName, str] = {}
+        self.servers: dict[ServerName, SessionOpened] = {}
+        self.descriptions: dict[tuple[ServerName, str], str] = {}
+        self.asks = ModelAsked(model="")
+        self.conversation = ""
+        self.finish_reason: str | None = None
         self.iteration = 0
         self.replies_with_calls = 0
         self.sent = 0
@@ -102,15 +118,20 @@ class SpanFeed:
     """Turn the envelopes of one episode into its spans.
 
     Args:
-        episode_id: The episode's id until `EpisodeStarted` gives it.
+        episode_id: The episode's id until `EpisodeStarted` gives it; empty: none.
         model: The model's name until the trace gives it.
     """
 
-    def __init__(self, episode_id: str, *, model: str = "") -> None:
+    def __init__(self, episode_id: str = "", *, model: str = "") -> None:
         self._episode_id = episode_id
-        self._model = model
-        self._endpoint = ""
+        self._asks = ModelAsked(model=model)
+        self._conversations = Conversations()
+        self._sent: AsSent | None = None
         self._episode: SpanOpened | None = None
+        self._announced = False
+        self._asked: RunTurn | None = None
+        self._answered: TurnCompleted | None = None
+        self._last = CUT_OFF
         self._scopes: list[_Scope] = []
         self._scope_of: dict[int, _Scope] = {}
         self._spans = 0
@@ -124,6 +145,7 @@ class SpanFeed:
         if self._epoch is None:
             self._epoch = envelope.at - envelope.t
         self._now = max(self._now, self._epoch + envelope.t)
+        self._sent = self._conversations.see(envelope)
         body = envelope.body
         match body:
             case EpisodeStarted() | EpisodeResumed() | EpisodeEnded():
@@ -142,36 +164,48 @@ class SpanFeed:
     def finish(self) -> list[SpanEvent]:
         """Return the ends of all open spans; the episode is over."""
         self._events = []
-        self._end_episode(None, CUT_OFF)
+        self._end_episode(None)
         return self._events
 
     # --- Episodes, turns and sessions ---
 
     def _take_host_fact(self, fact: EpisodeStarted | EpisodeResumed | EpisodeEnded) -> None:
         if isinstance(fact, EpisodeEnded):
-            self._end_episode(fact, verdict_of(fact))
+            self._end_episode(fact)
             return
-        self._end_episode(None, CUT_OFF)
+        self._end_episode(None)
         self._episode_id = fact.episode_id
         if isinstance(fact, EpisodeStarted):
-            self._model = fact.model
+            self._asks = ModelAsked(model=fact.model)
         self._begin_episode(fact if isinstance(fact, EpisodeStarted) else None)
+        self._announced = True
 
     def _begin_episode(self, started: EpisodeStarted | None) -> SpanId:
         subject = Episode(episode_id=self._episode_id, started=started)
-        self._episode = self._opened(subject, parent=None, turn=0)
+        self._episode = self._opened(subject, parent=None, conversation=self._episode_id)
+        self._announced = False
+        self._asked = self._answered = None
+        self._last = CUT_OFF
         return self._episode.span
 
-    def _end_episode(self, outcome: EpisodeEnded | None, verdict: Verdict) -> None:
+    def _end_episode(self, ended: EpisodeEnded | None) -> None:
+        verdict = CUT_OFF if self._announced or self._scopes else self._last
         for scope in list(self._scopes):
             self._abandon(scope)
         if self._episode is not None:
-            self._closed(self._episode, self._now, outcome, verdict)
+            outcome = EpisodeSummary(ended=ended, asked=self._asked, answered=self._answered)
+            self._closed(self._episode, self._now, outcome, verdict if ended is None else verdict_of(ended))
             self._episode = None
 
     def _begin(self, envelope: Envelope[Any], command: RunTurn | OpenSession, subject: Subject) -> _Scope:
         parent = self._begin_episode(None) if self._episode is None else self._episode.span
         scope = _Scope(envelope.turn, command)
+        scope.conversation = self._episode_id
+        if isinstance(command, RunTurn):
+            self._asks = command.asks or self._asks
+            if command.history is not None:
+                scope.conversation = command.history.conversation
+        scope.asks = self._asks
         self._scopes.append(scope)
         self._assign(envelope, scope)
         scope.root = self._open(scope, subject, parent)
@@ -181,6 +215,7 @@ class SpanFeed:
         for crashed in [scope for scope in self._scopes if scope.crash is not None]:
             self._abandon(crashed)
         self._begin(envelope, command, command)
+        self._asked = self._asked or command
 
     def _begin_session(self, envelope: Envelope[Any], command: OpenSession) -> None:
         scope = self._begin(envelope, command, ToolSession(servers=(command.server,)))
@@ -197,6 +232,9 @@ class SpanFeed:
         if scope.session:
             self._close(scope, scope.session, at, _summary(scope, end), verdict)
         self._close(scope, scope.root, at, end, verdict)
+        self._last = verdict
+        if isinstance(end, TurnCompleted):
+            self._answered = end
         self._scopes.remove(scope)
         for number in scope.envelopes:
             del self._scope_of[number]
@@ -227,22 +265,30 @@ class SpanFeed:
                 scope.replies_with_calls += bool(calls)
             case CallTools(server=server, batch=batch, timeout_s=timeout_s):
                 scope.timeouts[server, batch] = timeout_s
-            case SessionOpened(server=server, protocol_version=revision):
-                scope.revisions[server] = revision
+            case SessionOpened(server=server, tools=tools):
+                scope.servers[server] = body
+                scope.descriptions.update({(server, each.tool): each.description for each in tools})
+            case ToolsChanged(server=server, tools=tools):
+                scope.descriptions.update({(server, each.tool): each.description for each in tools})
             case ToolSupportChecked(model=model, endpoint=endpoint):
-                self._model, self._endpoint = model, endpoint
+                self._learn(scope, model, endpoint)
             case TurnCompleted():
                 self._end_scope(scope, self._now, body, verdict_of(body))
             case TurnParked():
                 self._end_scope(scope, self._now, None, Verdict("warning", "parked", "waits for an approval"))
             case TurnFailed(failure=failure):
                 if isinstance(failure, LlmFailure | ToolsUnsupported):
-                    self._model, self._endpoint = failure.model, failure.endpoint
+                    self._learn(scope, failure.model, failure.endpoint)
                 verdict = verdict_of(body) if scope.crash is None else crash_verdict(scope.crash)
                 self._end_scope(scope, self._now, body, verdict)
             case _:
                 self._note(scope, envelope)
                 self._outside_turns(scope, body)
+
+    def _learn(self, scope: _Scope, model: str, endpoint: str) -> None:
+        """Keep what the trace says about the model, if the turn's own message does not say it."""
+        if not scope.asks.address:
+            self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
     def _outside_turns(self, scope: _Scope, body: object) -> None:
         """End a session outside turns when it is closed or could not be opened."""
@@ -271,6 +317,7 @@ class SpanFeed:
 
     def _take_steps(self, scope: _Scope, envelope: Envelope[Any]) -> None:
         """Open and close the spans of requests to the model and of tool calls."""
+        self._change_asked(scope, envelope)
         for change in scope.steps.take(envelope):
             step = change.step
             if isinstance(change, StepBegan):
@@ -279,16 +326,47 @@ class SpanFeed:
                 elif step.kind == "tool":
                     scope.spans[step.key] = self._open_use(scope, step.began.body)
             elif change.reported and not change.retried and step.key in scope.spans:
-                span = scope.spans.pop(step.key)
-                if isinstance(envelope.body, ReplyDropped):
-                    self._close(scope, span, self._now, None, DROPPED)
-                    continue
-                outcome = _outcome(scope.open[span].subject, envelope.body)
-                self._close(scope, span, self._now, outcome, verdict_of(outcome))
+                self._close_step(scope, scope.spans.pop(step.key), envelope.body)
+
+    def _close_step(self, scope: _Scope, span: SpanId, end: Any) -> None:
+        if isinstance(end, ReplyDropped):
+            self._close(scope, span, self._now, None, DROPPED)
+            return
+        opened = scope.open[span]
+        match opened.subject:
+            case ToolUse() as use:
+                request_id, code = getattr(end, "request_id", ""), getattr(end, "error_code", None)
+                scope.open[span] = replace(
+                    opened, subject=replace(use, request_id=request_id, error_code=code)
+                )
+            case Generation(asked_by="agent") if isinstance(end, CompletionReceived):
+                scope.finish_reason = end.finish_reason
+        outcome = _outcome(opened.subject, end)
+        self._close(scope, span, self._now, outcome, verdict_of(outcome))
+
+    def _change_asked(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+        """Change the settings of the request that is under way, as the LLM actor says that it did."""
+        match envelope.body:
+            case SettingsLeftOut(settings=names):
+                changed: JsonObject = dict.fromkeys(names)
+                self._asks = scope.asks = _with_sampling(scope.asks, changed)
+            case ReplyCut(retried_with=int() as limit):
+                changed = {"max_tokens": limit}
+            case _:
+                return
+        span = scope.spans.get(("model", envelope.cause))
+        opened = None if span is None else scope.open.get(span)
+        if opened is not None and isinstance(opened.subject, Generation):
+            asks = _with_sampling(opened.subject.asks, changed)
+            scope.open[opened.span] = replace(opened, subject=replace(opened.subject, asks=asks))
 
     def _open_generation(self, scope: _Scope, asked: Envelope[Any]) -> SpanId:
+        request: RequestCompletion = asked.body
         subject = Generation(
-            request=asked.body, model=self._model, endpoint=self._endpoint, asked_by=asked.sender
+            request=request,
+            asks=scope.asks,
+            sent=self._sent or AsSent(said=request.new, fresh=len(request.new), message=asked.seq),
+            asked_by=asked.sender,
         )
         return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
@@ -301,6 +379,7 @@ class SpanFeed:
 
     def _open_use(self, scope: _Scope, called: ToolCalled) -> SpanId:
         server, tool = called.server, called.tool
+        opened = scope.servers.get(server)
         scope.sent += 1
         use = ToolUse(
             call_id=called.call_id,
@@ -310,14 +389,16 @@ class SpanFeed:
             arguments=called.arguments,
             timeout_s=scope.timeouts.get((server, called.batch)),
             iteration=scope.iteration,
-            protocol_version=scope.revisions.get(server, ""),
+            protocol_version="" if opened is None else opened.protocol_version,
+            description=scope.descriptions.get((server, tool), ""),
+            address="" if opened is None else opened.address,
         )
         return self._open(scope, use, scope.innermost)
 
     # --- Spans ---
 
     def _open(self, scope: _Scope, subject: Subject, parent: SpanId) -> SpanId:
-        opened = self._opened(subject, parent=parent, turn=scope.turn)
+        opened = self._opened(subject, parent=parent, conversation=scope.conversation, scope=scope)
         scope.open[opened.span] = opened
         return opened.span
 
@@ -328,18 +409,49 @@ class SpanFeed:
             self._close(scope, inner, at, None, CUT_OFF)
         opened = scope.open.pop(span, None)
         if opened is not None:
-            self._closed(opened, at, outcome, verdict)
+            finish = scope.finish_reason if isinstance(opened.subject, RunTurn) else None
+            self._closed(opened, at, outcome, verdict, finish)
 
-    def _opened(self, subject: Subject, *, parent: SpanId | None, turn: int) -> SpanOpened:
+    def _opened(
+        self, subject: Subject, *, parent: SpanId | None, conversation: str, scope: _Scope | None = None
+    ) -> SpanOpened:
         self._spans += 1
-        opened = SpanOpened(span=SpanId(self._spans), parent=parent, at=self._now, turn=turn, subject=subject)
+        opened = SpanOpened(
+            span=SpanId(self._spans),
+            parent=parent,
+            at=self._now,
+            turn=0 if scope is None else scope.turn,
+            subject=subject,
+            conversation=conversation,
+            asks=None if scope is None else scope.asks,
+        )
         self._events.append(opened)
         return opened
 
-    def _closed(self, opened: SpanOpened, at: float, outcome: Outcome | None, verdict: Verdict) -> None:
+    def _closed(
+        self,
+        opened: SpanOpened,
+        at: float,
+        outcome: Outcome | None,
+        verdict: Verdict,
+        finish_reason: str | None = None,
+    ) -> None:
         self._events.append(
-            SpanClosed(span=opened.span, at=at, subject=opened.subject, outcome=outcome, verdict=verdict)
+            SpanClosed(
+                span=opened.span,
+                at=at,
+                subject=opened.subject,
+                outcome=outcome,
+                verdict=verdict,
+                finish_reason=finish_reason,
+            )
         )
+
+
+def _with_sampling(asks: ModelAsked, changed: JsonObject) -> ModelAsked:
+    """Return what is asked with other sampling settings; `None` takes a setting out."""
+    sampling = {name: value for name, value in {**asks.sampling, **changed}.items() if value is not None}
+    return replace(asks, sampling=sampling)
 
 
 def _outcome(subject: Subject, end: Any) -> CompletionReceived | CompletionFailed | ToolCallRecord:

@@ -1,25 +1,36 @@
 """The base class of span exporters, and the format in which they send content."""
 
 from abc import ABC, abstractmethod
-from typing import Any, assert_never
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, TypeAlias, assert_never
 
 import msgspec
 
 from grue.messages import (
+    AssistantReply,
     AssistantText,
     CompletionReceived,
     ConversationItem,
     JsonObject,
     SystemText,
+    ToolCall,
     ToolMessage,
     UserText,
 )
+from grue.observers.conversations import AsSent
 from grue.observers.span_feed import SpanFeed
 from grue.observers.spans import SpanClosed, SpanNoted, SpanOpened
 from grue.runtime.trace import Envelope
 
 CONTENT_LIMIT = 20_000
 """Longest text of a prompt, an argument or an output, in characters; the trace holds the whole text."""
+
+HISTORY_LIMIT = 200_000
+"""Most characters of what was said before a request; the oldest messages are left out, and counted."""
+
+Capture: TypeAlias = bool | Literal["reference"]
+"""Whether content is sent. With `reference`, a generation has only what is new in its conversation, and the
+number of its message in the trace."""
 
 DETAIL_LIMIT = 1_000
 """Longest text of a failure's reason."""
@@ -99,13 +110,49 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def chat_messages(items: tuple[ConversationItem, ...]) -> list[JsonObject]:
-    """Return a conversation's new messages in chat-completions format, each text clipped."""
+class ShownHistory(NamedTuple):
+    """The part of a conversation that a span shows, and how many messages before it are left out."""
+
+    said: tuple[ConversationItem | AssistantReply, ...]
+    left_out: int
+
+
+def shown_history(sent: AsSent, *, whole: bool) -> ShownHistory:
+    """Return what a generation shows of its conversation: the `whole` of it, or what is new.
+
+    Of the messages before the request, only the newest `HISTORY_LIMIT` characters are shown. System texts at
+    the beginning stay.
+    """
+    earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
+    if not whole:
+        return ShownHistory(new, len(earlier))
+    left, first = HISTORY_LIMIT, len(earlier)
+    while first and (left := left - _size(earlier[first - 1])) >= 0:
+        first -= 1
+    heads = tuple(item for item in earlier[:first] if isinstance(item, SystemText))
+    return ShownHistory((*heads, *earlier[first:], *new), first - len(heads))
+
+
+def _size(item: ConversationItem | AssistantReply) -> int:
+    match item:
+        case AssistantReply(content=content, tool_calls=calls):
+            texts = (content or "", *(call.arguments for call in calls))
+            return sum(min(len(text), CONTENT_LIMIT) for text in texts)
+        case ToolMessage(content=text):
+            return min(len(text), CONTENT_LIMIT)
+        case _:
+            return min(len(item.text), CONTENT_LIMIT)
+
+
+def chat_messages(items: Iterable[ConversationItem | AssistantReply]) -> list[JsonObject]:
+    """Return messages of a conversation in chat-completions format, each text clipped."""
     return [_chat_message(item) for item in items]
 
 
-def _chat_message(item: ConversationItem) -> JsonObject:
+def _chat_message(item: ConversationItem | AssistantReply) -> JsonObject:
     match item:
+        case AssistantReply(content=content, tool_calls=calls):
+            return _reply_message({"content": content}, calls)
         case SystemText(text=text):
             return {"role": "system", "content": clipped(text)}
         case UserText(text=text):
@@ -120,18 +167,20 @@ def _chat_message(item: ConversationItem) -> JsonObject:
 
 def chat_reply(reply: CompletionReceived) -> JsonObject:
     """Return a reply in the same format."""
+    parts = ("content", "refusal", "reasoning")
+    return _reply_message({part: getattr(reply, part) for part in parts}, reply.tool_calls)
+
+
+def _reply_message(texts: dict[str, str | None], calls: tuple[ToolCall, ...]) -> JsonObject:
     message: JsonObject = {"role": "assistant"}
-    for part in ("content", "refusal", "reasoning"):
-        text = getattr(reply, part)
-        if text is not None:
-            message[part] = clipped(text)
-    if reply.tool_calls:
+    message |= {part: clipped(text) for part, text in texts.items() if text is not None}
+    if calls:
         message["tool_calls"] = [
             {
                 "id": call.call_id,
                 "type": "function",
                 "function": {"name": call.name, "arguments": clipped(call.arguments)},
             }
-            for call in reply.tool_calls
+            for call in calls
         ]
     return message

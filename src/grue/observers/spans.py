@@ -35,6 +35,7 @@ from grue.messages import (
     JsonObject,
     LlmFailure,
     McpDisabled,
+    ModelAsked,
     NoAnswer,
     RepairRequested,
     ReplyCut,
@@ -54,6 +55,7 @@ from grue.messages import (
     TurnFailure,
     TurnInterrupted,
 )
+from grue.observers.conversations import AsSent
 from grue.protocol.tool_lock import drift_text
 from grue.runtime.supervisor import ActorFailed
 
@@ -82,17 +84,17 @@ class ToolSession(Struct, frozen=True, kw_only=True):
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """One completion: its request, with what is new in the conversation.
+    """One completion: its request, with what was said before it.
 
     Attributes:
-        model: The model that was requested; empty if the trace has not named it yet.
-        endpoint: The base URL; empty if the trace has not named it yet.
+        asks: The model that was requested, where and how; empty texts if the trace has not named it yet.
+        sent: The whole conversation as it was sent.
         asked_by: Name of the actor that makes the request: the agent, or a server that samples.
     """
 
     request: RequestCompletion
-    model: str = ""
-    endpoint: str = ""
+    asks: ModelAsked
+    sent: AsSent
     asked_by: str = "agent"
 
 
@@ -105,6 +107,10 @@ class ToolUse(Struct, frozen=True, kw_only=True):
         timeout_s: The call's time limit.
         iteration: One-based number of the reply that requested it; 0 outside turns.
         protocol_version: The MCP revision of its server; empty for servers that do not use MCP.
+        description: The server's text about the tool; untrusted.
+        address: The URL of a server over HTTP; empty for others.
+        request_id: The id of the JSON-RPC request; known when the span is closed.
+        error_code: The code of the JSON-RPC error that answered it; known when the span is closed.
     """
 
     call_id: CallId
@@ -115,6 +121,24 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     iteration: int = 0
     protocol_version: str = ""
+    description: str = ""
+    address: str = ""
+    request_id: str = ""
+    error_code: int | None = None
+
+
+class EpisodeSummary(Struct, frozen=True, kw_only=True):
+    """What came of an episode.
+
+    Attributes:
+        ended: What its host says about its end; `None`: it said nothing.
+        asked: What its first turn was asked; `None`: there was none.
+        answered: The end of its last turn that has an answer; `None`: none has.
+    """
+
+    ended: EpisodeEnded | None = None
+    asked: RunTurn | None = None
+    answered: TurnCompleted | None = None
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
@@ -127,7 +151,7 @@ class SessionSummary(Struct, frozen=True, kw_only=True):
 
 Subject: TypeAlias = Episode | RunTurn | ToolSession | Generation | ToolUse
 Outcome: TypeAlias = (
-    EpisodeEnded
+    EpisodeSummary
     | TurnCompleted
     | TurnFailed
     | SessionSummary
@@ -151,13 +175,22 @@ class Verdict(Struct, frozen=True):
 
 
 class SpanOpened(Struct, frozen=True, kw_only=True):
-    """A span begins, at `at` seconds since the epoch, inside `parent`; `None`: it is the outermost."""
+    """A span begins.
+
+    Attributes:
+        parent: The span that contains it; `None`: it is the outermost.
+        at: Seconds since the epoch.
+        conversation: Id of the conversation, or of the episode if its turns are none; empty: neither has one.
+        asks: The model that the turn asks; `None`: that is not known.
+    """
 
     span: SpanId
     parent: SpanId | None
     at: float
     turn: int
     subject: Subject
+    conversation: str = ""
+    asks: ModelAsked | None = None
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
@@ -171,13 +204,19 @@ class SpanNoted(Struct, frozen=True, kw_only=True):
 
 
 class SpanClosed(Struct, frozen=True, kw_only=True):
-    """A span ends; without an outcome if it was cut off."""
+    """A span ends; without an outcome if it was cut off.
+
+    Attributes:
+        subject: As it began, with what became known since.
+        finish_reason: Of a turn: why its last reply ended; `None`: that is not known.
+    """
 
     span: SpanId
     at: float
     subject: Subject
     outcome: Outcome | None
     verdict: Verdict
+    finish_reason: str | None = None
 
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed

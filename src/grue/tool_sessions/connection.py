@@ -28,6 +28,8 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
         exit: How the process exited; `None` while it runs, or if there is none.
         ending: How the process was ended; `none` while it runs, or if there is none.
         stderr_tail: The end of its standard error, with secrets redacted; untrusted.
+        address: The URL of an MCP server over HTTP, without secrets; empty for others.
+        last_request_id: The JSON-RPC id of the last tool call that was sent to an MCP server; empty: none.
     """
 
     alive: bool = True
@@ -35,6 +37,8 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
     exit: ServerExit | None = None
     ending: Ending = "none"
     stderr_tail: str = ""
+    address: str = ""
+    last_request_id: str = ""
 
     @property
     def exit_status(self) -> int | None:

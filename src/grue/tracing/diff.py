@@ -21,7 +21,19 @@ from grue.tracing.presentation import kind_of
 from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
-IGNORED = frozenset({"pid", "elapsed_s", "duration_s", "delay_s", "episode_id", "echo"})
+IGNORED = frozenset(
+    {
+        "pid",
+        "elapsed_s",
+        "duration_s",
+        "delay_s",
+        "episode_id",
+        "echo",
+        "address",
+        "facts",
+        "request_id",
+    }
+)
 """Fields of messages that differ from run to run."""
 
 IDS = frozenset({"call_id", "batch"})

@@ -7,7 +7,9 @@ import pytest
 from eventful_episode import NOTES, record_episode
 from langfuse_stand_in import StandIn
 from recorded_turns import STARTED_AT, Called, Play, Tape
+from whole_turn import record_turn
 
+from golden import check_golden
 from grue.errors import MissingDependencyError
 from grue.hosts.zork.facts import EpisodeEnded
 from grue.messages import RunTurn, Usage
@@ -185,3 +187,15 @@ def test_an_environment_that_makes_no_client_is_one_warning(monkeypatch: pytest.
     assert LangfuseObserver(warn=warnings.append).client is None
     (warning,) = warnings
     assert warning.startswith("Nothing is sent to Langfuse: no client could be created: Sample rate")
+
+
+def test_the_observations_are_those_of_the_golden_file() -> None:
+    client = StandIn()
+    observer = LangfuseObserver(client, session_id="s1")
+    record_turn(observer)
+    assert observer.close(DEADLINE_S)
+    assert observer.statistics().failed == 0
+    said = [[told.what, told.whose, told.given] for told in client.log]
+    check_golden("spans_langfuse.json", said)
+    root = client.ending("episode")
+    assert (root["input"], root["output"], root.get("level")) == ("A house.", {"action": "take lamp"}, None)

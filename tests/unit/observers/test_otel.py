@@ -11,7 +11,7 @@ from recorded_turns import STARTED_AT, Called, Play, Tape
 
 from grue.errors import MissingDependencyError
 from grue.messages import CompletionFailed, LlmFailure, RequestCompletion, RequireAnswer, RunTurn, TurnFailed
-from grue.observers import otel
+from grue.observers import otel, otel_attributes
 from grue.observers.otel import OtelObserver, require_otel
 from grue.testing.leftovers import assert_nothing_left
 
@@ -136,7 +136,7 @@ def test_a_turn_without_a_completion_says_which_endpoint_failed(provider: Any, s
     tape.say(RequestCompletion(conversation="t", request=1, new=(), mode=RequireAnswer()), turn=3)
     tape.say(CompletionFailed(request=1, failure=failure), TurnFailed(turn=3, failure=failure), turn=3)
     assert observer.close(DEADLINE_S)
-    chat = spans()["chat"].attributes
+    chat = spans()["chat m-1"].attributes
     assert (chat["server.address"], chat["server.port"]) == ("llm.example", 8080)
     assert (chat["error.type"], chat["http.response.status_code"]) == ("unavailable", 503)
     assert chat["gen_ai.request.model"] == "m-1"
@@ -166,7 +166,7 @@ def test_the_names_are_those_of_the_conventions() -> None:
     mcp = pytest.importorskip("opentelemetry.semconv._incubating.attributes.mcp_attributes")
     known = {value for value in vars(conventions).values() if isinstance(value, str)}
     known |= {value for value in vars(mcp).values() if isinstance(value, str)}
-    source = Path(otel.__file__).read_text()
+    source = Path(otel_attributes.__file__).read_text()
     used = {word for word in source.split('"') if word.startswith(("gen_ai.", "mcp."))}
     assert used
     assert used <= known
@@ -237,4 +237,4 @@ def test_nothing_configured_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("endpoint", ["http://[half/v1", "http://x:port/v1"])
 def test_an_endpoint_that_is_no_url_is_left_out(endpoint: str) -> None:
-    assert otel._address(endpoint) == {}
+    assert otel_attributes._address(endpoint) == {}

@@ -39,6 +39,7 @@ from grue.messages import (
 from grue.observers.span_feed import SpanFeed
 from grue.observers.spans import (
     Episode,
+    EpisodeSummary,
     Generation,
     SessionSummary,
     SpanClosed,
@@ -100,9 +101,10 @@ def test_an_episode_lasts_from_what_its_host_says_to_what_it_says_last() -> None
         STARTED_AT,
     )
     (end,) = told.closed(Episode)
-    assert (end.outcome, end.at, end.verdict.level) == (ended, STARTED_AT + 2.0, "default")
+    assert (end.outcome.ended, end.at, end.verdict.level) == (ended, STARTED_AT + 2.0, "default")
+    assert (end.outcome.asked.user, end.outcome.answered.answer) == ("A house.", {"action": "take lamp"})
     assert [item.parent for item in told.opened(RunTurn)] == [began.span]
-    assert [item.subject.model for item in told.opened(Generation)] == ["m-1"]
+    assert [item.subject.asks.model for item in told.opened(Generation)] == ["m-1"]
 
 
 def test_an_episode_that_goes_on_is_a_span_of_the_same_name() -> None:
@@ -111,7 +113,8 @@ def test_an_episode_that_goes_on_is_a_span_of_the_same_name() -> None:
     tape.say(EpisodeResumed(episode_id="e7", turns=2), sender="host")
     told.finish()
     assert [item.subject.episode_id for item in told.opened(Episode)] == ["e7"]
-    assert [(item.outcome, item.verdict.error_type) for item in told.closed(Episode)] == [(None, "cut_off")]
+    (end,) = told.closed(Episode)
+    assert (end.outcome, end.verdict.error_type) == (EpisodeSummary(), "cut_off")
 
 
 def test_a_reply_without_a_cause_ends_the_generation_of_its_number() -> None:
@@ -216,7 +219,7 @@ def test_the_model_and_its_endpoint_are_known_once_the_trace_says_them() -> None
     tape.say(checked, turn=3, sender="llm", receiver="agent")
     tape.say(RequestCompletion(conversation="t", request=1, new=(), mode=RequireAnswer()), turn=3)
     (generation,) = told.opened(Generation)
-    assert (generation.subject.model, generation.subject.endpoint) == ("m-2", "http://llm:80/v1")
+    assert (generation.subject.asks.model, generation.subject.asks.address) == ("m-2", "http://llm:80/v1")
 
 
 def test_a_turn_whose_agent_crashed_ends_with_the_last_word_of_it() -> None:
@@ -355,4 +358,4 @@ def test_everything_that_can_happen_is_noted_where_it_happens() -> None:
     assert where["tool_skipped"] == where["final_forced"] == session.span
     # Their envelopes name no cause here: then they are in what is innermost.
     assert where["completion_retried"] == session.span
-    assert first.subject.model == "m-2"
+    assert first.subject.asks.model == "m-2"

@@ -31,6 +31,7 @@ from grue.protocol.chat_wire.reply import (
     as_object,
     as_text,
     cost,
+    facts_of,
     listed,
     no_completion,
     read_call,
@@ -299,6 +300,7 @@ def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
         finish_reason=finish,
         cut=finish == "length",
         model=as_text(answer.get("model")) or "",
+        facts=facts_of(answer),
         usage=_usage(as_object(answer.get("usage"))),
         echo={_CONTENT: kept},
     )
@@ -312,6 +314,7 @@ def _usage(usage: JsonObject) -> Usage:
         input_tokens=tokens(usage.get("input_tokens")) + cached + written,
         output_tokens=tokens(usage.get("output_tokens")),
         cached_tokens=cached,
+        cache_write_tokens=written,
         reasoning_tokens=tokens(details.get("thinking_tokens", details.get("reasoning_tokens"))),
         cost_usd=cost(usage.get("cost")),
     )

@@ -36,6 +36,7 @@ from grue.protocol.chat_wire.reply import (
     as_object,
     as_text,
     cost,
+    facts_of,
     listed,
     no_completion,
     read_call,
@@ -256,6 +257,7 @@ def _read(
         finish_reason=finish,
         cut=finish == "length",
         model=as_text(answer.get("model")) or "",
+        facts=facts_of(answer),
         usage=_usage(as_object(answer.get("usage"))),
         echo=echo | ({_OF_CALLS: beside} if beside else {}),
     )
@@ -282,14 +284,14 @@ def _reasoning(message: JsonObject) -> str | None:
 
 
 def _usage(usage: JsonObject) -> Usage:
-    cached = as_object(usage.get("prompt_tokens_details")).get(
-        "cached_tokens", usage.get("prompt_cache_hit_tokens")
-    )
+    prompt = as_object(usage.get("prompt_tokens_details"))
+    cached = prompt.get("cached_tokens", usage.get("prompt_cache_hit_tokens"))
     reasoning = as_object(usage.get("completion_tokens_details")).get("reasoning_tokens")
     return Usage(
         input_tokens=tokens(usage.get("prompt_tokens")),
         output_tokens=tokens(usage.get("completion_tokens")),
         cached_tokens=tokens(cached),
+        cache_write_tokens=tokens(prompt.get("cache_write_tokens")),
         reasoning_tokens=tokens(reasoning),
         cost_usd=cost(usage.get("cost")),
     )

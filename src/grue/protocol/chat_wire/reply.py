@@ -12,7 +12,7 @@ from itertools import count
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.messages import CallId, JsonObject, ToolCall, Usage
+from grue.messages import CallId, JsonObject, ReplyFacts, ToolCall, Usage
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.json_text import from_json, json_object, to_json
 from grue.protocol.tool_arguments import CUT_MARK
@@ -29,6 +29,7 @@ UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
 at the edge it is caught once more, because nothing that an endpoint says may end an actor."""
 
 _ABSURD = 2**53
+_LONGEST_ID = 500
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -43,6 +44,7 @@ class Reply(Struct, frozen=True, kw_only=True):
         cut: Whether it ended at its length limit.
         echo: Fields that the provider requires back in the assistant's message; each format has its own.
         prompt_tokens: The size of the prompt, without those of earlier tries that `usage` includes.
+        facts: What the endpoint says about the reply.
     """
 
     content: str | None = None
@@ -55,6 +57,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     echo: JsonObject = {}
     prompt_tokens: int = 0
+    facts: ReplyFacts = ReplyFacts()
 
 
 class CallIds:
@@ -191,6 +194,19 @@ def text_of(content: object) -> str:
             return text
         case _:
             return ""
+
+
+def facts_of(answer: JsonObject) -> ReplyFacts:
+    """Return what an endpoint's answer says about itself; texts that are too long to be ids are left out."""
+    return ReplyFacts(
+        id=_short(answer.get("id")),
+        service_tier=_short(answer.get("service_tier")),
+        system_fingerprint=_short(answer.get("system_fingerprint")),
+    )
+
+
+def _short(value: object) -> str:
+    return value if isinstance(value, str) and len(value) <= _LONGEST_ID else ""
 
 
 def listed(value: object) -> list[object]:

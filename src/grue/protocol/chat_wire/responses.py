@@ -31,6 +31,7 @@ from grue.protocol.chat_wire.reply import (
     as_object,
     as_text,
     cost,
+    facts_of,
     listed,
     no_completion,
     read_call,
@@ -243,6 +244,7 @@ def _read(answer: JsonObject, ids: CallIds, names: WireNames) -> Reply:
         finish_reason=finish,
         cut=finish == "length",
         model=as_text(answer.get("model")) or "",
+        facts=facts_of(answer),
         usage=_usage(as_object(answer.get("usage"))),
         echo={_OUTPUT: kept},
     )
@@ -289,10 +291,12 @@ def _reasoning(items: Iterable[JsonObject]) -> str | None:
 
 
 def _usage(usage: JsonObject) -> Usage:
+    prompt = as_object(usage.get("input_tokens_details"))
     return Usage(
         input_tokens=tokens(usage.get("input_tokens")),
         output_tokens=tokens(usage.get("output_tokens")),
-        cached_tokens=tokens(as_object(usage.get("input_tokens_details")).get("cached_tokens")),
+        cached_tokens=tokens(prompt.get("cached_tokens")),
+        cache_write_tokens=tokens(prompt.get("cache_write_tokens")),
         reasoning_tokens=tokens(as_object(usage.get("output_tokens_details")).get("reasoning_tokens")),
         cost_usd=cost(usage.get("cost")),
     )
