@@ -116,7 +116,7 @@ def test_r7_4_5_a_turn_is_a_tree_of_observations(receiver: OtlpReceiver, clients
     assert how == ("/api/public/otel/v1/traces", "gzip")
 
 
-def test_a_generation_has_model_usage_cost_and_what_was_new(receiver: OtlpReceiver, clients: Any) -> None:
+def test_a_generation_has_model_usage_cost_and_what_was_sent(receiver: OtlpReceiver, clients: Any) -> None:
     watched = watch(receiver, clients, [echoes("one"), answer()])
 
     first, last = sorted(receiver.named("Agent"), key=lambda span: span.start_ns)
@@ -136,7 +136,11 @@ def test_a_generation_has_model_usage_cost_and_what_was_new(receiver: OtlpReceiv
     ]
     (wanted,) = first.json("langfuse.observation.output")["tool_calls"]
     assert wanted["function"] == {"name": "faulty.echo", "arguments": call.arguments}
-    (told,) = last.json("langfuse.observation.input")
+    *before, told = last.json("langfuse.observation.input")
+    assert before == [
+        *first.json("langfuse.observation.input"),
+        first.json("langfuse.observation.output"),
+    ]
     assert (told["role"], told["tool_call_id"]) == ("tool", call.call_id)
     assert last.json("langfuse.observation.output") == {"role": "assistant", "content": "done"}
     assert [(span.start_ns, span.end_ns) for span in (first, last)] == [

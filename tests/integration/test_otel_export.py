@@ -6,10 +6,18 @@ import sys
 from typing import Any
 
 import pytest
+from genai_conventions import AGENT, MCP_TOOL, differences
+from genai_conventions import MODEL as MODEL_SPAN
 from observed_turns import MODEL, Watched, answer, echoes
 from otlp_receiver import OtlpReceiver, Received
 
+from grue.llm_transport.endpoint import LlmSettings
 from grue.observers.otel import OtelObserver
+from grue.runner import Runner, TurnRequest
+from grue.runtime.trace import Recorder
+from grue.testing import faulty_server
+from grue.testing.llm_server import ScriptedLlmServer
+from grue.tool_sessions.server_specs import StdioServer
 
 exporters = pytest.importorskip(
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -63,6 +71,59 @@ def test_a_real_turn_arrives_at_a_collector() -> None:
     assert tool["gen_ai.tool.call.id"].startswith("call_scripted_")
     assert tool["gen_ai.conversation.id"] == "episode-1"
     assert [path for path, _ in receiver.requests] == ["/v1/traces"]
+
+
+UNSAID = ("error.type", "gen_ai.output.type", "gen_ai.conversation.id")
+UNSET = (
+    "gen_ai.request.choice.count",
+    "gen_ai.request.seed",
+    "gen_ai.request.max_tokens",
+    "gen_ai.request.top_p",
+    "gen_ai.request.stop_sequences",
+    "gen_ai.request.frequency_penalty",
+    "gen_ai.request.presence_penalty",
+    "gen_ai.usage.cache_creation.input_tokens",
+)
+UNASKED = (
+    "gen_ai.request.top_k",
+    "gen_ai.request.stream",
+    "gen_ai.response.time_to_first_chunk",
+    "openai.request.service_tier",
+    "openai.response.service_tier",
+    "openai.response.system_fingerprint",
+)
+PIPES = ("server.address", "server.port", "network.protocol.name", "rpc.response.status_code", "error.type")
+
+
+def test_a_runners_turn_has_a_clean_root_and_no_difference_to_the_conventions() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    command, *args = faulty_server.argv()
+    recorder = Recorder()
+    replies = [echoes("one"), answer("take lamp")]
+    with OtlpReceiver() as receiver, ScriptedLlmServer(replies) as llm:
+        provider = TracerProvider(shutdown_on_exit=False)
+        exporter = exporters.OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        recorder.add(observer := OtelObserver(provider, capture_content=True))
+        runner = Runner(
+            llm=LlmSettings(base_url=llm.base_url, model=MODEL, temperature=0.5),
+            servers={"faulty": StdioServer(name="faulty", command=command, args=tuple(args))},
+            recorder=recorder,
+        )
+        runner.run_turn(TurnRequest(system="Use the tool.", user="Go on."))
+        assert observer.close(DEADLINE_S)
+        provider.shutdown()
+    root, agent = receiver.one("invoke_workflow"), receiver.one("invoke_agent agent")
+    assert {span.status for span in receiver.spans} == {"UNSET"}
+    assert not {"error.type", "grue.warning"} & set(root.attributes)
+    assert {"gen_ai.input.messages", "gen_ai.output.messages"} <= set(root.attributes)
+    absent = [*UNSAID, *UNSET]
+    assert differences(AGENT, agent.attributes, [*absent, "gen_ai.tool.definitions"]) == []
+    last = receiver.named(f"chat {MODEL}")[-1]
+    assert differences(MODEL_SPAN, last.attributes, [*absent, *UNASKED]) == []
+    assert differences(MCP_TOOL, receiver.one("execute_tool faulty.echo").attributes, PIPES) == []
 
 
 def test_a_timeout_and_what_it_skips_arrive_too() -> None:

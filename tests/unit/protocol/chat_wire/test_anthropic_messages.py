@@ -182,7 +182,7 @@ def test_a_reply_with_everything_goes_back_as_it_came() -> None:
         reasoning="deep",
         finish_reason="tool_calls",
         model="x",
-        usage=Usage(input_tokens=10, output_tokens=5, cached_tokens=7),
+        usage=Usage(input_tokens=10, output_tokens=5, cached_tokens=7, cache_write_tokens=1),
     )
     assert history(reply) == [THOUGHT, HIDDEN, {"type": "text", "text": "Hm."}, CALL]
 
