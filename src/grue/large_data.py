@@ -229,22 +229,23 @@ def _check_unicode(text: str) -> None:
 def _has_long_text(body: object) -> bool:
     """Return whether a very long text is in a body; looks at most at `_MOST_NODES` values, breadth first.
 
-    It runs for every message that is recorded, so it makes no calls into Python code.
+    It runs for every message of a host and every message to a model, so most values are passed over in C:
+    those that are empty, and the numbers.
     """
     queue = [body]
-    for node in islice(queue, _MOST_NODES):
+    for node in islice(filter(None, queue), _MOST_NODES):
         kind = type(node)
         if kind is str:
             if len(node) >= VERY_LONG:  # type: ignore[arg-type]  # it is a text
                 return True
-        elif kind in _PLAIN:
-            pass
+        elif kind is dict:
+            queue += islice(node.values(), _MOST_NODES)  # type: ignore[attr-defined]  # it is a dict
+        elif kind is list or kind is tuple:
+            queue += node[:_MOST_NODES]  # type: ignore[index]  # a sequence
         elif isinstance(node, Struct):
-            queue += astuple(node)
-        elif isinstance(node, dict):
-            queue += node.values() if len(node) <= _MOST_NODES else ()
-        elif isinstance(node, list | tuple):
-            queue += node[:_MOST_NODES]
+            values = astuple(node)
+            if not _PLAIN.issuperset(map(type, values)):
+                queue += values
     return False
 
 

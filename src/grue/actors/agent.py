@@ -60,6 +60,7 @@ from grue.protocol.turn_states import (
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.aside import aside
 from grue.runtime.channel import Mailbox, MailboxClosed
+from grue.runtime.clock import now
 from grue.runtime.pace import Pace
 from grue.runtime.trace import Envelope
 
@@ -187,9 +188,9 @@ class AgentActor(Actor[TurnEvent]):
     async def _wind_up(self) -> None:
         if self._asked is None or not isinstance(self._asked.body, RunTurn):
             return
-        bound = anyio.current_time() + _closing_s(self._asked.body.limits)
+        bound = now() + _closing_s(self._asked.body.limits)
         with anyio.CancelScope(shield=True, deadline=bound):
-            if anyio.current_time() < self._deadline:
+            if now() < self._deadline:
                 interrupted = TurnInterrupted(reason="cancelled")
                 await self.receive(self._happened(interrupted, sender="supervisor"))
             else:

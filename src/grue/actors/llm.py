@@ -44,6 +44,7 @@ from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.history import History
 from grue.runtime.actor import Actor, Note, reply
 from grue.runtime.channel import Mailbox
+from grue.runtime.clock import now
 from grue.runtime.trace import Envelope
 
 __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
@@ -215,7 +216,7 @@ class LlmActor(Actor[LlmCommand]):
 
     async def _ask(self, command: RequestCompletion, envelope: Envelope[LlmCommand]) -> _Asked:
         """Add what a request says to its conversation; nothing is sent yet."""
-        begun = anyio.current_time()
+        begun = now()
         lent = self._lent_as(command.conversation)
         conversation = self._conversation(command.conversation) if lent is None else lent.encoded
         profile, model = self._endpoint.profile, self._endpoint.settings.model
@@ -262,7 +263,7 @@ class LlmActor(Actor[LlmCommand]):
             finish_reason=reply.finish_reason,
             model=reply.model or asked.model,
             usage=reply.usage,
-            elapsed_s=anyio.current_time() - asked.begun,
+            elapsed_s=now() - asked.begun,
             echo=kept.echo,
             prompt_tokens=reply.prompt_tokens,
             facts=reply.facts,

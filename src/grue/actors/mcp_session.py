@@ -60,6 +60,7 @@ from grue.protocol.tool_batch import (
 )
 from grue.runtime.actor import Actor, Note
 from grue.runtime.channel import Mailbox, MailboxClosed
+from grue.runtime.clock import now
 from grue.runtime.trace import Envelope
 from grue.tool_sessions.connection import (
     Connect,
@@ -156,7 +157,7 @@ class SessionActor(Actor[SessionCommand]):
         Returns:
             The next command of the connection's state machine; `None` if the turn's deadline has passed.
         """
-        started = anyio.current_time()
+        started = now()
         self._connected = connection = self._connect(self._note)
         closing: float | None = None
         try:
@@ -169,22 +170,22 @@ class SessionActor(Actor[SessionCommand]):
                     attempt=attempt.number,
                     protocol_version=listing.protocol_version,
                     pid=connection.status.pid,
-                    elapsed_s=anyio.current_time() - started,
+                    elapsed_s=now() - started,
                     serves_unlisted=listing.serves_unlisted,
                     address=connection.status.address,
                 )
                 self.listed = None if opened.serves_unlisted else opened.tools
                 await self._report(opened, cause)
                 cause = await self._serve(connection) or cause
-                closing = anyio.current_time()
+                closing = now()
         except ServerFailed as failed:
             self._connected = None
-            if anyio.current_time() >= self._deadline:
+            if now() >= self._deadline:
                 return None
             return self._connect_failed(failed, attempt, cause)
         finally:
             if closing is not None:
-                await self._report_closed(cause, elapsed_s=anyio.current_time() - closing)
+                await self._report_closed(cause, elapsed_s=now() - closing)
         return order
 
     def _connect_failed(self, failed: ServerFailed, attempt: Attempt, cause: int) -> ConnectionCommand:
@@ -210,7 +211,7 @@ class SessionActor(Actor[SessionCommand]):
             elapsed_s=elapsed_s,
         )
         self._closed_reported = True
-        bound = anyio.current_time() + _CLOSE_REPORT_S
+        bound = now() + _CLOSE_REPORT_S
         with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
             await self._report(closed, cause)
 
@@ -263,10 +264,10 @@ class SessionActor(Actor[SessionCommand]):
         )
 
     async def _call(self, connection: ToolConnection, batch: CallTools, call: ToolCalled) -> MadeCallSettled:
-        started = anyio.current_time()
+        started = now()
 
         def lasted() -> float:
-            return anyio.current_time() - started
+            return now() - started
 
         number, call_id, error_code = batch.batch, call.call_id, None
         try:
@@ -317,4 +318,4 @@ class SessionActor(Actor[SessionCommand]):
         return order
 
     def _within(self, timeout_s: float) -> float:
-        return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))
+        return max(0.0, min(timeout_s, self._deadline - now()))

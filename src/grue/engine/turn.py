@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, assert_never
 
-import anyio
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -48,6 +47,7 @@ from grue.protocol.answers import SCHEMA_IN_WORDS
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled
 from grue.protocol.safe_text import well_formed
+from grue.runtime.clock import now
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Turn(Generic[T]):
         settings, memory = self._settings, self._memory
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
         self._report_uncounted(number, budget, known=None)
-        started = anyio.current_time()
+        started = now()
         check = AnswerCheck(self.answer)
         images = await images_for(self._request, settings.limits)
         with continued(self._request, number, settings.wiring, resumed=self.is_resumed) as past:
@@ -209,7 +209,7 @@ class Turn(Generic[T]):
         match end:
             case TurnCompleted():
                 response = self.answer.fallback if end.kind == "fallback" else check.accepted
-                return outcome_of(end, response, anyio.current_time() - started)
+                return outcome_of(end, response, now() - started)
             case TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))
             case TurnFailed():

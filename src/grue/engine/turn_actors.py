@@ -35,6 +35,7 @@ from grue.protocol.turn_states import TurnProgress
 from grue.protocol.turn_time import kept_for_closing
 from grue.runtime.actor import Note
 from grue.runtime.channel import Mailbox
+from grue.runtime.clock import now
 from grue.runtime.host_code import host_code
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope
@@ -153,7 +154,7 @@ class TurnActors:
         kept_s = kept_for_closing(limits) if self._has_sessions_to_close(connections) else 0.0
         # `RunTurn` is recorded with this value, so the trace shows how much time was reserved.
         self._command = replace(self._command, limits=replace(limits, teardown_s=kept_s))
-        self._end_at = anyio.current_time() + limits.turn_timeout_s
+        self._end_at = now() + limits.turn_timeout_s
         self._deadline = self._end_at - kept_s
         return limits.turn_timeout_s
 

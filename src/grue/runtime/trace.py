@@ -197,7 +197,12 @@ class Recorder:
                 self._backlog.check()
             if self._texts and not piece:
                 self._end_texts(sender, turn)
-            written = b"" if piece or not self._observers else self._encoded(body, sender)
+            if piece or not self._observers:
+                written: bytes | UnfinishedJson = b""
+            elif sender == _HOST or self._was_long:
+                written = self._encoded(body)
+            else:
+                written = self._encoder.encode(body)
             self._seq += 1
             envelope = Envelope(
                 seq=self._seq,
@@ -242,9 +247,9 @@ class Recorder:
             part = replace(envelope, body=replace(envelope.body, text=text))
             self._show(part, self._encoder.encode(part.body))
 
-    def _encoded(self, body: object, sender: str) -> bytes | UnfinishedJson:
-        """Encode a message. Only a host's texts have no limit; the messages after them may hold them too."""
-        rest = begin_encoding(self._encoder, body) if sender == _HOST or self._was_long else None
+    def _encoded(self, body: object) -> bytes | UnfinishedJson:
+        """Encode a message whose texts have no limit: a host's, or one after it, which may hold the same."""
+        rest = begin_encoding(self._encoder, body)
         return self._encoder.encode(body) if rest is None else rest
 
     def _show(self, envelope: Envelope[Any], written: bytes | UnfinishedJson) -> None:
