@@ -1,6 +1,7 @@
 """Sessions that are opened ahead, as turns find them: their limits, and the older ones on their way out."""
 
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from transport_servers import STUBBORN, faulty, shell
 from worded_turns import WordedModel, ask
 
 from grue import FunctionTools, Recorder, TurnLimits
+from grue.actors.agent import AgentActor
+from grue.engine import turn_actors
 from grue.messages import ServerEnded, SessionOpened, SessionPrewarmed, ToolCalled
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_table import live_members
 from grue.runtime.trace import Envelope
 from grue.testing import faulty_server
+from grue.tool_sessions.session_pool import SessionPool
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -98,3 +102,26 @@ def test_a_spare_ends_as_the_runner_says_whatever_limit_the_turn_before_had(
         ended = watch.of(ServerEnded)
     assert [(body.pid, body.ending) for body in ended[:2]] == [(pid, "polite") for pid in watch.used[:2]]
     assert saved.read_text().splitlines()[:2] == ["saved"] * 2
+
+
+def test_the_time_for_closing_is_neither_the_agents_nor_a_pooled_sessions(
+    model: WordedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_s: list[tuple[str, float]] = []
+    lend = SessionPool.lend
+
+    def noted_lend(pool: SessionPool, name: str, connect: Any, turn: int, deadline: float) -> Any:
+        left_s.append(("session", deadline - time.monotonic()))
+        return lend(pool, name, connect, turn, deadline)
+
+    def noted_agent(*args: Any, deadline: float, **more: Any) -> AgentActor:
+        left_s.append(("agent", deadline - time.monotonic()))
+        return AgentActor(*args, deadline=deadline, **more)
+
+    monkeypatch.setattr(SessionPool, "lend", noted_lend)
+    monkeypatch.setattr(turn_actors, "AgentActor", noted_agent)
+    limits = TurnLimits(turn_timeout_s=600.0, teardown_s=200.0)
+    with model.runner("kept", servers={"faulty": faulty()}, limits=limits) as runner:
+        runner.run_turn(ask("call faulty.echo"))
+    assert [who for who, _ in sorted(left_s)] == ["agent", "session"]
+    assert all(0 < left <= 400.0 for _, left in left_s)

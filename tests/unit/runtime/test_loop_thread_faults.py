@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from types import CodeType
 from typing import Any
 
 import anyio
@@ -43,13 +42,6 @@ def _nothing_is_left() -> Iterator[None]:
     assert not episode_loop._running_loops
 
 
-def stands_in(thread: int, code: CodeType) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame is not None
-
-
 def test_where_no_thread_can_be_started_nothing_is_left_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -61,16 +53,21 @@ def test_where_no_thread_can_be_started_nothing_is_left_to_be_closed(monkeypatch
     assert not episode_loop._running_loops
 
 
-def test_what_a_signal_handler_raises_while_it_begins_ends_it() -> None:
+def test_what_a_signal_handler_raises_while_it_begins_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or else its thread would go on, and nobody would have it."""
-    waiting = threading.get_ident()
-    left = threading.Event()
+    starting = threading.get_ident()
+    waits, left = threading.Event(), threading.Event()
+
+    def noted_wait(*args: Any, **options: Any) -> None:
+        waits.set()
+        wait_for(*args, **options)
+
+    monkeypatch.setattr(episode_loop, "wait_for", noted_wait)
 
     @contextlib.asynccontextmanager
     async def slow_to_open(_group: TaskGroup) -> AsyncIterator[None]:
-        while not stands_in(waiting, wait_for.__code__):  # noqa: ASYNC110 - in another thread
-            await anyio.sleep(0.001)
-        signal.pthread_kill(waiting, signal.SIGALRM)
+        await anyio.to_thread.run_sync(waits.wait)
+        signal.pthread_kill(starting, signal.SIGALRM)
         try:
             await anyio.sleep_forever()
             yield
