@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from grue.config.guessed_names import where_it_belongs
 from grue.config.reading import nearest, read_config_text
+from grue.config.toml_lines import line_of
 from grue.config.wording import toml_kind
 from grue.errors import MCPConfigError
 
@@ -28,16 +29,23 @@ class ProjectTables(Struct, frozen=True):
         path: The file.
         tables: Each of `TABLES` with its keys and values; a table that the file does not have is empty.
         roots: `tool.grue` or `tool.zorkgpt`, by table and key: where the setting was found.
+        text: The file's text.
     """
 
     path: Path
     tables: dict[str, dict[str, Any]]
     roots: dict[tuple[str, str], str]
+    text: str = ""
 
     def place(self, table: str, key: str = "") -> str:
         """Return a table's name in the file: of the table that has `key`, or has any key."""
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
+
+    def line(self, table: str, *keys: str | int) -> int | None:
+        """Return the line of a setting, or else of what is around it; `None`: it cannot be found."""
+        root = self.place(table, str(keys[0]) if keys else "").split(".")
+        return line_of(self.text, (*root, *keys))
 
     def __bool__(self) -> bool:
         """Whether the file has any setting."""
@@ -52,12 +60,14 @@ def read_project_tables(path: Path) -> ProjectTables:
             should be a table is none, `[tool.grue]` has an unknown table, or a setting is in both places (the
             error names the keys).
     """
-    document = _document(path)
+    text = _text(path)
+    document = _document(path, text)
     ours, older = (_root(document, root, path) for root in (GRUE, ZORKGPT))
     for name, value in ours.items():
         if name not in TABLES:
-            raise MCPConfigError(f"{path}: {_unknown(name, value)}", path=str(path))
-    found = ProjectTables(path, {name: {} for name in TABLES}, {})
+            line = line_of(text, (*GRUE.split("."), name))
+            raise MCPConfigError(f"{at(path, line)}: {_unknown(name, value)}", path=str(path), line=line)
+    found = ProjectTables(path, {name: {} for name in TABLES}, {}, text)
     for root, tables in ((GRUE, ours), (ZORKGPT, older)):
         for name in TABLES:
             for key, value in _table(tables, name, path, root).items():
@@ -86,11 +96,19 @@ def _twice(ours: Mapping[str, Any], older: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{name}.{key}" for key in ours.get(name, {}) if key in older.get(name, {}))
 
 
-def _document(path: Path) -> dict[str, Any]:
-    text = read_config_text(
+def at(path: Path, line: int | None) -> str:
+    """Return what an error about a file begins with: `pyproject.toml, line 7`."""
+    return str(path) if line is None else f"{path}, line {line}"
+
+
+def _text(path: Path) -> str:
+    return read_config_text(
         path,
         if_missing=f"Configuration file not found: {path}. Name an existing TOML file, or create this one.",
     )
+
+
+def _document(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:

@@ -10,6 +10,7 @@ Source: R2.4, R13, P4, P45
 """
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ from pydantic.dataclasses import dataclass
 
 from grue.config.context_policy import context_policy_of
 from grue.config.guessed_names import where_it_belongs
-from grue.config.project_tables import ZORKGPT, ProjectTables, read_project_tables
+from grue.config.project_tables import ZORKGPT, ProjectTables, at, read_project_tables
 from grue.config.reading import nearest
 from grue.config.tool_policy import tool_policy_of
 from grue.config.wording import setting_problem
@@ -259,15 +260,19 @@ class GameConfiguration(_Table):
         try:
             for name, settings in _NESTED.items():
                 values[name] = settings(**_chosen(tables[name], known[name]))
-            values["tool_policy"] = tool_policy_of(tables["tool_policy"], path, project.place("tool_policy"))
-            values["context"] = context_policy_of(tables["context"], path, project.place("context"))
+            for name, read in (("tool_policy", tool_policy_of), ("context", context_policy_of)):
+                values[name] = read(
+                    tables[name], path, project.place(name), line=functools.partial(project.line, name)
+                )
             return cls(**values, project_dir=path.absolute().parent)
         except _FieldError as faults:
-            lines = (
-                f"{path}: {_toml_place(project, faults.owner, field)} {problem}"
-                for field, problem in faults.faults
-            )
-            raise MCPConfigError("\n".join(lines), path=str(path)) from faults.__cause__
+            places = [_toml_place(faults.owner, field) for field, _ in faults.faults]
+            lines = [
+                f"{at(path, project.line(table, key))}: [{project.place(table, key)}] {key} {problem}"
+                for (table, key), (_, problem) in zip(places, faults.faults, strict=True)
+            ]
+            first = project.line(*places[0])
+            raise MCPConfigError("\n".join(lines), path=str(path), line=first) from faults.__cause__
 
 
 def _fields(settings: type[_Table]) -> tuple[str, ...]:
@@ -285,15 +290,17 @@ def _refuse_unknown_keys(project: ProjectTables, known: Mapping[str, Sequence[st
         if names is None or key in names or (root == ZORKGPT and table != "mcp"):
             continue
         meant = where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
+        line = project.line(table, key)
         raise MCPConfigError(
-            f"{project.path}: unknown key {key!r} in [{root}.{table}]. {meant}"
+            f"{at(project.path, line)}: unknown key {key!r} in [{root}.{table}]. {meant}"
             f" Known keys: {', '.join(names)}.",
             path=str(project.path),
+            line=line,
         )
 
 
-def _toml_place(project: ProjectTables, owner: type, field: str) -> str:
+def _toml_place(owner: type, field: str) -> tuple[str, str]:
+    """Return the table and the key of a field."""
     nested = next((name for name, settings in _NESTED.items() if settings is owner), None)
     table = nested or ("mcp" if field.startswith(_MCP) else "llm")
-    key = field if nested else field.removeprefix(_MCP)
-    return f"[{project.place(table, key)}] {key}"
+    return table, field if nested else field.removeprefix(_MCP)

@@ -13,67 +13,110 @@ verdict = "ask"
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
+from grue.config.project_tables import at
 from grue.config.reading import nearest
+from grue.config.toml_lines import Keys
 from grue.errors import MCPConfigError
 from grue.messages import ToolPolicy, ToolRule
 from grue.protocol.tool_policy import check_policy
 
 _PLACE = re.compile(r" - at `\$\.?(?P<place>[^`]*)`$")
 _INDEX = re.compile(r"\[(\d+)\]")
+_RULE = re.compile(r"rule (\d+):")
 
 
-def tool_policy_of(table: Mapping[str, Any], path: Path, place: str) -> ToolPolicy:
+class LineOf(Protocol):
+    """Finds the line of what keys lead to, within a table."""
+
+    def __call__(self, *keys: str | int) -> int | None:
+        """Return the line; `None`: it is not known."""
+        ...
+
+
+def no_line(*keys: str | int) -> None:
+    """Return that the line is not known."""
+
+
+class TablePlace(Struct, frozen=True):
+    """Where a table stands, for errors: its file, its name, and how to find the lines of its keys."""
+
+    path: Path
+    name: str
+    line: LineOf
+
+    def error(self, keys: Keys, problem: str) -> MCPConfigError:
+        """Return an error about what `keys` lead to."""
+        line = self.line(*keys)
+        return MCPConfigError(
+            f"{at(self.path, line)}: [{self.name}] {problem}", path=str(self.path), line=line
+        )
+
+
+def tool_policy_of(table: Mapping[str, Any], path: Path, place: str, *, line: LineOf = no_line) -> ToolPolicy:
     """Return the policy that a table describes.
 
     Args:
         table: The table, as it was read from the file. A rule's `tools` may be one pattern or a list.
         path: The file, for errors.
         place: The name of the table, for errors: `tool.grue.tool_policy`.
+        line: Returns the line of a key, for errors.
 
     Raises:
-        MCPConfigError: A key is unknown or a value cannot be used; the error names the file and the key.
+        MCPConfigError: A key is unknown or a value cannot be used; the error names file, line and key.
     """
-    refuse_unknown(table, ToolPolicy.__struct_fields__, f"{path}: [{place}]", path)
+    place_of = TablePlace(path, place, line)
+    refuse_unknown(table, ToolPolicy.__struct_fields__, place_of)
     rules = table.get("rules", [])
     if isinstance(rules, list):
-        rules = [
-            _rule(rule, f"{path}: [{place}] rules, number {n}:", path) for n, rule in enumerate(rules, 1)
-        ]
+        rules = [_rule(rule, place_of, n) for n, rule in enumerate(rules)]
     try:
         return check_policy(msgspec.convert({**table, "rules": rules}, ToolPolicy))
     except msgspec.ValidationError as error:
-        raise MCPConfigError(f"{path}: [{place}] {problem_of(str(error))}", path=str(path)) from error
+        raise place_of.error(keys_of(str(error)), problem_of(str(error))) from error
     except MCPConfigError as error:
         text = str(error).removeprefix("tool_policy: ")
-        raise MCPConfigError(f"{path}: [{place}] {text}", path=str(path)) from error
+        rule = _RULE.match(text)
+        keys: Keys = ("rules", int(rule[1]) - 1) if rule else (text.partition(" ")[0],)
+        raise place_of.error(keys, text) from error
 
 
-def _rule(rule: Any, where: str, path: Path) -> Any:
+def _rule(rule: Any, place: TablePlace, number: int) -> Any:
     if not isinstance(rule, dict):
         return rule
-    refuse_unknown(rule, ToolRule.__struct_fields__, where, path)
+    refuse_unknown(rule, ToolRule.__struct_fields__, place, ("rules", number))
     patterns = rule.get("tools")
     return {**rule, "tools": [patterns]} if isinstance(patterns, str) else rule
 
 
-def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str, path: Path) -> None:
-    """Refuse keys that a table does not have.
+def refuse_unknown(
+    table: Mapping[str, Any], known: Iterable[str], place: TablePlace, within: Keys = ()
+) -> None:
+    """Refuse keys that a table, or a rule within it, does not have.
 
     Raises:
-        MCPConfigError: There is one; the error begins with `where` and suggests a key.
+        MCPConfigError: There is one; the error names the place and suggests a key.
     """
     names = tuple(known)
     for key in table:
         if key not in names:
-            raise MCPConfigError(
-                f"{where} unknown key {key!r}. Did you mean {nearest(key, names)!r}?"
+            rule = f"{within[0]}, number {int(within[1]) + 1}: " if within else ""
+            raise place.error(
+                (*within, key),
+                f"{rule}unknown key {key!r}. Did you mean {nearest(key, names)!r}?"
                 f" Known keys: {', '.join(names)}.",
-                path=str(path),
             )
+
+
+def keys_of(error: str) -> Keys:
+    """Return what leads to the value that msgspec's text is about."""
+    found = _PLACE.search(error)
+    words = re.findall(r"[^.\[\]]+", found["place"]) if found else []
+    return tuple(int(word) if word.isdecimal() else word for word in words)
 
 
 def problem_of(error: str) -> str:

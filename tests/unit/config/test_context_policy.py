@@ -61,12 +61,12 @@ def test_without_the_table_nothing_is_cleared(tmp_path: Path) -> None:
         ("max_summaries = -1", "reply_tokens and max_summaries must not be negative"),
     ],
 )
-def test_a_fault_names_the_file_the_table_and_the_key(tmp_path: Path, keys: str, fault: str) -> None:
-    path = written(tmp_path, f"[tool.grue.context]\n{keys}\n")
+def test_a_fault_names_the_file_the_line_and_the_key(tmp_path: Path, keys: str, fault: str) -> None:
+    path = written(tmp_path, f"[tool.grue.context]\n# {keys}\n{keys}\n")
     with pytest.raises(MCPConfigError) as raised:
         GameConfiguration.from_toml(path)
-    assert f"{path}: [tool.grue.context] {fault}" in str(raised.value)
-    assert raised.value.path == str(path)
+    assert f"{path}, line 3: [tool.grue.context] {fault}" in str(raised.value)
+    assert (raised.value.path, raised.value.line) == (str(path), 3)
 
 
 def test_a_key_in_both_places_is_an_error(tmp_path: Path) -> None:

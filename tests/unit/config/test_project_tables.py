@@ -71,11 +71,14 @@ max_delay = 2
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[tool.grue.llm]\nagent_modle = 'm'", r"unknown key 'agent_modle' in \[tool.grue.llm\]"),
+        (
+            "[tool.grue.llm]\nagent_modle = 'm'",
+            r"toml, line 2: unknown key 'agent_modle' in \[tool.grue.llm\]",
+        ),
         ("[tool.grue.retry]\nmax_retry = 1", r"Did you mean 'max_retries'\?"),
         (
             "[tool.grue.mpc]\nenabled = true",
-            r"unknown table \[tool.grue.mpc\]. Did you mean \[tool.grue.mcp\]",
+            r"toml, line 1: unknown table \[tool.grue.mpc\]. Did you mean \[tool.grue.mcp\]",
         ),
         ("[tool]\ngrue = 1", r"\[tool.grue\] is"),
         ("[tool.grue.llm]\nagent_model = 1", r"\[tool.grue.llm\] agent_model is"),

@@ -169,7 +169,7 @@ def test_a_wrong_value_is_told_with_file_table_key_found_and_wanted(
     tmp_path: Path, table: str, key: str, value: str, found: str, wanted: str
 ) -> None:
     text = str(refusal(tmp_path, f"[tool.zorkgpt.{table}]\n{key} = {value}"))
-    start = f"{tmp_path / 'pyproject.toml'}: [tool.zorkgpt.{table}] {key} {found}; it should "
+    start = f"{tmp_path / 'pyproject.toml'}, line 2: [tool.zorkgpt.{table}] {key} {found}; it should "
     assert text.startswith(start)
     assert wanted in text.removeprefix(start)
 
@@ -180,6 +180,7 @@ def test_all_wrong_values_of_a_table_are_told_at_once(tmp_path: Path) -> None:
         "enabled",
         "max_tool_iterations",
     ]
+    assert [line.partition(": [")[0].rpartition(" ")[2] for line in text.splitlines()] == ["2", "3"]
 
 
 @pytest.mark.parametrize(

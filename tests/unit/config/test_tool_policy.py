@@ -55,20 +55,23 @@ def test_without_the_table_everything_is_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "fault"),
+    ("keys", "line", "fault"),
     [
-        ('verdict = "perhaps"', "rules, number 1, verdict: Invalid enum value 'perhaps'"),
-        ("parallel = 1", "rules, number 1, parallel: Expected `bool`, got `int`"),
-        ('tool = "a.*"', "rules, number 1: unknown key 'tool'. Did you mean 'tools'"),
-        ("tools = []", "rule 1: tools should be"),
+        ('verdict = "perhaps"', 4, "rules, number 2, verdict: Invalid enum value 'perhaps'"),
+        ("parallel = 1", 4, "rules, number 2, parallel: Expected `bool`, got `int`"),
+        ('tool = "a.*"', 4, "rules, number 2: unknown key 'tool'. Did you mean 'tools'"),
+        ("tools = []", 3, "rule 2: tools should be"),
     ],
 )
-def test_a_fault_in_a_rule_names_the_file_and_the_key(tmp_path: Path, keys: str, fault: str) -> None:
-    path = written(tmp_path, f"[[tool.zorkgpt.tool_policy.rules]]\n{keys}\n")
+def test_a_fault_in_a_rule_names_the_file_the_line_and_the_key(
+    tmp_path: Path, keys: str, line: int, fault: str
+) -> None:
+    rule = "[[tool.zorkgpt.tool_policy.rules]]\n"
+    path = written(tmp_path, f'{rule}tools = ["a.*"]\n{rule}{keys}\n')
     with pytest.raises(MCPConfigError) as raised:
         GameConfiguration.from_toml(path)
     assert fault in str(raised.value)
-    assert f"{path}: [tool.zorkgpt.tool_policy]" in str(raised.value)
+    assert f"{path}, line {line}: [tool.zorkgpt.tool_policy]" in str(raised.value)
     assert raised.value.path == str(path)
 
 
@@ -86,7 +89,7 @@ def test_a_fault_in_the_table_names_the_file_and_the_key(tmp_path: Path, keys: s
     path = written(tmp_path, f"[tool.zorkgpt.tool_policy]\n{keys}\n")
     with pytest.raises(MCPConfigError) as raised:
         GameConfiguration.from_toml(path)
-    assert f"{path}: [tool.zorkgpt.tool_policy] {fault}" in str(raised.value)
+    assert f"{path}, line 2: [tool.zorkgpt.tool_policy] {fault}" in str(raised.value)
 
 
 def test_the_attribute_takes_a_policy_only() -> None:
