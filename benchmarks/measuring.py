@@ -77,6 +77,10 @@ class Effort(NamedTuple):
     in_a_row: int = 10_000
     talk: tuple[int, int] = (50, 500)
     calls: int = 300
+    rate_s: float = 60.0
+    fleet: tuple[int, int] = (60, 6)
+    fleet_rounds: int = 3
+    fleet_many: tuple[int, int] = (100, 10_000)
 
 
 QUICK = Effort(
@@ -90,6 +94,10 @@ QUICK = Effort(
     in_a_row=20,
     talk=(10, 20),
     calls=24,
+    rate_s=3.0,
+    fleet=(4, 1),
+    fleet_rounds=1,
+    fleet_many=(10, 20),
 )
 
 

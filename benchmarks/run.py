@@ -1,6 +1,6 @@
 """Measure what grue costs, beside what it takes the place of, and say which bars it meets.
 
-    make bench                                 all of it, about nine minutes
+    make bench                                 all of it, about twelve minutes
     python benchmarks/run.py --only turn,ask   some of it
     python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
 
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from conversations import conversation_section
 from episodes import episode_section
+from fleet_rate import rate_section
+from fleet_speed import fleet_section
 from frames import frames_section
 from large import large_section
 from manager import manager_section
@@ -46,6 +48,8 @@ SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "agents": agents_section,
     "many": many_turns_section,
     "large": large_section,
+    "fleet": fleet_section,
+    "fleet_rate": rate_section,
 }
 
 

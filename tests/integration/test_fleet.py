@@ -1,6 +1,5 @@
 """A fleet as a user runs it: real worker processes, killed ones, a killed driver, limits that hold."""
 
-import contextlib
 import json
 import os
 import signal
@@ -207,55 +206,6 @@ def test_the_commands_from_plan_to_table(tmp_path: Path, monkeypatch: pytest.Mon
 def said(*words: str) -> str:
     """What a command prints."""
     return CliRunner().invoke(app, words).output
-
-
-def calm(tmp_path: Path, count: int) -> dict[str, Any]:
-    """The scores of the sweep when nothing goes wrong."""
-    (tmp_path / "calm").mkdir()
-    assert grue("fleet", "run", sweep(tmp_path, count), "--dir", "calm", cwd=tmp_path).returncode == 0
-    return {case: found["end"]["scores"] for case, found in commits(tmp_path / "calm").items()}
-
-
-def _kill_a_worker(driver: int) -> list[psutil.Process]:
-    """Kill a worker of a driver, if there is one, and return the processes of the fleet."""
-    with contextlib.suppress(psutil.Error):
-        children = psutil.Process(driver).children(recursive=True)
-        workers = [each for each in children if each.ppid() != driver]
-        for worker in workers[:1]:
-            worker.kill()
-        return children
-    return []
-
-
-def play_with_losses(command: list[str], folder: Path, until: int | None) -> list[psutil.Process]:
-    """Run a fleet, and kill a worker with -9 after every fifth episode, and the driver after `until`.
-
-    Returns all processes of the fleet that were seen."""
-    seen: set[psutil.Process] = set()
-    with subprocess.Popen(command, cwd=folder.parent, stdout=subprocess.DEVNULL) as driver:
-        kill_at = len(list(folder.glob("*/*/commit.json"))) + 2
-        while driver.poll() is None:
-            done = len(list(folder.glob("*/*/commit.json")))
-            if until is not None and done >= until:
-                driver.kill()
-            elif done >= kill_at:
-                kill_at = done + 5
-                seen.update(_kill_a_worker(driver.pid))
-            time.sleep(0.02)
-    return list(seen)
-
-
-@pytest.mark.slow
-def test_killed_workers_and_drivers_change_neither_results_nor_their_number(tmp_path: Path) -> None:
-    count = 24
-    wanted = calm(tmp_path, count)
-    folder = tmp_path / "wild"
-    command = [str(GRUE), "fleet", "run", str(sweep(tmp_path, count)), "--dir", "wild"]
-    seen = [process for until in (6, 12, None) for process in play_with_losses(command, folder, until)]
-    assert {case: found["end"]["scores"] for case, found in commits(folder).items()} == wanted
-    lost = [path for path in folder.glob("*/*/attempt-*") if path.name != "attempt-1"]
-    assert lost, "no worker was killed in the middle of an episode"
-    assert psutil.wait_procs(seen, timeout=HANG_S)[1] == []
 
 
 def test_ctrl_c_lets_the_running_episodes_end(tmp_path: Path) -> None:

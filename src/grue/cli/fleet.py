@@ -1,15 +1,13 @@
 """`grue fleet run`, `retry`, `stop`: run a sweep and show its progress while it runs."""
 
 import sys
-import time
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
-from grue.cli.fleet_view import score_text
-from grue.cli.saying import say, shown, shown_path
+from grue.cli.fleet_progress import Progress
+from grue.cli.saying import say, shown_path
 from grue.errors import FleetError
 from grue.fleet.driver import Finished, Tally, stop
 from grue.fleet.engine import Costs
@@ -18,8 +16,6 @@ from grue.fleet.folder import MANIFEST, FleetFolder
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
-
-_SHOWN_EVERY_S = {True: 0.2, False: 10.0}
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -60,9 +56,16 @@ def run_fleet(options: RunOptions) -> bool:
             ray=options.ray,
         ),
     )
-    view = _Progress(sys.stdout)
-    finished = fleet.sweep(sweep, retry=options.retry, watch=view.show)
-    view.end()
+    view = Progress(sys.stdout, options.place, sweep.budget)
+    costs = Costs()
+
+    def watch(tally: Tally, running: dict[str, float], known: Costs) -> None:
+        nonlocal costs
+        costs = known
+        view.show(tally, running, known)
+
+    finished = fleet.sweep(sweep, retry=options.retry, watch=watch)
+    view.end(finished.tally, costs)
     say(_summary(finished, options))
     return finished.reason == "finished" and not finished.tally.given_up
 
@@ -110,84 +113,6 @@ def stop_fleet(directory: Path) -> None:
         raise FleetError(f"There is no fleet in {directory}: it has no {MANIFEST}.")
     stop(directory)
     say("The fleet stops after its running episodes. To go on, run its sweep again.")
-
-
-class _Progress:
-    """Shows the progress: a line that changes at a terminal, JSON lines elsewhere."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._terminal = out.isatty()
-        self._shown_at = 0.0
-        self._began = time.monotonic()
-        self._width = 0
-
-    def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
-        """Show the counts if the last time is long enough ago."""
-        now = time.monotonic()
-        finished = not running and tally.done + tally.given_up >= tally.total
-        if now - self._shown_at < _SHOWN_EVERY_S[self._terminal] and not finished:
-            return
-        self._shown_at = now
-        if self._terminal:
-            self._line(_line(tally, running, costs, now - self._began))
-        else:
-            self._json(tally, running, costs)
-
-    def end(self) -> None:
-        """Leave the line as it is."""
-        if self._terminal and self._width:
-            self._out.write("\n")
-            self._out.flush()
-
-    def _line(self, text: str) -> None:
-        text = shown(text)[:79]
-        self._out.write("\r" + text.ljust(self._width))
-        self._out.flush()
-        self._width = len(text)
-
-    def _json(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
-        spent = costs.spent
-        line = {
-            "total": tally.total,
-            "done": tally.done,
-            "failed": tally.failed,
-            "given_up": tally.given_up,
-            "running": len(running),
-            "scores": {name: total / count for name, (count, total) in tally.scores.items()},
-            "requests": spent.requests,
-            "money_usd": round(spent.money_usd, 6),
-            "overloads": costs.overloads,
-        }
-        self._out.write(msgspec.json.encode(line).decode() + "\n")
-        self._out.flush()
-
-
-def _line(tally: Tally, running: dict[str, float], costs: Costs, elapsed_s: float) -> str:
-    parts = [f"{tally.done:,}/{tally.total:,} done", f"{len(running)} running"]
-    if tally.failed or tally.given_up:
-        parts.append(f"{tally.failed + tally.given_up:,} failed")
-    parts += [score_text(name, total / count) for name, (count, total) in list(tally.scores.items())[:1]]
-    if costs.spent.money_usd:
-        parts.append(f"${costs.spent.money_usd:,.2f}")
-    if costs.overloads:
-        parts.append(f"{costs.overloads} overloads")
-    fresh = tally.done - tally.before
-    if fresh >= SAMPLE:
-        left_s = (tally.total - tally.done - tally.given_up) * elapsed_s / fresh
-        parts.append(f"{_clock(left_s)} left")
-    if running:
-        slowest, since = min(running.items(), key=lambda item: item[1])
-        age_s = time.monotonic() - since
-        if age_s > 10:
-            parts.append(f"slowest {slowest[:8]} {_clock(age_s)}")
-    return ", ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _summary(finished: Finished, options: RunOptions) -> str:

@@ -59,6 +59,7 @@ class Accounts:
             raise FleetError(f"Cannot write {path}: {error.strerror}.") from error
         self._run = f"{os.getpid()}-{time.time_ns()}"
         self._numbers = itertools.count(1)
+        self._first = anyio.Lock()
         self._changed: anyio.Event | None = None
         self._failed = ""
         self._servers = limits.servers
@@ -70,7 +71,15 @@ class Accounts:
         self._ledger.close()
 
     async def admitted(self, wanted: WantedRequest) -> tuple[str, Amount] | Refused:
-        """Wait until a request may start. Return its number and reservation, or why it never may."""
+        """Wait until a request may start. Return its number and reservation, or why it never may.
+
+        Requests start in the order in which they came here. Only the first one asks the broker, so that many
+        waiting ones cost no time, and a large one is not overtaken for ever.
+        """
+        async with self._first:
+            return await self._admitted(wanted)
+
+    async def _admitted(self, wanted: WantedRequest) -> tuple[str, Amount] | Refused:
         while True:
             if self._failed:
                 return Refused(self._failed)

@@ -19,6 +19,7 @@ import grue
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError
 from grue.fleet.broker import Price
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
+from grue.fleet.identity import Case, FileDigests
 from grue.fleet.request_count import requests_counted
 from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work
@@ -45,6 +46,7 @@ class Job(Struct, frozen=True, kw_only=True):
         repetition: The case's repetition.
         keep: What stays on disk once the episode is done.
         prices: Prices by model, to count what the attempt costs.
+        files: SHA-256 of each file that the case names, by setting; `None`: they are not checked.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class Job(Struct, frozen=True, kw_only=True):
     repetition: int = 0
     keep: Keep = "all"
     prices: dict[str, Price] = {}
+    files: dict[str, str] | None = None
 
 
 class Attempted(Struct, frozen=True, kw_only=True):
@@ -75,10 +78,12 @@ def run_attempt(job: Job) -> Attempted:
     """Make an attempt. A failure of the work is an outcome.
 
     Raises:
-        FleetError: The folder cannot be written, or the work cannot be imported.
+        FleetError: The folder cannot be written, the work cannot be imported, or a file of the case has
+            changed.
         KeyboardInterrupt: The attempt was cancelled.
     """
     known = find_work(job.work)
+    _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
     before = folder.attempts()
     case = CaseFile(work=job.work, version=job.version, settings=job.settings, repetition=job.repetition)
@@ -103,6 +108,19 @@ def run_attempt(job: Job) -> Attempted:
     elif job.keep == "results" or (job.keep == "failed" and end.outcome == "scored"):
         folder.drop_trace()
     return Attempted(end=end, attempt=attempt.name, committed=committed)
+
+
+def _require_same_files(job: Job, known: KnownWork) -> None:
+    """Check that the files are those that the episode's id stands for."""
+    if not job.files:
+        return
+    now = FileDigests().of(Case(settings=job.settings), known.files)
+    for name, digest in job.files.items():
+        if now.get(name) != digest:
+            raise FleetError(
+                f"{name} = {job.settings[name]!r} has changed while the fleet ran. Run the same command"
+                " again: with another file the episodes are other ones, and those that are done are kept."
+            )
 
 
 def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:

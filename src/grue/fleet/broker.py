@@ -8,18 +8,21 @@ The rules:
 - A request starts only if its reservation fits into what is left of every limit. A reservation is the most
   that the request can cost. If it would fit once requests under way are settled, it waits; otherwise it is
   refused, and so is every later one.
-- Requests are spaced evenly, `requests_per_minute` of them in a minute, without bursts, because some
-  endpoints count by the second. Tokens are paid from an allowance that fills up over a minute.
+- No second has more than its share of `requests_per_minute`, because some endpoints count by the second.
+  Within a second, requests are spaced too. The space is smaller than the rate asks for, so that a worker that
+  starts late, as on a busy machine, does not lower the rate. Tokens are paid from an allowance that fills up
+  over a minute.
 - Concurrency starts at two requests and doubles for each full window of successes (slow start). An answer 429
   or 503 halves it, and from then on it grows by one for each full window. A `Retry-After` stops all requests.
 - What a lost worker had reserved counts as spent, since its request may have been sent and charged.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from grue.fleet.server_places import ServerCap
 from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
@@ -27,6 +30,9 @@ from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
 SLOW_START = 2.0
 _MARGIN = 0.97
 """Share of the rate that is used: an endpoint's clock is not ours, and requests arrive with jitter."""
+
+_CATCH_UP = 4.0
+"""How much faster than the rate requests may follow each other within a second."""
 
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
@@ -144,7 +150,7 @@ class Broker(Struct):
     paused_until: float = -math.inf
     _slow_start: bool = True
     _short: bool = False
-    _next_start: float = -math.inf
+    _starts: deque[float] = field(default_factory=deque)
     _allowance: float = 0.0
     _allowance_at: float | None = None
     _halved_at: float = -math.inf
@@ -157,7 +163,7 @@ class Broker(Struct):
         blocked = self._over_total(amount)
         if blocked is not None:
             return blocked
-        wait_s = max(self.paused_until - now, self._next_start - now, self._tokens_wait(amount.tokens, now))
+        wait_s = max(self.paused_until - now, self._rate_wait(now), self._tokens_wait(amount.tokens, now))
         if wait_s > 0:
             return NotYet(wait_s)
         most = (
@@ -225,6 +231,19 @@ class Broker(Struct):
             waits = True
         return NotYet(None) if waits else None
 
+    def _rate_wait(self, now: float) -> float:
+        rate = self.limits.rate.requests_per_minute
+        if rate is None or not self._starts:
+            return 0.0
+        between_s = 60 / (rate * _MARGIN)
+        many = max(1, round(rate / 60))  # in a second, or in the time of one if the rate is lower
+        soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
+        while len(self._starts) > many:
+            self._starts.popleft()
+        if len(self._starts) == many:
+            soonest = max(soonest, self._starts[0] + many * between_s)
+        return soonest - now
+
     def _tokens_wait(self, tokens: int, now: float) -> float:
         rate = self.limits.rate.tokens_per_minute
         if rate is None:
@@ -248,9 +267,7 @@ class Broker(Struct):
         if self.limits.rate.tokens_per_minute is not None:
             self._allowance -= amount.tokens
         if self.limits.rate.requests_per_minute is not None:
-            self._next_start = max(self._next_start, now) + 60 / (
-                self.limits.rate.requests_per_minute * _MARGIN
-            )
+            self._starts.append(now)
 
     def _slow_down(self, retry_after_s: float | None, now: float) -> None:
         self.overloads += 1

@@ -197,7 +197,8 @@ class Driver:
             if number % 500 == 0:
                 self._require_space()
             case = work.completed(planned)
-            id_ = episode_id(work.name, self._plan.version, case, digests.of(case, work.files))
+            files = digests.of(case, work.files)
+            id_ = episode_id(work.name, self._plan.version, case, files)
             folder = self._folder.episode(id_)
             commit = folder.commit
             if commit is not None:
@@ -218,6 +219,7 @@ class Driver:
                 repetition=case.repetition,
                 keep=self._plan.keep,
                 prices=self._plan.prices,
+                files=files,
             )
 
     def _used(self, folder: EpisodeFolder) -> int:
@@ -234,6 +236,7 @@ class Driver:
             pass
         if self._stop is None and (self._folder.path / STOP).exists():
             self._end("stopped")
+        self._require_folder()
         self._watch(self.tally, self._running)
 
     def _ended(self, job: Job, ended: Attempted | Lost) -> None:
@@ -306,6 +309,13 @@ class Driver:
 
     def _end(self, reason: Reason, why: str = "") -> None:
         self._stop = Finished(reason=reason, tally=self.tally, why=why)
+
+    def _require_folder(self) -> None:
+        if not self._folder.path.is_dir():
+            raise FleetError(
+                f"The fleet's folder {self._folder.path} is gone, so its results would be lost. Put it back"
+                " and run the same command again; what is in it counts."
+            )
 
     def _require_space(self) -> None:
         free = self._folder.free_bytes()

@@ -135,7 +135,9 @@ class EpisodeFolder:
     def begin(self, case: CaseFile) -> Path:
         """Make and return the folder of a new attempt."""
         with _writing(self.path):
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Without `parents`: a fleet whose folder was deleted must not begin a new one.
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)
             if not (self.path / CASE).exists():
                 _write(self.path / CASE, case)
             number = max((number for number, _ in self.attempts()), default=0) + 1

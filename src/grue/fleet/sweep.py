@@ -76,14 +76,14 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def cases(self) -> Iterator[Case]:
         """Yield the cases: all of the first repetition first."""
-        settings = list(self._settings())
+        # One at a time: a list of a million cases would fill the driver's memory.
         for repetition in range(self.repetitions):
-            yield from (Case(settings=each, repetition=repetition) for each in settings)
+            yield from (Case(settings=each, repetition=repetition) for each in self._settings())
 
     def _settings(self) -> Iterator[JsonObject]:
         axes = {name: _values(axis) for name, axis in self.grid.items()}
         grid = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-        for cell in (*(grid if axes else ()), *self.include):
+        for cell in itertools.chain(grid if axes else (), self.include):
             case = {**self.settings, **cell}
             if not any(leave_out.items() <= case.items() for leave_out in self.exclude):
                 yield case

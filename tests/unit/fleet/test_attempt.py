@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from grue.errors import LLMError, MCPServerStartupError
+from grue.errors import FleetError, LLMError, MCPServerStartupError
 from grue.fleet.attempt import Attempted, Job, run_attempt
 from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder
+from grue.fleet.identity import Case, FileDigests
 from grue.fleet.work import Episode
 
 SECRET = "not-to-be-seen-0123456789"
@@ -115,6 +116,22 @@ def test_the_zork_host_plays_and_goes_on_from_an_interrupted_attempt(tmp_path: P
     second = run_attempt(job)
     assert (second.committed, second.end.scores) == (True, first.end.scores)
     assert b"EpisodeResumed" in (folder.path / "attempt-2" / "trace.jsonl").read_bytes()
+
+
+def test_a_file_that_changes_while_the_fleet_runs_is_not_played(tmp_path: Path) -> None:
+    game = tmp_path / "game.z3"
+    game.write_bytes(b"one")
+    settings = {"game_file": str(game), "n": 1}
+    files = FileDigests().of(Case(settings=settings), ("game_file",))
+    job = Job(
+        folder=tmp_path / ("0" * 24), work=f"{__file__}:scores", version="1", settings=settings, files=files
+    )
+    game.write_bytes(b"two")
+    with pytest.raises(FleetError, match=r"game_file = '.*game.z3' has changed while the fleet ran"):
+        run_attempt(job)
+    assert not job.folder.exists()
+    game.write_bytes(b"one")
+    assert run_attempt(job).committed
 
 
 def test_a_case_with_an_unknown_setting_cannot_be_played(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The broker's arithmetic: what may start, and what it costs."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,15 +74,37 @@ def test_a_lost_request_is_charged_in_full_and_one_that_was_not_sent_is_free() -
     assert broker.settle(granted(broker), RequestOutcome(status=500), "m", 0.0) == Amount(1)
 
 
-def test_requests_are_spaced_evenly_without_bursts_after_a_pause() -> None:
-    broker = Broker(Limits(rate=Rate(requests_per_minute=600)), window=100)
-    granted(broker, now=0.0)
-    answer = broker.ask(WANTED, 0.0)
-    assert isinstance(answer, NotYet)
-    assert answer.after_s is not None
-    assert 0.1 <= answer.after_s < 0.11
-    granted(broker, now=50.0)
-    assert isinstance(broker.ask(WANTED, 50.05), NotYet)
+def starts(broker: Broker, count: int, now: float, late_s: float = 0.0) -> list[float]:
+    """Start so many requests, each as soon as the broker lets it, and then a little late."""
+    times = []
+    while len(times) < count:
+        match broker.ask(WANTED, now):
+            case NotYet(after_s):
+                assert after_s is not None
+                now += after_s + 1e-9
+            case Granted():
+                times.append(now)
+                now += late_s
+    return times
+
+
+def test_no_second_has_more_than_its_share_also_after_a_pause() -> None:
+    broker = Broker(Limits(rate=Rate(requests_per_minute=600)), window=1000)
+    times = starts(broker, 50, now=0.0) + starts(broker, 50, now=60.0)
+    assert all(times[at + 10] - times[at] > 1.0 for at in range(90))
+    assert all(later - earlier > 0.025 for earlier, later in itertools.pairwise(times))
+    assert times[49] < 5.1
+
+
+def test_workers_that_start_late_do_not_lower_the_rate() -> None:
+    broker = Broker(Limits(rate=Rate(requests_per_minute=600)), window=1000)
+    times = starts(broker, 100, now=0.0, late_s=0.06)
+    assert times[-1] < 10.3
+
+
+def test_a_low_rate_is_spaced_evenly() -> None:
+    broker = Broker(Limits(rate=Rate(requests_per_minute=30)), window=100)
+    assert all(later - earlier > 2.0 for earlier, later in itertools.pairwise(starts(broker, 10, now=0.0)))
 
 
 def test_tokens_of_a_minute_fill_up_and_unused_ones_come_back() -> None:

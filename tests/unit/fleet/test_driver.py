@@ -1,6 +1,7 @@
 """What the driver tries again, what it counts, and when it stops; with an engine that fails as told."""
 
 import queue
+import shutil
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -216,6 +217,41 @@ def test_a_nearly_full_disk_is_said_before_anything_starts(
     monkeypatch.setattr(FleetFolder, "free_bytes", lambda self: 1000)
     with pytest.raises(FleetError, match="nearly full: 0 MB are free"):
         run(tmp_path, lambda job, tries: SCORED)
+
+
+def test_a_folder_that_is_deleted_is_said_and_not_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+
+    def deleted(job: Job, number: int) -> AttemptEnd:
+        shutil.rmtree(folder)
+        raise FleetError("the worker cannot write")
+
+    with pytest.raises(FleetError, match="the worker cannot write"):
+        run(folder, deleted)
+    with pytest.raises(FleetError, match=r"Cannot write .*: No such file or directory. Nothing that was"):
+        run(folder, lambda job, number: SCORED)
+    assert not folder.exists()
+
+
+def test_a_folder_that_goes_away_under_running_episodes_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    with pytest.raises(FleetError, match=r"The fleet's folder .*fleet is gone, so its results would be lost"):
+        run(folder, lambda job, number: None, watch=lambda tally, running: folder.rename(tmp_path / "away"))
+
+
+def test_a_commit_that_cannot_be_read_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    run(tmp_path, lambda job, number: SCORED, count=3)
+    damaged = min(tmp_path.glob("*/*/commit.json"))
+    damaged.write_text('{"attempt": ')
+    with pytest.raises(
+        FleetError, match=r"commit.json is damaged: .* Move it away, and its episode is played"
+    ):
+        run(tmp_path, lambda job, number: SCORED, count=3)
+    damaged.unlink()
+    finished, engine = run(tmp_path, lambda job, number: SCORED, count=3)
+    assert (finished.tally.before, len(engine.jobs)) == (2, 1)
 
 
 def test_episodes_of_other_settings_are_counted(tmp_path: Path) -> None:

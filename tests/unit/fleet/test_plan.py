@@ -30,6 +30,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def finish(path: Path, folder: FleetFolder, count: int, spent: Amount) -> None:
     """Commit the first episodes of a sweep, each with a trace of 1,000 bytes."""
+    folder.path.mkdir(parents=True)
     sweep, work = read_sweep(path), find_work("zork")
     for case in list(sweep.cases())[:count]:
         case = work.completed(case)

@@ -1,0 +1,271 @@
+"""Play a big fleet while its workers and its driver are killed, and compare it with a calm one.
+
+    python benchmarks/fleet_soak.py                                   10,000 episodes without servers
+    python benchmarks/fleet_soak.py --episodes 1000 --servers         1,000 with the think server
+    python benchmarks/fleet_soak.py --episodes 300 --every 1          what the tests run
+
+Each episode is three turns of the embedded house with the offline script. A worker is killed with -9 every
+few seconds, once four more episodes are done, and the driver three times. Checked at the end: each episode is
+committed once, its commands and scores are those of a calm run, its trace is the one that was committed, the
+ledger is within the budget, and no process is left. Requests may be more than in a calm run: a turn that was
+cut off is asked again. An episode that has lost three workers is given up, and `grue fleet retry` plays it.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from grue.fleet.accounts import read_ledger
+from grue.fleet.folder import FleetFolder
+
+GRUE = Path(sys.executable).with_name("grue")
+BETWEEN = 4
+"""Episodes that are done between two kills, so that a slow machine gets on."""
+
+DRIVERS = 3
+"""How often the driver is killed."""
+
+SEEDS = 100
+"""Different seeds; more episodes are repetitions, whose commands and scores must be the same."""
+
+MARK = "GRUE_FLEET_SOAK"
+"""An environment variable by which all processes of a soak are found."""
+
+_GONE_WITHIN_S = 60.0
+SWEEP = """
+work = "zork"
+workers = {workers}
+repetitions = {repetitions}
+settings = {{ offline = true, mcp = {servers}, turns = 3 }}
+grid.seed = {{ first = 1, last = {seeds} }}
+budget.requests = {requests}
+servers = {workers}
+"""
+
+
+class Soak(NamedTuple):
+    """What to play.
+
+    Attributes:
+        episodes: How many, a multiple of the number of seeds.
+        servers: Whether each turn starts the think server.
+        every_s: Seconds between two killed workers.
+        workers: Worker processes.
+    """
+
+    episodes: int
+    servers: bool
+    every_s: float
+    workers: int = 2
+
+    @property
+    def seeds(self) -> int:
+        """Different seeds."""
+        return SEEDS if self.episodes >= 10 * SEEDS else min(SEEDS // 5, self.episodes)
+
+    def sweep(self, folder: Path, repetitions: int) -> Path:
+        """Write the sweep, with a budget of twice the requests that a calm run sends."""
+        path = folder / f"{repetitions}.toml"
+        path.write_text(
+            SWEEP.format(
+                workers=self.workers,
+                repetitions=repetitions,
+                servers=str(self.servers).lower(),
+                seeds=self.seeds,
+                requests=2 * 4 * repetitions * self.seeds,
+            )
+        )
+        return path
+
+
+class Soaked(NamedTuple):
+    """What came of it; `faults` is empty if everything was as it should be."""
+
+    commits: int
+    attempts: int
+    workers_killed: int
+    drivers_killed: int
+    retries: int
+    requests: int
+    budget: int
+    seconds: float
+    faults: list[str]
+
+
+def soak(what: Soak, folder: Path) -> Soaked:
+    """Play a calm fleet of each seed once, and a wild one of all episodes, and compare them."""
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, MARK: mark}
+    calm = folder / "calm"
+    run = [str(GRUE), "fleet", "run", str(what.sweep(folder, 1)), "--dir", str(calm)]
+    subprocess.run(run, env=environment, check=True, stdout=subprocess.DEVNULL)
+    wanted = {case["seed"]: played for case, played, _ in results(calm)}
+    wild, repetitions = folder / "wild", what.episodes // what.seeds
+    sweep = what.sweep(folder, repetitions)
+    command = [str(GRUE), "fleet", "run", str(sweep), "--dir", str(wild)]
+    began, killed = time.monotonic(), Counter[str]()
+    for number in range(DRIVERS + 1):
+        until = what.episodes * (number + 1) // (DRIVERS + 1) if number < DRIVERS else None
+        _run_wildly(command, environment, wild, until, what.every_s, killed)
+    if _done(wild) < what.episodes:
+        command[2] = "retry"
+        killed["retries"] += 1
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - began
+    faults = list(_faults(what, wild, wanted))
+    faults += [f"a process is left: {each}" for each in _left(mark)]
+    spent = read_ledger(FleetFolder(wild)).requests
+    budget = 2 * 4 * what.episodes
+    if spent > budget:
+        faults.append(f"{spent} requests were spent, and the budget is {budget}")
+    if killed["driver"] != DRIVERS or not killed["worker"]:
+        faults.append(f"only {killed} were killed")
+    return Soaked(
+        commits=sum(1 for _ in wild.glob("*/*/commit.json")),
+        attempts=sum(1 for _ in wild.glob("*/*/attempt-*")),
+        workers_killed=killed["worker"],
+        drivers_killed=killed["driver"],
+        retries=killed["retries"],
+        requests=spent,
+        budget=budget,
+        seconds=seconds,
+        faults=faults,
+    )
+
+
+def results(folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any], Path]]:
+    """Yield the case of each episode with a commit, the commands and scores that count, and its folder."""
+    for path in folder.glob("*/*/commit.json"):
+        commit = json.loads(path.read_bytes())
+        case = json.loads((path.parent / "case.json").read_bytes())["settings"]
+        attempt = path.parent / f"attempt-{commit['attempt']}"
+        commands = json.loads((attempt / "result.json").read_bytes())["commands"]
+        trace = attempt / "trace.jsonl"
+        played = {
+            "commands": commands,
+            "scores": commit["end"]["scores"],
+            "outcome": commit["end"]["outcome"],
+        }
+        if hashlib.sha256(trace.read_bytes()).hexdigest() != commit["trace_sha256"]:
+            played["outcome"] = "another trace"
+        yield case, played, path.parent
+
+
+def _run_wildly(
+    command: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    until: int | None,
+    every_s: float,
+    killed: Counter[str],
+) -> None:
+    """Run a fleet; kill a worker after each pause, and the driver once `until` episodes are done."""
+    kill_at = _done(folder) + BETWEEN
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as driver:
+        while True:
+            try:
+                driver.wait(every_s)
+            except subprocess.TimeoutExpired:
+                pass
+            else:
+                return
+            done = _done(folder)
+            if until is not None and done >= until:
+                driver.kill()
+                killed["driver"] += 1
+                return
+            if done >= kill_at:
+                kill_at = done + BETWEEN
+                killed["worker"] += _kill_a_worker(driver.pid)
+
+
+def _done(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("*/*/commit.json"))
+
+
+def _kill_a_worker(driver: int) -> int:
+    """Kill one of the worker processes: the children of the fork server. Return how many were killed."""
+    try:
+        children = psutil.Process(driver).children(recursive=True)
+        helpers = {child.pid for child in children if child.ppid() == driver}
+        workers = [child for child in children if child.ppid() in helpers]
+        victim = random.choice(workers)
+        os.kill(victim.pid, signal.SIGKILL)
+    except (psutil.Error, ProcessLookupError, IndexError):
+        return 0
+    return 1
+
+
+def _faults(what: Soak, folder: Path, wanted: dict[int, dict[str, Any]]) -> Iterator[str]:
+    count, seen = 0, Counter[int]()
+    for case, played, place in results(folder):
+        count += 1
+        seen[case["seed"]] += 1
+        if played != wanted[case["seed"]]:
+            yield f"{place.name} played {played}, in a calm run {wanted[case['seed']]}"
+    if count != what.episodes:
+        yield f"{count} episodes are committed, and not {what.episodes}"
+    if set(seen.values()) != {what.episodes // what.seeds}:
+        yield f"episodes by seed: {seen}"
+    drafts = [path.name for path in folder.glob("*/*/.commit*")]
+    if len(drafts) > DRIVERS + 1:
+        yield f"{len(drafts)} drafts of commits are left"
+
+
+def _left(mark: str) -> list[str]:
+    """Return the processes of the soak that are still there after a while."""
+    deadline = time.monotonic() + _GONE_WITHIN_S
+    while True:
+        left = [name for process in psutil.process_iter() if (name := _marked(process, mark))]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.2)
+
+
+def _marked(process: psutil.Process, mark: str) -> str:
+    try:
+        if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+            return " ".join(process.cmdline())
+    except psutil.Error:
+        pass
+    return ""
+
+
+def main() -> None:
+    """Play what was asked for, and print what came of it."""
+    parser = argparse.ArgumentParser(description="Play a fleet while its processes are killed.")
+    parser.add_argument("--episodes", type=int, default=10_000)
+    parser.add_argument("--servers", action="store_true", help="with the think server")
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between two killed workers")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    what = Soak(options.episodes, options.servers, options.every, options.workers)
+    if what.episodes % what.seeds:
+        parser.error(f"--episodes has to be a multiple of {what.seeds}")
+    with tempfile.TemporaryDirectory(prefix="grue-soak-") as folder:
+        soaked = soak(what, Path(folder))
+    for name, value in soaked._asdict().items():
+        if name != "faults":
+            print(f"{name}: {value:.0f}" if isinstance(value, float) else f"{name}: {value}")
+    for fault in soaked.faults[:20]:
+        print(f"FAULT: {fault}")
+    print("as in a calm run" if not soaked.faults else f"{len(soaked.faults)} faults")
+    raise SystemExit(bool(soaked.faults))
+
+
+if __name__ == "__main__":
+    main()

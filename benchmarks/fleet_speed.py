@@ -1,0 +1,153 @@
+"""How much a fleet adds to the episodes that it plays, and what its driver needs.
+
+A worker's rate is that of a second batch less a first one, so that the start of the processes does not count:
+they are started once in a fleet of thousands. The loop beside it plays the same episodes in one warm process,
+each into a folder of its own. Sides run in turn; nothing else should run on the machine.
+"""
+
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from measuring import Bar, Effort, Section, figure
+
+from grue.fleet.attempt import Attempted, Job
+from grue.fleet.driver import Driver, Plan
+from grue.fleet.engine import Costs, Ended
+from grue.fleet.fleet import Fleet
+from grue.fleet.folder import AttemptEnd, FleetFolder
+from grue.fleet.sweep import Span, Sweep
+from grue.fleet.work import Episode, find_work
+
+GRUE = Path(sys.executable).with_name("grue")
+SHORT, LONG = 3, 60
+"""Turns of a short episode, and most of a long one, which wins the house in 44."""
+
+
+def fleet_section(effort: Effort) -> Section:
+    """Compare a fleet with a loop, with `grue play`, and with itself on two workers."""
+    short, long = effort.fleet
+    loops: list[float] = []
+    fleets: dict[int, list[float]] = {1: [], 2: []}
+    shorts: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(effort.fleet_rounds):
+            loops.append(_loop_s(folder / f"loop-{number}", long))
+            for workers, samples in fleets.items():
+                place = folder / f"long-{number}-{workers}"
+                samples.append(_fleet_s(place, LONG, long * workers, workers) / (long * workers))
+            shorts.append(_fleet_s(folder / f"short-{number}", SHORT, short, 1) / short)
+        cold = [_cold_s(folder / f"cold-{number}") for number in range(max(2, effort.fleet_rounds))]
+        small, large = (_driver_mb(count) for count in effort.fleet_many)
+    share = statistics.median(loop / each for loop, each in zip(loops, fleets[1], strict=True))
+    gain = statistics.median(one / two for one, two in zip(fleets[1], fleets[2], strict=True))
+    return Section(
+        "fleet",
+        "A fleet: episodes of 44 and of 3 turns, offline, without servers",
+        f"Measured: time of an episode in a warm fleet, {long} long and {short} short ones a batch, after "
+        "two for each worker; the same long episodes in a loop of one process; `grue play` "
+        "from a cold start. The driver's memory is measured with an engine that plays nothing.",
+        [
+            figure("a long episode, loop in one process", "ms", [1e3 * each for each in loops]),
+            figure("a long episode, fleet of one worker", "ms", [1e3 * each for each in fleets[1]]),
+            figure("a long episode, fleet of two workers", "ms", [1e3 * each for each in fleets[2]]),
+            figure("a short episode, fleet of one worker", "ms", [1e3 * each for each in shorts]),
+            figure("a short episode, cold grue play", "ms", [1e3 * each for each in cold]),
+        ],
+        [
+            Bar("long episodes, a worker beside the loop", share, 0.9, "x", at_least=True),
+            Bar(
+                "short episodes, a worker beside cold grue play",
+                statistics.median(cold) / statistics.median(shorts),
+                5,
+                "x",
+                at_least=True,
+            ),
+            Bar("two workers beside one", gain, 1.8, "x", at_least=True),
+            Bar(f"driver, from {effort.fleet_many[0]} to {effort.fleet_many[1]}", large - small, 5, "MB"),
+        ],
+        {f"driver after {effort.fleet_many[1]} episodes": f"{large:.1f} MB"},
+    )
+
+
+def _settings(turns: int, seed: int) -> dict[str, object]:
+    return {"offline": True, "mcp": False, "turns": turns, "seed": seed}
+
+
+def _loop_s(folder: Path, count: int) -> float:
+    """Return the seconds of a long episode in a loop, after two that warm it up."""
+    play = find_work("zork").function
+    for number in range(count + 2):
+        if number == 2:
+            began = time.perf_counter()
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        play(_settings(LONG, number), Episode(id=f"{number:024x}", folder=place))
+    return (time.perf_counter() - began) / count
+
+
+def _fleet_s(folder: Path, turns: int, count: int, workers: int) -> float:
+    """Return the seconds from the end of a first batch to the end of `count` more episodes."""
+    first = 2 * workers
+    cases = [_settings(turns, seed) for seed in range(first + count)]
+    finished = Fleet(folder, workers=workers).map("zork", cases)
+    assert (finished.tally.done, finished.tally.failed) == (len(cases), 0), finished
+    commits = sorted(path.stat().st_mtime_ns for path in folder.glob("*/*/commit.json"))
+    return (commits[-1] - commits[first - 1]) / 1e9
+
+
+def _cold_s(folder: Path) -> float:
+    """Return the seconds of a short episode by `grue play`."""
+    began = time.perf_counter()
+    command = [GRUE, "play", "--offline", "--no-mcp", "--turns", SHORT, "--run-dir", folder, "--quiet"]
+    subprocess.run([str(each) for each in command], check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def _driver_mb(count: int) -> float:
+    """Return the memory of a driver that has done so many episodes, in a process of its own."""
+    ran = subprocess.run([sys.executable, __file__, str(count)], check=True, capture_output=True, text=True)
+    return float(ran.stdout)
+
+
+class _NoEngine:
+    """Ends each episode at once, without playing it."""
+
+    slots = 2
+
+    def __init__(self) -> None:
+        self.ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
+
+    def costs(self) -> Costs:
+        """Return nothing."""
+        return Costs()
+
+    def submit(self, job: Job) -> None:
+        """End it."""
+        end = AttemptEnd(outcome="scored", scores={"score": 1.0})
+        self.ended.put((job, Attempted(end=end, attempt="attempt-1", committed=True)))
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def drive(count: int) -> float:
+    """Drive so many episodes that nobody plays; return the memory of this process in MB."""
+    sweep = Sweep(work="zork", settings={"offline": True}, grid={"seed": Span(first=1, last=count)})
+    plan = Plan(work=find_work("zork"), version="1", cases=sweep.cases)
+    with tempfile.TemporaryDirectory() as folder:
+        Driver(FleetFolder(Path(folder)), plan, _NoEngine(), lambda *_: None).run()
+    return psutil.Process().memory_info().rss / 2**20
+
+
+if __name__ == "__main__":
+    print(drive(int(sys.argv[1])))

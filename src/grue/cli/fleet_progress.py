@@ -1,0 +1,206 @@
+"""What `grue fleet run` shows while it runs: two rows that change at a terminal, JSON lines elsewhere."""
+
+import time
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import msgspec
+from msgspec import Struct
+
+from grue.cli.fleet_view import score_text
+from grue.cli.live_terminal import Output, Terminal
+from grue.cli.saying import shown, shown_path
+from grue.fleet.broker import Amount, FleetBudget
+from grue.fleet.driver import Tally
+from grue.fleet.engine import Costs
+from grue.fleet.folder import FleetFolder
+
+_SHOWN_EVERY_S = {True: 0.2, False: 10.0}
+_SLOW_AFTER_S = 10.0
+_SAMPLE = 10
+"""The time that is left is shown after so many episodes."""
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """What there is to show.
+
+    Attributes:
+        tally: The counts.
+        running: The running episodes: their ids, with the time of their start in monotonic seconds.
+        costs: The cost of the requests, as the broker knows it.
+        elapsed_s: How long the fleet has run.
+    """
+
+    tally: Tally
+    running: dict[str, float]
+    costs: Costs
+    elapsed_s: float
+
+    @property
+    def spent(self) -> Amount:
+        """What requests have cost. Without limits the broker is not asked, and the results say it."""
+        return self.costs.spent if self.costs.spent.requests else self.tally.spent
+
+    @property
+    def left_s(self) -> float | None:
+        """About how long the rest will take; `None`: too few are done."""
+        tally = self.tally
+        fresh = tally.done - tally.before
+        missing = tally.total - tally.done - tally.given_up
+        return missing * self.elapsed_s / fresh if fresh >= _SAMPLE else None
+
+    @property
+    def slowest(self) -> tuple[str, float] | None:
+        """The episode that has run for longest, with its age in seconds; `None`: none is slow."""
+        if not self.running:
+            return None
+        id_, since = min(self.running.items(), key=lambda item: item[1])
+        age_s = time.monotonic() - since
+        return (id_, age_s) if age_s > _SLOW_AFTER_S else None
+
+
+class View(Protocol):
+    """Shows the progress."""
+
+    def show(self, seen: Seen) -> None:
+        """Show it."""
+
+    def end(self) -> None:
+        """Leave the last one as it is."""
+
+
+class Progress:
+    """Shows the progress from time to time.
+
+    Args:
+        out: Standard output or a stand-in.
+        place: The fleet's folder, for commands.
+        budget: The limits on cost.
+    """
+
+    def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
+        terminal = Terminal(out)
+        self._every_s = _SHOWN_EVERY_S[terminal.redraws]
+        self._view: View = (
+            _Rows(terminal, place, budget) if terminal.redraws else _JsonLines(out, place, budget)
+        )
+        self._began = time.monotonic()
+        self._shown_at = 0.0
+
+    def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
+        """Show the counts if the last time is long enough ago."""
+        now = time.monotonic()
+        if now - self._shown_at < self._every_s:
+            return
+        self._shown_at = now
+        self._view.show(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
+
+    def end(self, tally: Tally, costs: Costs) -> None:
+        """Show how it ended."""
+        elapsed_s = time.monotonic() - self._began
+        self._view.show(Seen(tally=tally, running={}, costs=costs, elapsed_s=elapsed_s))
+        self._view.end()
+
+
+class _Rows:
+    """The counts in one row, and a slow episode with its trace command in a second one."""
+
+    def __init__(self, terminal: Output, place: Path, budget: FleetBudget) -> None:
+        self._terminal = terminal
+        self._place = place
+        self._budget = budget
+        self._drawn = 0
+
+    def show(self, seen: Seen) -> None:
+        rows = [counts_row(seen, self._budget)]
+        if seen.slowest is not None:
+            id_, age_s = seen.slowest
+            rows.append(f"  slowest {clock(age_s)}: {trace_command(self._place, id_)}")
+        width = self._terminal.size().columns - 1
+        back = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        self._terminal.write(f"{back}\r\x1b[J" + "\n".join(shown(row)[:width] for row in rows))
+        self._drawn = len(rows)
+
+    def end(self) -> None:
+        self._terminal.write("\n" if self._drawn else "")
+
+
+class _JsonLines:
+    """An object a line."""
+
+    def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
+        self._out = out
+        self._place = place
+        self._budget = budget
+
+    def show(self, seen: Seen) -> None:
+        tally, spent, slowest = seen.tally, seen.spent, seen.slowest
+        line: dict[str, Any] = {
+            "total": tally.total,
+            "done": tally.done,
+            "failed": tally.failed,
+            "given_up": tally.given_up,
+            "running": len(seen.running),
+            "scores": {name: total / count for name, (count, total) in tally.scores.items()},
+            "requests": spent.requests,
+            "tokens": spent.tokens,
+            "money_usd": round(spent.money_usd, 6),
+            "most_money_usd": self._budget.money_usd,
+            "overloads": seen.costs.overloads,
+            "left_s": None if seen.left_s is None else round(seen.left_s, 1),
+        }
+        if slowest is not None:
+            id_, age_s = slowest
+            line["slowest"] = {
+                "id": id_,
+                "age_s": round(age_s, 1),
+                "trace": trace_command(self._place, id_),
+            }
+        self._out.write(msgspec.json.encode(line).decode() + "\n")
+        self._out.flush()
+
+    def end(self) -> None:
+        pass
+
+
+def counts_row(seen: Seen, budget: FleetBudget) -> str:
+    """Return the counts, the first score, the cost and the time that is left."""
+    tally = seen.tally
+    parts = [f"{tally.done:,}/{tally.total:,} done", f"{len(seen.running)} running"]
+    if tally.failed or tally.given_up:
+        parts.append(f"{tally.failed + tally.given_up:,} failed")
+    parts += [score_text(name, total / count) for name, (count, total) in list(tally.scores.items())[:1]]
+    parts += _cost(seen.spent, budget)
+    if seen.costs.overloads:
+        parts.append(f"{seen.costs.overloads:,} x 429")
+    if seen.left_s is not None:
+        parts.append(f"{clock(seen.left_s)} left")
+    return ", ".join(parts)
+
+
+def _cost(spent: Amount, budget: FleetBudget) -> list[str]:
+    parts = []
+    if budget.money_usd is not None:
+        parts.append(f"${spent.money_usd:,.2f} of ${budget.money_usd:,.2f}")
+    elif spent.money_usd:
+        parts.append(f"${spent.money_usd:,.2f}")
+    if budget.requests is not None:
+        parts.append(f"{spent.requests:,} of {budget.requests:,} requests")
+    if budget.tokens is not None:
+        parts.append(f"{spent.tokens:,} of {budget.tokens:,} tokens")
+    return parts
+
+
+def trace_command(place: Path, id_: str) -> str:
+    """Return the command that shows the last attempt of an episode."""
+    attempts = FleetFolder(place).episode(id_).attempts()
+    if not attempts:
+        return f"grue fleet show {shown_path(place)} {id_[:10]}"
+    return f"grue trace show {shown_path(attempts[-1][1])}"
+
+
+def clock(seconds: float) -> str:
+    """Return a time as `M:SS` or `H:MM:SS`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

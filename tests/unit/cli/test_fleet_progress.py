@@ -1,0 +1,89 @@
+"""What `grue fleet run` shows while it runs."""
+
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from grue.cli import fleet_progress
+from grue.cli.fleet_progress import Progress, Seen, clock, counts_row
+from grue.fleet.broker import Amount, FleetBudget
+from grue.fleet.driver import Tally
+from grue.fleet.engine import Costs
+from grue.fleet.folder import CaseFile, FleetFolder
+
+ID = "ab" + "0" * 22
+TALLY = Tally(total=100, done=30, before=10, failed=2, given_up=1, scores={"score": (28, 140.0)})
+COSTS = Costs(Amount(40, 5000, 1.5), overloads=3)
+
+
+def seen(**changes: object) -> Seen:
+    fields = {"tally": TALLY, "running": {ID: time.monotonic()}, "costs": COSTS, "elapsed_s": 60.0}
+    return Seen(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_the_row_has_counts_score_cost_overloads_and_the_time_left() -> None:
+    row = counts_row(seen(), FleetBudget(money_usd=5.0, requests=1000))
+    assert row == (
+        "30/100 done, 1 running, 3 failed, score 5, $1.50 of $5.00, 40 of 1,000 requests, 3 x 429, 3:27 left"
+    )
+    few = Tally(total=100, done=12, before=10)
+    assert counts_row(seen(tally=few, costs=Costs()), FleetBudget()) == "12/100 done, 1 running"
+
+
+def test_without_limits_the_results_say_what_it_has_cost() -> None:
+    tally = Tally(total=9, done=1, spent=Amount(3, 30, 0.25))
+    assert "$0.25" in counts_row(seen(tally=tally, costs=Costs()), FleetBudget())
+
+
+def test_hours_are_shown_as_hours() -> None:
+    assert (clock(59.9), clock(3661)) == ("0:59", "1:01:01")
+
+
+def attempt_of(place: Path) -> Path:
+    return FleetFolder(place).episode(ID).begin(CaseFile(work="w", version="1", settings={}))
+
+
+class _Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setitem(fleet_progress._SHOWN_EVERY_S, True, 0.0)
+    attempt, screen = attempt_of(tmp_path), _Screen()
+    progress = Progress(screen, tmp_path, FleetBudget())
+    progress.show(TALLY, {ID: time.monotonic() - 83}, COSTS)
+    progress.show(TALLY, {}, COSTS)
+    progress.end(TALLY, COSTS)
+    first, second, *_ = screen.getvalue().split("\n")
+    assert first.endswith("left")
+    assert f"slowest 1:23: grue trace show {attempt}" in second
+    assert "\x1b[1A\r\x1b[J30/100 done, 0 running" in second, "the second picture goes back over both rows"
+    assert screen.getvalue().endswith("left\n")
+
+
+def test_a_pipe_gets_json_lines(tmp_path: Path) -> None:
+    attempt, pipe = attempt_of(tmp_path), io.StringIO()
+    progress = Progress(pipe, tmp_path, FleetBudget(money_usd=5.0))
+    progress.show(TALLY, {ID: time.monotonic() - 100}, COSTS)
+    progress.show(TALLY, {}, COSTS)  # too early
+    progress.end(TALLY, COSTS)
+    first, last = (json.loads(line) for line in pipe.getvalue().splitlines())
+    assert first["slowest"]["trace"] == f"grue trace show {attempt}"
+    assert first["slowest"]["age_s"] >= 100
+    assert (first["money_usd"], first["most_money_usd"], first["overloads"]) == (1.5, 5.0, 3)
+    assert (last["done"], last["failed"], last["given_up"], last["running"]) == (30, 2, 1, 0)
+    assert last["scores"] == {"score": 5.0}
+    assert "slowest" not in last
+
+
+def test_an_episode_without_an_attempt_is_shown_by_the_fleet(tmp_path: Path) -> None:
+    command = fleet_progress.trace_command(tmp_path, ID)
+    assert command == f"grue fleet show {tmp_path} {ID[:10]}"
