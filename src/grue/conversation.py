@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RunsTurns(Protocol):
-    """What a conversation needs of a `Runner`."""
+    """The part of a `Runner` that a conversation needs."""
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn, blocking."""
@@ -98,7 +98,7 @@ class Conversation(Closing):
 
     @classmethod
     def load(cls, path: str | PathLike[str], runner: RunsTurns) -> Self:
-        """Continue a saved conversation; what is said is appended to its file.
+        """Continue a saved conversation; new entries are appended to its file.
 
         Its requests begin with the same bytes as before, if `runner` asks the same model at the same
         endpoint. Another one gets the same texts, tool calls and results, without the thoughts that it cannot
@@ -143,7 +143,7 @@ class Conversation(Closing):
 
     @property
     def history(self) -> tuple[ConversationItem | AssistantReply, ...]:
-        """What was said so far, oldest first, with the system text."""
+        """The entries so far, oldest first, with the system text."""
         return items_of(self._kept.said)
 
     @property
@@ -285,7 +285,7 @@ class Conversation(Closing):
     def branch(self) -> "Conversation":
         """Return a conversation that begins with what was said so far and has an id of its own.
 
-        It is in memory only. What is said in one of them is unknown to the other.
+        It is in memory only. The entries of one are unknown to the other.
 
         Raises:
             ConversationBusy: A turn continues the conversation.

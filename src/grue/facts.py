@@ -1,4 +1,4 @@
-"""What a host records in the trace, besides the messages of its turns.
+"""Facts that a host records in the trace, besides the messages of its turns.
 
 A host is a program that runs turns, such as a game or a mail desk. With its facts a trace describes a whole
 episode. Logs, statistics and the host's own resume read them. A host records a fact through its runner's
@@ -174,7 +174,7 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What the episode is about, in a few words; by default its id."""
+        """The episode's subject, in a few words; by default its id."""
         return self.episode_id
 
     @property

@@ -247,7 +247,7 @@ class AssistantText(Struct, frozen=True, tag="assistant"):
 
 
 class Echo(Struct, frozen=True, kw_only=True):
-    """What a provider requires back with a reply: thoughts, signatures and their order among the texts.
+    """Parts of a reply that the provider requires back: thoughts, signatures, their order among the texts.
 
     Attributes:
         wire: The wire format that it is written in.
@@ -274,7 +274,7 @@ class AssistantReply(Struct, frozen=True, kw_only=True, tag="reply", omit_defaul
 
 ConversationItem: TypeAlias = SystemText | UserText | AssistantText | ToolMessage
 HistoryItem: TypeAlias = UserText | AssistantReply | ToolMessage
-"""What was said in earlier turns of a conversation; `TurnRequest.history` consists of them."""
+"""An entry of a conversation's earlier turns; `TurnRequest.history` consists of them."""
 
 
 class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=True):
@@ -304,7 +304,7 @@ class AnswerSchema(Struct, frozen=True):
 
 
 class Said(Struct, frozen=True, tag="said", omit_defaults=True):
-    """What the model was told before one request, as a conversation keeps it.
+    """The texts and tool results of one request, as a conversation keeps them.
 
     Attributes:
         answer: The schema that the request asked for, if it asked for one.
@@ -327,7 +327,7 @@ HistoryEntry: TypeAlias = Said | AssistantReply | Rewritten
 
 
 class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was said in a conversation before a turn, by reference.
+    """A reference to a conversation's entries before a turn.
 
     Attributes:
         length: How many entries the conversation had, rewrites included.
@@ -505,11 +505,11 @@ OnToolDrift = Literal["ignore", "report", "refuse"]
 
 
 OnFirstConnect = Literal["raise", "disable"]
-"""What follows a failed first connect of an episode: an error, or an episode without the server's tools."""
+"""The consequence of a failed first connect: an error, or an episode without the server's tools."""
 
 
 class FailurePolicy(Struct, frozen=True, kw_only=True):
-    """What to do after a failure; the defaults are those of the requirements.
+    """How a turn goes on after a failure; the defaults are those of the requirements.
 
     Attributes:
         first_connect: After a failed first connect of the episode: raise, or go on without tools.

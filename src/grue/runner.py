@@ -238,7 +238,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def spent(self) -> Spent:
-        """What the finished turns have spent on the model. Set it to continue an earlier episode."""
+        """The cost of the finished turns for the model. Set it to continue an earlier episode."""
         return self._spending.spent
 
     @spent.setter
@@ -329,7 +329,7 @@ class Runner(AsyncToolAccess, Closing):
         turn was parked does not count. The trace is continued, and locked until the runner is closed.
 
         It also goes on with a turn whose process was killed, if its policy parks turns. A call that was sent
-        and not answered may have taken effect: it is not sent again, and the model is told so.
+        and not answered may have taken effect: it is not sent again, and the model reads why.
 
         Args:
             trace: The trace file, or its run folder.

@@ -9,11 +9,11 @@ from typing import Literal
 from msgspec import Struct
 
 Verdict = Literal["allow", "ask", "deny"]
-"""What happens to a call: it is made, it is made after a person has approved it, or it is not made."""
+"""A rule's verdict: a call is made, is made after a person has approved it, or is not made."""
 
 
 class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a server says about a tool's behaviour; untrusted. `None`: it says nothing.
+    """A server's statements about a tool's behaviour; untrusted. `None`: there is none.
 
     Attributes:
         read_only: The tool changes nothing.

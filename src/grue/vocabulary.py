@@ -24,12 +24,12 @@ The pool keeps a server that was handed over, or ends it after the turn; the tra
 """
 
 ServerPhase: TypeAlias = Literal["spawn", "initialize", "list", "call", "close"]
-"""What a tool server was being asked to do when it failed."""
+"""The phase in which a tool server failed."""
 
 NoticeKind: TypeAlias = Literal[
     "noise", "bad_tool", "bad_schema", "too_large", "log", "progress", "updated", "updates_ended"
 ]
-"""What a server did outside requests and replies.
+"""The kind of a server's act outside requests and replies.
 
 - `noise`: it wrote a line that is not a JSON-RPC message.
 - `bad_tool`: a tool, or a page of the listing, was left out.
@@ -41,7 +41,7 @@ NoticeKind: TypeAlias = Literal[
 """
 
 AfterFailedConnect: TypeAlias = Literal["retry", "disable", "raise"]
-"""What follows a failed attempt to connect to a tool server."""
+"""The step after a failed attempt to connect to a tool server."""
 
 SettlementKind: TypeAlias = Literal[
     "returned", "timed_out", "died", "skipped", "rejected", "denied", "interrupted"

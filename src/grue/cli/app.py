@@ -60,6 +60,12 @@ _Pace = Annotated[
 _Langfuse = Annotated[
     bool, typer.Option("--langfuse", help="Report to Langfuse, with the LANGFUSE_* variables.")
 ]
+_Offline = Annotated[bool, typer.Option("--offline", help="Use a scripted model, not an LLM.")]
+_Model = Annotated[str | None, typer.Option(help="The model's name at the endpoint.")]
+_BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")]
+_Otel = Annotated[bool, typer.Option("--otel", help="Report to OpenTelemetry, as the OTEL_* variables say.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 _Stream = Annotated[bool, typer.Option("--stream", help="Stream the model's replies.")]
 
 
@@ -68,9 +74,9 @@ def play(
     context: typer.Context,
     game: Annotated[str, typer.Option(help="'house', or a Z-machine story file.")] = "house",
     interpreter: _Interpreter = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Use a scripted model, not an LLM.")] = False,
-    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
+    offline: _Offline = False,
+    model: _Model = None,
+    base_url: _BaseUrl = None,
     mcp_config: Annotated[Path | None, typer.Option(help="MCP servers; the first is used.")] = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Play without tools.")] = False,
     turns: Annotated[int | None, typer.Option(min=1, help="Most turns to play.", show_default="60")] = None,
@@ -87,11 +93,9 @@ def play(
     stream: _Stream = False,
     pace: _Pace = 0.0,
     langfuse: _Langfuse = False,
-    otel: Annotated[
-        bool, typer.Option("--otel", help="Report to OpenTelemetry, as the OTEL_* variables say.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    otel: _Otel = False,
+    quiet: _Quiet = False,
+    as_json: _Json = False,
 ) -> None:
     """Play an episode of a text adventure with an agent that thinks with MCP tools."""
     with plain_errors():
@@ -173,9 +177,9 @@ def init(
 @app.command()
 def chat(
     context: typer.Context,
-    offline: Annotated[bool, typer.Option("--offline", help="Use a scripted model, not an LLM.")] = False,
-    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
+    offline: _Offline = False,
+    model: _Model = None,
+    base_url: _BaseUrl = None,
     mcp_config: _McpConfig = None,
     no_mcp: Annotated[bool, typer.Option("--no-mcp", help="Chat without tools.")] = False,
     system: Annotated[
@@ -185,9 +189,7 @@ def chat(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for trace, logs and conversation.", show_default="runs/CHAT")
     ] = None,
-    turn_timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Time limit of a turn, in seconds.")
-    ] = None,
+    turn_timeout: _TurnTimeout = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with the chat in this run folder.")
     ] = None,
@@ -232,8 +234,8 @@ def run(
     offline: Annotated[
         bool, typer.Option("--offline", help="Use a scripted model, which knows the bundled example.")
     ] = False,
-    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.")] = None,
+    model: _Model = None,
+    base_url: _BaseUrl = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for trace, logs and artifacts.", show_default="runs/RUN")
     ] = None,
@@ -241,14 +243,10 @@ def run(
         Path | None, typer.Option(metavar="RUN", help="Go on with the run in this run folder.")
     ] = None,
     stream: _Stream = False,
-    langfuse: Annotated[
-        bool, typer.Option("--langfuse", help="Report to Langfuse, with the LANGFUSE_* variables.")
-    ] = False,
-    otel: Annotated[
-        bool, typer.Option("--otel", help="Report to OpenTelemetry, as the OTEL_* variables say.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    langfuse: _Langfuse = False,
+    otel: _Otel = False,
+    quiet: _Quiet = False,
+    as_json: _Json = False,
 ) -> None:
     """Run a task with an agent that acts step by step; see docs/guides/skill-agent.md."""
     with plain_errors():

@@ -1,4 +1,4 @@
-"""What `grue init` writes: a program, its test, and a configuration of one server."""
+"""The files of `grue init`: a program and its test."""
 
 AGENT = '''"""Answer a question with the tools of the servers in mcp_config.json.
 
@@ -21,7 +21,7 @@ LLM = LlmSettings(base_url="https://openrouter.ai/api/v1", model="anthropic/clau
 
 @dataclass
 class Answer:
-    """What the model has to answer."""
+    """The answer that the model has to give."""
 
     text: str
     sure: bool

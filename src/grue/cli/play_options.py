@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec import Struct, structs
 
+from grue.cli.recorded_options import recorded_options, run_folder, started_options
 from grue.errors import MCPConfigError
 from grue.hosts.zork.past import Past
 from grue.messages import JsonObject
@@ -66,9 +66,7 @@ _RECORDED = (
 
 def recorded(options: PlayOptions) -> JsonObject:
     """Return the options to record, as JSON, with the working directory, where the project's settings are."""
-    given = {name: getattr(options, name) for name in _RECORDED}
-    chosen: JsonObject = msgspec.to_builtins(given, enc_hook=str)
-    return {**chosen, "started_in": str(Path.cwd())}
+    return recorded_options(options, _RECORDED)
 
 
 def as_started(options: PlayOptions, past: Past) -> PlayOptions:
@@ -84,12 +82,9 @@ def as_started(options: PlayOptions, past: Past) -> PlayOptions:
         raise MCPConfigError(
             f"{options.resume} was not made by `grue play`. Resume it with the program that made it."
         )
-    try:
-        started = msgspec.convert(settings, PlayOptions, dec_hook=lambda kind, value: kind(value))
-    except msgspec.ValidationError as error:
-        raise MCPConfigError(
-            f"{options.resume} does not hold valid options of `grue play`: {error}."
-        ) from error
+    started = started_options(
+        settings, PlayOptions, f"{options.resume} does not hold valid options of `grue play`"
+    )
     return structs.replace(
         started,
         resume=None if options.resume is None else run_folder(options.resume),
@@ -103,11 +98,6 @@ def as_started(options: PlayOptions, past: Past) -> PlayOptions:
         turns=options.turns or past.max_turns or started.turns,
         turn_timeout_s=options.turn_timeout_s or started.turn_timeout_s,
     )
-
-
-def run_folder(run: Path) -> Path:
-    """Return the absolute path of a run folder, given the folder or the trace in it."""
-    return (run.parent if run.is_file() else run).absolute()
 
 
 def _existing(folder: Path | None) -> Path | None:

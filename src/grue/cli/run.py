@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 from grue.cli.backends import Backends
 from grue.cli.live import LiveView
 from grue.cli.live_terminal import Terminal
+from grue.cli.recorded_options import started_options
 from grue.cli.run_story import RunLines, RunStory
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
@@ -68,10 +69,7 @@ def run_task(options: RunOptions) -> RunResult:
         return _run(options)
     folder = options.resume if options.resume.is_dir() else options.resume.parent
     settings = read_run(folder).started.settings
-    try:
-        started = msgspec.convert(settings, RunOptions, dec_hook=lambda kind, value: kind(value))
-    except msgspec.ValidationError as error:
-        raise MCPConfigError(f"{folder} does not hold the options of a `grue run`: {error}.") from error
+    started = started_options(settings, RunOptions, f"{folder} does not hold valid options of `grue run`")
     chosen = {name: getattr(started, name) for name in _RECORDED}
     return _run(structs.replace(options, **chosen, resume=folder.absolute()))
 

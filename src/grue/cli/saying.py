@@ -27,7 +27,7 @@ def _command() -> str:
 
 
 GRUE = _command()
-"""What a user types for `grue`, in hints."""
+"""The command that a user types for `grue`, for hints."""
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -67,7 +67,7 @@ class Parking:
 
     @property
     def writer(self) -> TraceWriter | None:
-        """What writes the trace file; `None`: there is none."""
+        """The writer of the trace file; `None`: there is none."""
         writers = (each for each in self._recorder.observers if isinstance(each, TraceWriter))
         return next(writers, None)
 

@@ -13,7 +13,7 @@ from grue.turn_request import TurnRequest
 def continued(
     request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
 ) -> contextlib.AbstractContextManager[Past]:
-    """Give a turn what it continues, and keep what is said in it; `resumed`: the turn was parked before.
+    """Give a turn its past, and keep its entries afterwards; `resumed`: the turn was parked before.
 
     Raises:
         ConversationError: There is both a conversation and a history, or one of them cannot be used.

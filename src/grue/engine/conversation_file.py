@@ -62,7 +62,7 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
-    """What a conversation needs so that its next request begins with the same bytes as the last one.
+    """The state by which a conversation's next request begins with the same bytes as the last one.
 
     Attributes:
         model: The model that was asked.

@@ -20,7 +20,7 @@ class DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
     The session records `ToolCalled` before it calls, so the flush puts it on file. If that fails, the call is
-    not sent, and the model is told so.
+    not sent, and its result tells the model why.
 
     Args:
         connection: Makes the calls.

@@ -137,7 +137,7 @@ class KeptConversation:
 
     @property
     def said(self) -> Sequence[Said | AssistantReply]:
-        """What was said so far, with the reply that a parked turn has not acted upon."""
+        """The conversation's entries, with the reply that a parked turn has not acted upon."""
         history, mark = self.history, self.open_turn
         if mark is None or history.unread is None or self._in_turn.locked():
             return history.entries
@@ -149,7 +149,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def turn(self, wiring: Wiring, number: int = 0, *, resumed: bool = False) -> Iterator[Past]:
-        """Lend the conversation to a turn, and keep what is said in it, however it ends.
+        """Lend the conversation to a turn, and keep the turn's entries, however it ends.
 
         Args:
             wiring: The parts that the turn is made from.
@@ -336,7 +336,7 @@ class KeptConversation:
             return KeptConversation(self.system, history=history, learned=self._learned)
 
     def close(self) -> None:
-        """Close the file; what is said after that is in memory only. A second call does nothing."""
+        """Close the file; later entries are in memory only. A second call does nothing."""
         self.ledger.save = None
         self._unwritten.clear()
         self._failed = None

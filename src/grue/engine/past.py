@@ -1,4 +1,4 @@
-"""What a turn continues: nothing, a conversation that its runner keeps, or a history given as plain data."""
+"""The past of a turn: none, a conversation that its runner keeps, or a history given as plain data."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,7 +18,7 @@ from grue.protocol.context_ledger import sizes_of
 
 
 class TurnReport(Protocol):
-    """What a conversation asks a turn's actors after the turn."""
+    """The questions that a conversation asks a turn's actors after the turn."""
 
     @property
     def end(self) -> TurnEnd | None:
@@ -32,7 +32,7 @@ class TurnReport(Protocol):
 
 
 class Past:
-    """What a turn continues.
+    """The past of a turn.
 
     Args:
         wiring: The parts that the turn is made from.

@@ -1,4 +1,4 @@
-"""What a trace holds of the turns that a later process can go on with.
+"""The turns of a trace that a later process can go on with.
 
 Come here to change which turns can be resumed, or what is read of them. A turn may have several parts: each
 time it is resumed, another `RunTurn` with its number begins one.
@@ -110,7 +110,7 @@ class RecordedTurn:
 
     @property
     def time_left_s(self) -> float | None:
-        """What is left of the turn's time limit; time in which it was parked does not count."""
+        """The rest of the turn's time limit; time in which it was parked does not count."""
         limit_s = self.run.limits.turn_timeout_s
         return None if limit_s is None else max(0.001, limit_s - (self._last_s - self._began_s))
 

@@ -43,7 +43,7 @@ EXPIRED = "the question about it has expired"
 
 
 class ResumeRequest(Struct, frozen=True, kw_only=True):
-    """What the host asks for; the attributes are the arguments of `Runner.resume`."""
+    """A request to resume a turn; the attributes are the arguments of `Runner.resume`."""
 
     trace: str | PathLike[str]
     decisions: tuple[ApprovalDecision, ...] = ()

@@ -108,7 +108,7 @@ def _remembering(wiring: Wiring, resumed: ResumedTurn) -> Wiring:
 
 
 async def _save_nothing() -> None:
-    """Do nothing: the trace holds what is said in the turn."""
+    """Do nothing: the trace holds the turn's entries."""
 
 
 class _Rest(Spending):

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class EpisodeMemory:
-    """What the turns of an episode leave to the next one. Thread-safe, because turns may run in parallel.
+    """The state that the turns of an episode pass on. Thread-safe, because turns may run in parallel.
 
     Attributes:
         turn: Number of the last turn that was started; 0: none.
@@ -82,7 +82,7 @@ class EpisodeMemory:
 
 
 class Spending:
-    """What the finished turns of a runner have spent, batches included. Thread-safe."""
+    """The sum of the costs of a runner's finished turns, batches included. Thread-safe."""
 
     def __init__(self) -> None:
         self.spent = Spent()

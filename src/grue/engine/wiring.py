@@ -162,7 +162,7 @@ class EndpointActors:
 
     @property
     def profile(self) -> "WireProfile":
-        """What the endpoint accepts, as far as that is known."""
+        """The endpoint's capabilities, as far as they are known."""
         return self._endpoint.profile
 
     @property

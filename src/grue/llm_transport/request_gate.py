@@ -30,7 +30,7 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """What became of a request.
+    """The result of a request.
 
     Attributes:
         sent: Whether any of it may have left. A request that was not sent costs nothing.

@@ -13,7 +13,7 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
 class Returned:
-    """What the browser brought back: the members of the query, each once and bounded."""
+    """The query that the browser brought back: its members, each once and bounded."""
 
     def __init__(self, query: str) -> None:
         self._values = {name: values[0][:_MAX_VALUE] for name, values in parse_qs(query).items()}

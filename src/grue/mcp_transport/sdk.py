@@ -53,7 +53,7 @@ __all__ = ["Link", "SdkError", "Welcome", "is_closed"]
 
 
 class Welcome(Struct, frozen=True):
-    """What a server reports when a session begins. The texts are untrusted."""
+    """A server's report when a session begins. The texts are untrusted."""
 
     protocol_version: str
     server_version: str

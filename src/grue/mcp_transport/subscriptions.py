@@ -30,7 +30,7 @@ MAX_STREAMS = 32
 class Subscriptions:
     """The open streams of one session. The same task enters and leaves it, and any task may use it.
 
-    Leaving ends all streams, and the server is told so.
+    Leaving ends all streams, and tells the server so.
 
     Args:
         session: Sends the requests.

@@ -29,7 +29,7 @@ _EARLY_S = 30.0
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
-    """What is stored for one server. The JSON members are in the authorization server's own form.
+    """The stored login for one server. The JSON members are in the authorization server's own form.
 
     Attributes:
         url: The server.

@@ -88,8 +88,8 @@ class TaskOfCall:
     async def result(self, *, at_once: bool = False) -> JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it.
 
-        If this is cancelled, or the task is given up, the server is told to cancel the task. It gets a second
-        to take note of that.
+        If this is cancelled, or the task is given up, a request tells the server to cancel the task. The
+        server gets a second to take note of that.
 
         Args:
             at_once: Ask the first time without waiting: the task was created some time ago.

@@ -168,8 +168,8 @@ def new_run_path(parent: Path) -> Path:
     for number in count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")
         try:
-            # Containers that share the folder may have processes with the same number: whoever creates it has
-            # it.
+            # Containers that share the folder may have processes with the same number. The one that creates
+            # the folder has it.
             path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             continue

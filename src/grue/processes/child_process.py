@@ -35,7 +35,7 @@ _KILL_GRACE_S = 5.0
 
 
 class Program(Protocol):
-    """What to start: a command with its arguments, environment and working directory."""
+    """A command to start, with its arguments, environment and working directory."""
 
     @property
     def command(self) -> str:

@@ -7,7 +7,7 @@ return into commands. The rules:
 2.  Then the oldest tool results, and user texts that have a stub, are replaced by stubs until the request
     fills at most `low_water`. So history changes seldom, and the endpoint's prompt cache stays valid in
     between.
-3.  The last reply, its results and what is said now are never replaced.
+3.  The last reply, its results and the new entries are never replaced.
 4.  If everything that may be cleared is cleared and the request still fills more than `low_water`, the model
     is asked for a summary, which takes the place of everything but the first entry and the last reply.
 5.  If the request still does not fit, the results that are said now are cut in the middle, the largest first.
@@ -66,8 +66,8 @@ class Fit(Struct, frozen=True, kw_only=True):
     """How the next request is made to fit.
 
     Attributes:
-        ledger: The sizes, without what is said now.
-        new: What is said now, with results cut where they have to be.
+        ledger: The sizes, without the new entries.
+        new: The new entries, with results cut where they have to be.
         cleared: The change of the history; `None`: it stays as it is.
         summarise: A summary is needed before the request is sent.
     """

@@ -32,7 +32,7 @@ _PER_IMAGE = 1600
 """Tokens of an image, at most, with the providers that say it."""
 
 _BYTES_PER_TOKEN = {"audio": 500, "file": 40}
-"""What a recording or a document of so many bytes costs, roughly: providers do not say it in bytes."""
+"""Rough size of a recording or a document in tokens. Providers do not publish it by bytes."""
 
 _TELLING = 500
 """Fewest tokens from which the estimate learns; a handful of short messages says little about texts."""
@@ -83,7 +83,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(self, tools=ContextItem(tokens=sum(map(self.estimate, sizes))))
 
     def say(self, new: Iterable[ConversationItem], named: Tools) -> "ContextLedger":
-        """Add what the model is told; the first text ever becomes the head."""
+        """Add the entries of a request; the first text of all becomes the head."""
         items = tuple(self.item_of(item, named) for item in new)
         if self.head.tokens or not items:
             return replace(self, items=(*self.items, *items))

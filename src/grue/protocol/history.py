@@ -1,10 +1,10 @@
-"""What was said in a conversation: a sequence of entries, and the rules by which it grows.
+"""The history of a conversation: a sequence of entries, and the rules by which it grows.
 
 Come here to change what a conversation keeps of a turn. A `History` has state but does no I/O. The LLM
 actor's conversation (`chat_wire/conversation.py`) encodes it, the runner's conversation saves it, and the
 reader of a trace builds it again from the recorded messages. All three use the same four steps:
 
-- `say` adds what the model is told before a request.
+- `say` adds the texts and results that a request sends to the model.
 - `keep` takes the reply. It becomes an entry when the turn has read it, with the next `say` or `close`.
 - `close` ends a turn. Every tool call of the last reply has an answer then, because providers refuse a
   conversation with an unanswered call.
@@ -133,7 +133,7 @@ class History:
     def say(
         self, new: Sequence[ConversationItem], answer: AnswerSchema | None = None
     ) -> tuple[Said | AssistantReply, ...]:
-        """Add what the model is told before a request, and return the entries that this adds.
+        """Add the texts and results of a request, and return the entries that this adds.
 
         The reply before it becomes an entry, without the calls that `new` does not answer.
 

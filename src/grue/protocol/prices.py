@@ -1,4 +1,4 @@
-"""What a completion costs: the endpoint's own word, or else the user's table of prices."""
+"""The cost of a completion: as the endpoint reports it, or else by the user's table of prices."""
 
 import math
 from collections.abc import Mapping

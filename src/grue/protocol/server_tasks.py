@@ -74,7 +74,7 @@ class TaskFailed(Struct, frozen=True):
 
 
 TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished | TaskFailed
-"""What to do after an answer to `tasks/get`."""
+"""The next step after an answer to `tasks/get`."""
 
 
 def created_task(answer: JsonObject, form: TaskForm | None) -> ToolTask | None:

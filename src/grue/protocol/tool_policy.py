@@ -43,7 +43,7 @@ class ToolHints(Struct, frozen=True, kw_only=True):
 
 
 class ToolTerms(Struct, frozen=True, kw_only=True):
-    """What a policy says about one tool.
+    """The terms of a policy for one tool.
 
     Attributes:
         verdict: What happens to a call.
@@ -61,7 +61,7 @@ class ToolTerms(Struct, frozen=True, kw_only=True):
 
 
 class CallTerms(Struct, frozen=True, kw_only=True):
-    """What a policy says about one call of a reply; the fields are as in `ToolTerms`."""
+    """The terms of a policy for one call of a reply; the fields are as in `ToolTerms`."""
 
     verdict: Verdict = "allow"
     reason: str = ""

@@ -7,7 +7,8 @@ Come here to change what happens between a reply with tool calls and the first c
 - A decision counts for one call, with its arguments and the definition of its tool. Any other decision is
   noted and ignored, as is one that comes too late.
 - A denied call is answered with the reason. A denial skips no other call.
-- Changed arguments are read as strictly as those that a model writes, and the model is told about them.
+- Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
+  change.
 - A call that an earlier process has sent, and that its server works on as a task, was judged then. It is
   neither asked about nor counted again.
 - If nobody answers now, the turn is parked: its sessions close, and it ends with `TurnParked`. A resumed turn

@@ -113,7 +113,7 @@ def _ask_for_summary(
 def summarised(state: AwaitingSummary, event: CompletionReceived | CompletionFailed) -> Transition:
     """Put the summary in the place of the history, and send the request that had to wait for it.
 
-    Without a summary the history stays as it is, and what is said now is cut instead.
+    Without a summary the history stays as it is, and the new entries are cut instead.
     """
     turn = state.turn
     notes: Commands

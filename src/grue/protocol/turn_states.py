@@ -51,7 +51,7 @@ Phase = Literal["loop", "only", "forced", "repair"]
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """What a turn remembers from state to state.
+    """The memory of a turn, passed from state to state.
 
     Attributes:
         run: The command that started the turn.
@@ -107,7 +107,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def resuming(self) -> Resumption | None:
-        """What a resumed turn has yet to go on with; `None`: nothing.
+        """The work that a resumed turn still has to do; `None`: none.
 
         Its sessions may open a second time, after a reconnect. By then it has sent a batch of its own.
         """
@@ -133,7 +133,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
     @property
     def untold(self) -> tuple[ToolMessage, ...]:
-        """What the turn's end has to report, so that its conversation has an answer to every tool call."""
+        """The part of the turn's end by which its conversation gets an answer to every tool call."""
         return () if self.run.history is None else self.told
 
     @property
@@ -417,7 +417,7 @@ LiveState: TypeAlias = (
 
 Commands: TypeAlias = tuple[TurnCommand | TurnNote, ...]
 Transition: TypeAlias = tuple[TurnState, Commands]
-"""What every function of the machine returns: the next state, and the commands to carry out in order."""
+"""The result of every function of the machine: the next state, and the commands to carry out in order."""
 
 
 def waiting_for(state: LiveState) -> str:

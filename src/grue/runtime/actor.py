@@ -1,4 +1,4 @@
-"""What an actor is: a name, a mailbox that only it reads, and one task in which it runs.
+"""Base of all actors. An actor has a name, a mailbox that only it reads, and one task in which it runs.
 
 An actor shares nothing with other actors except messages. It does not log. It catches only exceptions that it
 can recover from; the supervisor handles all others. A subclass overrides `receive`, which gets one envelope

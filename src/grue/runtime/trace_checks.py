@@ -27,7 +27,7 @@ _LATEST_S = 1e11
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _CHUNK = 2**18
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""What each bracket adds to the depth, as signed bytes."""
+"""By how much each bracket changes the depth, as signed bytes."""
 
 _NO_BRACKETS = bytes(sorted({*range(256)} - {*b"[]{}"}))
 

@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 0.01
 
 
 class _Present(NamedTuple):
-    """What exists at one moment, or what is new since."""
+    """Processes, descriptors and threads: all at one moment, or those that are new since."""
 
     processes: frozenset[int]
     descriptors: frozenset[int]

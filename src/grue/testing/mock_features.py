@@ -83,7 +83,7 @@ SCHEMA_2020_12 = {
 
 
 class Answer(BaseModel):
-    """What `test_elicitation` asks the user for."""
+    """The form with which `test_elicitation` asks the user."""
 
     username: str = Field(description="Your name")
     email: str = Field(description="Your address")

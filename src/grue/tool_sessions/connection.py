@@ -47,7 +47,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """What a server reports when it is opened.
+    """A server's report when it is opened.
 
     Attributes:
         tools: Its tools, in its order.

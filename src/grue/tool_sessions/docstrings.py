@@ -53,7 +53,7 @@ _NAMES = re.compile(r"(?P<names>\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 
 
 class Docs(Struct, frozen=True):
-    """What a docstring says.
+    """The parts of a docstring.
 
     Attributes:
         description: The text before the first section.

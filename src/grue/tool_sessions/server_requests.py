@@ -53,7 +53,7 @@ Elicit: TypeAlias = Callable[[ElicitationRequest], Awaitable[JsonObject | Declin
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """What a server may request from the host.
+    """The requests that a server may make to the host.
 
     Attributes:
         sample: Answers sampling requests; `None`: the ability is not announced.

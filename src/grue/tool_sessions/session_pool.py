@@ -301,7 +301,7 @@ class SessionPool:
 
 
 class LeaseRequest(Struct, frozen=True):
-    """What a turn asks the pool for, and all that is needed to make a new connection."""
+    """A turn's request to the pool, with all that is needed to make a new connection."""
 
     server: ServerName
     connect: Connect

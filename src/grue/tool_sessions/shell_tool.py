@@ -32,7 +32,7 @@ _DAMAGED_SHARE = 0.1
 """Output of which more than this share is not UTF-8 is called binary."""
 
 AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
-"""What may be run: programs, or programs with their first arguments; or `any`."""
+"""The programs that may be run, each alone or with its first arguments; or `any`."""
 
 
 class ShellTool(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ _ATTRIBUTE = "__grue_tool__"
 
 
 class ToolSettings(Struct, frozen=True, kw_only=True):
-    """What `@tool` was given.
+    """The arguments of `@tool`.
 
     Attributes:
         name: The tool's bare name; `None`: the function's name.

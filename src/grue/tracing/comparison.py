@@ -44,7 +44,7 @@ class _Difference(Struct, frozen=True, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """What the page knows about the two traces together."""
+    """Facts about the two traces together."""
 
     differences: tuple[_Difference, ...]
     more: bool

@@ -32,7 +32,7 @@ _POLL_S = 0.2
 
 
 class _Piece(Struct, frozen=True, kw_only=True):
-    """What is new in a trace; `Trace.extend` in `viewer_page/trace.js` takes it."""
+    """New messages of a trace; `Trace.extend` in `viewer_page/trace.js` takes them."""
 
     messages: tuple[Row, ...]
     turns: tuple[TurnDigest, ...]

@@ -58,7 +58,7 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def names(self) -> frozenset[str]:
-        """What a request may call this server."""
+        """The names that a request may use for this server."""
         return frozenset({f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"})
 
 

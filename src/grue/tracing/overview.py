@@ -19,7 +19,7 @@ _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "r
 
 
 class Overview(Struct, kw_only=True):
-    """What an episode was about, how it ended and what it cost. All texts are printable.
+    """An episode's subject, end and cost. All texts are printable.
 
     Attributes:
         title: What the episode is about: what its host says, else the beginning of the first turn's text.

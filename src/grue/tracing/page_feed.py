@@ -1,4 +1,4 @@
-"""What a page holds of a trace: its messages, its turns, its spans and its story, found in one pass.
+"""The data of a trace's page: its messages, its turns, its spans and its story, found in one pass.
 
 The page of a finished trace, the comparison of two, and the page that follows a trace all read from a
 `PageFeed`.

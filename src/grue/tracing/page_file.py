@@ -52,8 +52,15 @@ def page_parts(
             "trusted-types 'none'",
         )
     )
-    parts = {"title": html.escape(title), "policy": policy, "style": css, "script": script}
-    page = _PLACES.sub(lambda place: parts.get(place[1], place[0]), _part(f"{name}.html"))
+    parts = {
+        "title": html.escape(title),
+        "generator": f"grue {name}",
+        "policy": policy,
+        "style": css,
+        "script": script,
+    }
+    template = _part("head.html") + _part(f"{name}.html")
+    page = _PLACES.sub(lambda place: parts.get(place[1], place[0]), template)
     return [part.encode("utf-8", "replace") for part in _DATA.split(page)[::2]]
 
 

@@ -16,7 +16,7 @@ from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.steps import Step, StepEnded, StepTracker
 
 SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]
-"""What takes the time: a whole turn, a whole session, a part of either, or the pause before a retry."""
+"""The kind of a span: a whole turn, a whole session, a part of either, or the pause before a retry."""
 
 
 class Span(Struct, frozen=True, kw_only=True, array_like=True):

@@ -184,7 +184,7 @@ def _request_of(envelope: EpisodeEnvelope, state: _Turn) -> int:
 
 
 _TURNS_OF_THE_STORY = (m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
-"""Messages that report no problem and are told nevertheless."""
+"""Messages that report no problem and are part of the story nevertheless."""
 
 
 def _tells(body: msgspec.Struct) -> bool:

@@ -102,7 +102,7 @@ def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
 
 
 def undone_lines(first_words: str, calls: Sequence[str]) -> Iterator[Line]:
-    """Return what is said about a turn that was taken back."""
+    """Return the lines about a turn that was taken back."""
     yield Line(f"Taken back: {printable(first_words, 80)}", GREEN)
     if calls:
         names = ", ".join(_name(name) for name in dict.fromkeys(calls))

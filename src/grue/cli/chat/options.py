@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct, structs
 
 from grue.cli.chat.facts import ChatPast
-from grue.cli.play_options import run_folder
-from grue.errors import MCPConfigError
+from grue.cli.recorded_options import recorded_options, run_folder, started_options
 from grue.messages import JsonObject
 
 INSTRUCTIONS = "You are a helpful assistant at a terminal. Answer briefly, in plain text. Use the tools."
@@ -44,9 +42,7 @@ _RECORDED = ("offline", "model", "base_url", "mcp_config", "mcp", "instructions"
 
 def recorded(options: ChatOptions) -> JsonObject:
     """Return the options to record, as JSON, with the working directory, where the project's settings are."""
-    given = {name: getattr(options, name) for name in _RECORDED}
-    chosen: JsonObject = msgspec.to_builtins(given, enc_hook=str)
-    return {**chosen, "started_in": str(Path.cwd())}
+    return recorded_options(options, _RECORDED)
 
 
 def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
@@ -57,14 +53,8 @@ def as_started(options: ChatOptions, past: ChatPast) -> ChatOptions:
     Raises:
         MCPConfigError: They were recorded by another version of `grue chat`.
     """
-    try:
-        started = msgspec.convert(
-            past.started.settings, ChatOptions, dec_hook=lambda kind, value: kind(value)
-        )
-    except msgspec.ValidationError as error:
-        raise MCPConfigError(
-            f"{options.resume} does not hold valid options of `grue chat`: {error}."
-        ) from error
+    said = f"{options.resume} does not hold valid options of `grue chat`"
+    started = started_options(past.started.settings, ChatOptions, said)
     folder = started.started_in
     return structs.replace(
         started,

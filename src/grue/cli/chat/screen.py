@@ -33,7 +33,7 @@ class Screen(Protocol):
     """Prints what happens."""
 
     def begin(self, what: str = "thinking") -> None:
-        """Show what is waited for: the beginning of a turn, if nothing else is said."""
+        """Show the work that the user waits for; by default the beginning of a turn."""
 
     def on_event(self, event: LoopEvent) -> None:
         """Print an event of the turn."""

@@ -137,7 +137,7 @@ class Talk:
 
     @property
     def spent(self) -> Spent:
-        """What the model has cost, earlier runs included."""
+        """The cost of the model, earlier runs included."""
         return self._loop.runner.spent
 
     @property
@@ -147,7 +147,7 @@ class Talk:
 
     @property
     def conversation(self) -> Conversation:
-        """What was said so far."""
+        """The conversation so far."""
         return self._loop.conversation
 
     def tools(self) -> tuple[ToolDefinition, ...]:

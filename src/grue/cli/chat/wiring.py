@@ -81,7 +81,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
 
 
 def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
-    """Return the policy of a chat, in which nobody parks: whoever can be asked sits at the terminal."""
+    """Return the policy of a chat. No turn parks: the person who is asked sits at the terminal."""
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)
         policy = replace(policy, rules=(*asking, ToolRule(verdict="ask")))

@@ -1,4 +1,4 @@
-"""What an agent loop reports while it works: the model's words and the tool calls, as they happen.
+"""The events of an agent loop: the model's words and the tool calls, as they happen.
 
 `EventFeed` makes the events from the streamed reply and from the trace, in the thread of the turn. Come here
 to report something else.

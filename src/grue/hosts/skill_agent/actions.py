@@ -39,7 +39,7 @@ class ActionReply(Struct, frozen=True):
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
-    """What an action can use: the files of the workspace, and the skills."""
+    """The things that an action can use: the files of the workspace, and the skills."""
 
     workspace: ConfinedFolder
     skills: Skills

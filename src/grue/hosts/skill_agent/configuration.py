@@ -34,7 +34,7 @@ _MODEL_KEYS = {"name": "agent_model", "base_url": "client_base_url"}
 
 
 class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run may use. `None`: no limit. The end of the run names the limit that was reached.
+    """The limits of a run. `None`: no limit. The end of the run names the limit that was reached.
 
     Attributes:
         max_turns: Replies of the model that are acted upon.
@@ -68,7 +68,7 @@ class AgentConfig(Struct, kw_only=True):
             that server.
         reconnect: Connect a server that has died once more.
         limits: What a run may use.
-        on_step_failure: What follows when a step fails. `continue`: the model is told. `stop`: the run ends.
+        on_step_failure: After a step failed. `continue`: the model reads the error. `stop`: the run ends.
             `retry`: it is tried again, `retries` times, unless it may have had an effect; then as `continue`.
         retries: Further attempts, for `retry`.
         policy: Which actions are carried out, asked about or denied. The agent's own are `agent.write_file`

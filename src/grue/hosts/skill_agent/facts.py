@@ -1,4 +1,4 @@
-"""What the skill agent records: its servers, steps and skills, and how a run begins and ends.
+"""The facts that the skill agent records: its servers, steps and skills, and how a run begins and ends.
 
 Each fact about MCP is an event, too, with the name that programs which read `events.jsonl` expect.
 """
@@ -147,7 +147,7 @@ class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillPr
 
 
 class StepExecutionResult(Struct, frozen=True, kw_only=True):
-    """What became of one action.
+    """The result of one action.
 
     Attributes:
         step: Its number in the run, from 1.
@@ -223,7 +223,7 @@ class StepStarted(Fact, frozen=True, kw_only=True, tag="skillagent.StepStarted")
 
 
 class StepEnded(Fact, frozen=True, kw_only=True, tag="skillagent.StepEnded"):
-    """What became of an action."""
+    """The result of an action."""
 
     between_turns: ClassVar[bool] = True
 

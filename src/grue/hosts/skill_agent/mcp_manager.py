@@ -62,7 +62,7 @@ class McpCallResult(Struct, frozen=True):
 
 
 class _Connected(Struct, frozen=True):
-    """What a connected manager knows. It is replaced as a whole, so that threads can read it without a lock.
+    """State of a connected manager. It is replaced as a whole, so that threads can read it without a lock.
 
     Attributes:
         tools: What the model is shown, in the order of the servers.

@@ -1,4 +1,4 @@
-"""What the Zork host records: the game, what it shows, and the commands that are played.
+"""The facts that the Zork host records: the game, its output, and the commands that are played.
 
 The tags have no prefix, because traces with these names are older than prefixes.
 """

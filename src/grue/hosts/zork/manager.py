@@ -57,7 +57,7 @@ class MCPManager:
 
     Args:
         config: Has the path of the file of servers, and the limits. The file is read even if `mcp_enabled` is
-            false, because whoever creates a manager wants MCP.
+            false, because a program that creates a manager wants MCP.
         logger: Gets log records of the coroutines, and of the turns of an agent that uses this manager.
         langfuse_client: Gets the same events through an observer. They are sent when the client is flushed,
             at the latest at the program's end. The manager never shuts the client down.

@@ -35,7 +35,7 @@ _ADDS_TO = {
     "thinking": frozenset({"thinking_delta", "signature_delta"}),
     "tool_use": frozenset({"input_json_delta"}),
 }
-"""What can be added to the blocks that are read; others may have deltas of their own."""
+"""Deltas of the blocks that are read; others may have deltas of their own."""
 
 _BLOCK_KINDS = frozenset(_ADDS_TO)
 _KINDS = frozenset(

@@ -150,7 +150,7 @@ _STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""What OpenAI and Anthropic call their errors, where no status says it: in streams, and inside a 200."""
+"""Names of OpenAI's and Anthropic's errors, for places without a status: in streams, and inside a 200."""
 
 
 def _plain_words(body: bytes) -> str:

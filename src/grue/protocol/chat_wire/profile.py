@@ -1,4 +1,4 @@
-"""What an endpoint accepts, as data.
+"""The capabilities of an endpoint, as data.
 
 Come here to add a property in which endpoints differ. To add a provider, add a row to `profiles.py`.
 """
@@ -45,7 +45,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
 
 class WireProfile(Struct, frozen=True, kw_only=True):
-    """What one kind of endpoint accepts, and how it wants it.
+    """The capabilities and formats of one kind of endpoint.
 
     Attributes:
         name: A name to show to people.

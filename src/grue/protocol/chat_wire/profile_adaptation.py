@@ -222,4 +222,4 @@ _OF_STATUS: dict[int, tuple[Lesson, ...]] = {
     415: (_media,),
     500: (_media,),
 }
-"""What is learned of words with these statuses; with any other, everything is."""
+"""With these statuses only this is learned from the words; with any other, everything."""

@@ -25,7 +25,7 @@ MAX_CALLS = 10_000
 """Most tool calls of one reply; a reply with more is invalid."""
 
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
-"""What Python raises over text and numbers that are too much for it. Readers guard against it by themselves;
+"""Exceptions that Python raises for extreme texts and numbers. Readers guard against it by themselves;
 at the edge it is caught once more, because nothing that an endpoint says may end an actor."""
 
 _ABSURD = 2**53

@@ -23,7 +23,7 @@ _FIELDS = frozenset({"data", "event", "id", "retry", ""})
 """Fields of an event by the standard; a line that begins with a colon is a comment."""
 
 _NAME = re.compile(r"[\w.:/-]*", re.ASCII)
-"""What events are called."""
+"""The names of events."""
 
 _LONGEST_NAME = 24
 _SHORTEST_NAME = 4
