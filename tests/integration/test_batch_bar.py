@@ -39,7 +39,7 @@ PROGRAM = """
     if writer is not None:
         writer.close()
 """
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 HOSTILE = "[red]\x1b]0;pwned\x07\x1b[2J is no model"
 
 

@@ -18,7 +18,7 @@ from grue import LlmSettings, Runner, ToolClient, TurnLimits, TurnRequest
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.mock_server import MockServer
 
-DEADLINE_S = 60
+DEADLINE_S = 150
 WIRES = ("stdio", "http", "sse")
 OWN = """
 from grue.testing.mock_server import MockServer

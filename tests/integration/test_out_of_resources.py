@@ -15,7 +15,7 @@ from worded_turns import ask, worded_model
 from grue import FunctionTools, MCPError, Runner, ToolClient, TraceWriter
 from grue.errors import TraceError
 
-WITHIN_S = 60.0
+WITHIN_S = 150.0
 
 SCARCE = """
 import os, resource, sys

@@ -16,7 +16,7 @@ from grue.servers import think
 
 COMMAND = [sys.executable, "-I", "-S", think.__file__]
 COMPILED = "import sys; sys.path.append(sys.argv.pop(1)); import think; think.run()"
-DEADLINE_S = 60
+DEADLINE_S = 150
 THOUGHT = {"thought": "Light the lamp.", "thoughtNumber": 1, "totalThoughts": 2, "nextThoughtNeeded": True}
 PING = {"jsonrpc": "2.0", "id": "p", "method": "ping"}
 

@@ -23,7 +23,7 @@ from grue.tracing.reading import open_episode, read_episode
 
 STARTED = EpisodeStarted(episode_id="ep-1", game="house", game_hash="1", seed=7, model="m")
 ENDED = EpisodeEnded(reason="won", detail="lamp on", turns=1)
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 @pytest.fixture

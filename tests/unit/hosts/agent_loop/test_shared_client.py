@@ -24,7 +24,7 @@ from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
-DEADLINE_S = 60
+DEADLINE_S = 150
 
 
 @pytest.fixture(autouse=True)
