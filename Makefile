@@ -26,7 +26,7 @@ QUICK := --hypothesis-profile=quick
 # Without bytecode on disk, every worker and every program that a test starts compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: play test test-all check docs attack bench bench-peers clean
+.PHONY: play test test-all check docs attack bench bench-peers compat clean
 .DEFAULT_GOAL := play
 
 $(VENV)/bin/python:
@@ -84,6 +84,9 @@ bench: $(VENV)/.dev ## measure, side by side in one run
 
 bench-peers: $(VENV)/.dev ## the same turn in other frameworks, each in an environment of its own
 	$(BIN)/python benchmarks/peers/run.py --install
+
+compat: $(VENV)/.dev ## try MCP servers and endpoints of others, and write docs/compatibility.md; PARTS='--only time' for some
+	$(BIN)/python tools/compat $(PARTS)
 
 clean:
 	rm -rf $(VENV) benchmarks/peers/.venvs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage* dist build

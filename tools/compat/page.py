@@ -1,0 +1,131 @@
+"""Write docs/compatibility.md from the rows."""
+
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+_HEAD = """\
+# Compatibility
+
+Which MCP servers and model endpoints of others work with grue. `make compat` writes this page: it installs
+each package from its registry, runs it and uses it as a host would. Each row comes from a run.
+
+"""
+_SERVERS = """\
+## MCP servers
+*boot*: from the start of the process to the list of tools. *call*: one call of the tool, by a `ToolClient`.
+*turn*: with `lifetime="turn"`, the mean of two turns, in each of which a scripted model calls the tool; so
+each includes a boot. *episode*: the same with `lifetime="episode"` and `keep_sessions`. *ahead*: with
+`spawn_ahead`. *left behind*: processes, descriptors and threads after each of these steps, and files in the
+server's working folder, its home and its temporary folder. A server without a call is started and listed in
+each turn.
+
+"""
+_ENDPOINTS = """\
+## Endpoints
+*boot*: from the start of the process until it listens. For each wire format: a reply, the same as a stream,
+an answer with a JSON schema, and a turn with a tool. A schema is *kept*, or it is *ignored, then stated in
+words*: the first reply has another shape, and the prompt states the schema from then on. Mocks do not read
+what they are asked, so a mock that ignores the schema or the tool is one that answers with its fixed text.
+
+"""
+_ENDPOINT_COLUMNS = (
+    "endpoint",
+    "version",
+    "boot",
+    "wire",
+    "reply",
+    "stream",
+    "schema",
+    "tool",
+    "turn, episode, ahead",
+    "left behind",
+)
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return the page."""
+    servers = [row for row in rows if row.get("kind") == "Server"]
+    endpoints = [row for row in rows if row.get("kind") == "Endpoint" and row.get("registry") != "grue"]
+    ours = [row for row in rows if row.get("kind") == "Endpoint" and row.get("registry") == "grue"]
+    working = sum("failed" not in str(_steps(row)) and "failed" not in row for row in servers)
+    dates = sorted({row["tried"] for row in rows})
+    tried = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    replying = sum(
+        "failed" not in row and any(_replies(row, wire) for wire in row["wires"]) for row in endpoints
+    )
+    loads = sorted(row["load"] for row in rows)
+    machine = f"{rows[0]['cores']} cores with a load of {loads[0]:g} to {loads[-1]:g} from other work"
+    counts = (
+        f"Tried on {tried} with Python {platform.python_version()} on {machine}, so times are upper bounds: "
+        f"{len(servers)} servers, of which {working} worked in every step; {len(endpoints)} endpoints, of "
+        f"which {replying} answered on at least one wire format.\n\n"
+    )
+    return "".join(
+        (
+            _HEAD,
+            counts,
+            _SERVERS,
+            *_server_table(servers),
+            "\n",
+            _ENDPOINTS,
+            *_endpoint_table(endpoints),
+            "\ngrue's own scripted server, which its tests use, on the same steps:\n\n",
+            *_endpoint_table(ours),
+        )
+    )
+
+
+def _steps(row: Row) -> list[Any]:
+    return [row.get(name) for name in ("listed", "call", "turn", "episode", "ahead")]
+
+
+def _replies(row: Row, wire: str) -> bool:
+    return row["wires"][wire].get("reply") == "ok"
+
+
+def _server_table(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| server | package | version | boot | tools | call | turn | episode | ahead | left behind |\n"
+    yield "|---|---|---|---|---|---|---|---|---|---|\n"
+    for row in sorted(rows, key=lambda each: (each["registry"], each["name"])):
+        where = f"{row['registry']} `{row['package']}`"
+        if "failed" in row:
+            yield _line(row["name"], where, row.get("version", ""), f"failed: {row['failed']}", *[""] * 6)
+            continue
+        boot = f"{row['boot_s']:.2f} s" if "boot_s" in row else row.get("listed", "")
+        tools = str(row.get("tools", ""))
+        steps = (row.get(name, "") for name in ("call", "turn", "episode", "ahead"))
+        yield _line(row["name"], where, row["version"], boot, tools, *steps, _left(row))
+
+
+def _endpoint_table(rows: Sequence[Row]) -> Iterator[str]:
+    yield _line(*_ENDPOINT_COLUMNS)
+    yield "|---|---|---|---|---|---|---|---|---|---|\n"
+    for row in rows:
+        name = f"{row['name']} ({row['registry']} `{row['package']}`)" if row.get("package") else row["name"]
+        if "failed" in row:
+            yield _line(name, row.get("version", ""), f"failed: {row['failed']}", *[""] * 7)
+            continue
+        boot = f"{row['boot_s']:.2f} s" if "boot_s" in row else ""
+        lifetimes = ", ".join(row.get(step, "") for step in ("turn", "episode", "ahead"))
+        for number, (wire, steps) in enumerate(row["wires"].items()):
+            first = (name, row.get("version", ""), boot) if number == 0 else ("", "", "")
+            last = (lifetimes, _left(row)) if number == 0 else ("", "")
+            told = (steps[step] for step in ("reply", "stream", "schema", "tool"))
+            yield _line(*first, wire.replace("_", " "), *told, *last)
+
+
+def _left(row: Row) -> str:
+    files = ", ".join(f"{count} in {place}" for place, count in row.get("files", {}).items())
+    left = list(row.get("left", []))
+    if row.get("down") in ("terminated", "killed"):
+        left.append(f"nothing, but it had to be {row['down']}")
+    if files:
+        left.append(f"files: {files}")
+    return "; ".join(left) or "nothing"
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
