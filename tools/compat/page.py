@@ -1,10 +1,16 @@
 """Write docs/compatibility.md from the rows."""
 
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 Row = dict[str, Any]
+
+_ABSENT = "not offered"
+_STATUS = re.compile(
+    r"failed with status (?P<status>\d+): (?P<words>.*?)(?: Try again| Check| Set | Choose|$)"
+)
 
 _HEAD = """\
 # Compatibility
@@ -96,7 +102,9 @@ def _server_table(rows: Sequence[Row]) -> Iterator[str]:
             continue
         boot = f"{row['boot_s']:.2f} s" if "boot_s" in row else row.get("listed", "")
         tools = str(row.get("tools", ""))
-        steps = (row.get(name, "") for name in ("call", "turn", "episode", "ahead"))
+        steps = [row.get(name, "") for name in ("call", "turn", "episode", "ahead")]
+        if "boot_s" not in row:
+            steps = [""] * 4  # each failed for the same reason
         yield _line(row["name"], where, row["version"], boot, tools, *steps, _left(row))
 
 
@@ -113,8 +121,22 @@ def _endpoint_table(rows: Sequence[Row]) -> Iterator[str]:
         for number, (wire, steps) in enumerate(row["wires"].items()):
             first = (name, row.get("version", ""), boot) if number == 0 else ("", "", "")
             last = (lifetimes, _left(row)) if number == 0 else ("", "")
-            told = (steps[step] for step in ("reply", "stream", "schema", "tool"))
+            told = [_short(steps[step]) for step in ("reply", "stream", "schema", "tool")]
+            if set(told) == {_ABSENT}:
+                told[1:] = [""] * 3
             yield _line(*first, wire.replace("_", " "), *told, *last)
+
+
+def _short(told: str) -> str:
+    """Return what a step says without the endpoint's address and the advice."""
+    found = _STATUS.search(told)
+    if found is None:
+        return told
+    return (
+        _ABSENT
+        if found["status"] in ("404", "405")
+        else f"failed: status {found['status']}: {found['words']}"
+    )
 
 
 def _left(row: Row) -> str:

@@ -48,7 +48,8 @@ class Endpoint:
         registry: Where it comes from.
         package: The package.
         program: The executable.
-        args: Its arguments; `{port}`, `{other}` (a second port) and `{work}` are replaced, and `{model}` for the small model's file.
+        args: Its arguments. `{port}`, `{other}` (a second port) and `{work}` are replaced, and `{model}` by
+            the small model's file.
         model: The model that is asked for.
         path: The path of its base URL.
         files: Files in its working folder, by name.

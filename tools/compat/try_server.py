@@ -161,13 +161,13 @@ def started(command: list[str], env: Mapping[str, str], cwd: Path, port: int) ->
 
 
 def _listens(port: int) -> bool:
+    """Return whether something answers at a port, and not that it is still starting (503)."""
     try:
-        httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=10)
+        return httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=10).status_code != 503
     except httpx.ConnectError:
         return False
     except httpx.HTTPError:
         return True
-    return True
 
 
 def free_port() -> int:
@@ -190,7 +190,7 @@ def _count(place: Path) -> int:
 
 def _reason(text: str) -> str:
     """Return a failure's first line, and the error that the server printed last."""
-    first, *more = text.splitlines()
+    first, *more = text.removeprefix("Failed to start MCP server 'it': ").splitlines()
     errors = [line.strip() for line in more if "Error" in line and not line.startswith("Command:")]
     return _line(f"{first}: {errors[-1]}" if errors else first)
 

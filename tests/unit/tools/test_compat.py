@@ -75,6 +75,17 @@ def test_a_failure_is_a_row_with_its_reason_and_is_not_counted_as_working(page: 
     assert "failed: it does not listen" in told
 
 
+def test_a_wire_format_that_is_not_there_is_not_offered(page: ModuleType) -> None:
+    refused = (
+        "failed: The model 'm' at http://127.0.0.1:1/v1 failed with status 404: Not Found Check the name."
+    )
+    broken = "failed: The model 'm' at http://127.0.0.1:1/v1 failed with status 500: Oh no Try again later."
+    steps = dict.fromkeys(("reply", "stream", "schema", "tool"), refused)
+    told = page.page([endpoint(wires={"responses": steps, "messages": {**steps, "reply": broken}})])
+    assert "| responses | not offered |  |  |  |" in told
+    assert "| messages | failed: status 500: Oh no | not offered |" in told
+
+
 def test_what_is_left_behind_is_named(page: ModuleType) -> None:
     told = page.page([server(left=["process 7"], down="killed", files={"home": 2})])
     assert "process 7; nothing, but it had to be killed; files: 2 in home" in told
