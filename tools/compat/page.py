@@ -8,6 +8,7 @@ from typing import Any
 Row = dict[str, Any]
 
 _ABSENT = "not offered"
+_PATH = re.compile(r"(?<![\w`@:/.])(?:/[\w.@+-]+){2,}")
 _STATUS = re.compile(
     r"failed with status (?P<status>\d+): (?P<words>.*?)(?: Try again| Check| Set | Choose|$)"
 )
@@ -150,4 +151,6 @@ def _left(row: Row) -> str:
 
 
 def _line(*cells: str) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n"
+    """Return a row of a table, without the paths of this machine."""
+    told = (_PATH.sub("…", str(cell)).replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(told)} |\n"

@@ -19,6 +19,7 @@ class Server:
         tool: The tool that is called.
         arguments: The arguments of that call.
         no_call: Why none is called.
+        folders: Folders to make in its working folder.
         url: For a server over HTTP: its URL, with `{port}`.
         transport: How that URL is talked to.
         env: Further variables, with the same placeholders.
@@ -33,6 +34,7 @@ class Server:
     tool: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     no_call: str = ""
+    folders: tuple[str, ...] = ()
     url: str = ""
     transport: Literal["http", "sse"] = "http"
     env: dict[str, str] = field(default_factory=dict)
@@ -193,7 +195,13 @@ SERVERS = (
         },
     ),
     Server(
-        "obsidian", "npm", "obsidian-mcp", "obsidian-mcp", ("{work}",), no_call="it wants a vault of Obsidian"
+        "obsidian",
+        "npm",
+        "obsidian-mcp",
+        "obsidian-mcp",
+        ("{work}",),
+        "list-available-vaults",
+        folders=(".obsidian",),
     ),
     Server("time", "PyPI", "mcp-server-time", "mcp-server-time", (), "get_current_time", {"timezone": "UTC"}),
     Server("fetch", "PyPI", "mcp-server-fetch", "mcp-server-fetch", no_call=_NETWORK),
@@ -237,7 +245,8 @@ SERVERS = (
 )
 
 _LITELLM = """{"model_list": [{"model_name": "gpt-4o-mini", "litellm_params": {"model": "openai/mock",
- "api_key": "none", "mock_response": "A gate."}}]}"""
+ "api_key": "none", "mock_response": "A gate."}}],
+ "general_settings": {"master_key": "sk-made-up-master-key"}}"""
 _STUBLLM = "fixtures:\n  - name: any\n    match: {provider: any}\n    response: {content: A gate.}\n"
 _AIMOCK = '{"fixtures": [{"match": {}, "response": {"content": "A gate."}}]}'
 _LLAMA = (

@@ -45,6 +45,8 @@ def try_server(part: Server, folder: Path, work: Path) -> Row:
     places = {name: work / name for name in ("work", "home", "temp")}
     for place in places.values():
         place.mkdir(parents=True)
+    for name in part.folders:
+        (places["work"] / name).mkdir()
     values = {"work": str(places["work"]), "port": str(free_port())}
     with _running(part, folder, places, values) as server:
         row["listed"] = _noted(row, "left", lambda: _list_and_call(part, server, values, row))

@@ -86,6 +86,12 @@ def test_a_wire_format_that_is_not_there_is_not_offered(page: ModuleType) -> Non
     assert "| messages | failed: status 500: Oh no | not offered |" in told
 
 
+def test_no_path_of_the_machine_is_on_the_page(page: ModuleType) -> None:
+    told = page.page([server(call="lint: 0.10 s, an error: nothing at '/tmp/grue-compat-1/work/a.js'")])
+    assert "an error: nothing at '…' |" in told
+    assert "npm `echo`" in told
+
+
 def test_what_is_left_behind_is_named(page: ModuleType) -> None:
     told = page.page([server(left=["process 7"], down="killed", files={"home": 2})])
     assert "process 7; nothing, but it had to be killed; files: 2 in home" in told
