@@ -124,7 +124,8 @@ def _running(
     program = program_of(folder, part)
     command = ["node", str(program)] if part.registry == "npm" else [str(program)]
     command += [arg.format(**values) for arg in part.args]
-    home = {"HOME": str(places["home"]), "TMPDIR": str(places["temp"])}
+    # As users have it: without bytecode on disk, a server in Python takes three times as long to start.
+    home = {"HOME": str(places["home"]), "TMPDIR": str(places["temp"]), "PYTHONDONTWRITEBYTECODE": ""}
     env = {**home, **{name: value.format(**values) for name, value in part.env.items()}}
     if not part.url:
         yield StdioServer(
