@@ -154,6 +154,21 @@ def test_a_revoked_login_in_mid_turn_ends_the_session(guarded: Guarded) -> None:
     assert "the login has expired or was revoked" in said
 
 
+def test_a_server_that_wants_more_in_mid_turn_names_the_command_and_a_login_helps(guarded: Guarded) -> None:
+    server = logged_in(guarded)
+    with ToolClient({"far": server}) as client:
+        client.connect()
+        guarded.issuer.narrow()
+        said = client.call("far.echo", {"text": "hi"}).error_message or ""
+    assert "the server wants the scopes" in said
+    assert guarded.issuer.refreshed == 0, "a refreshed token would have no more scopes"
+    failure = failure_of(server)
+    assert failure.needs_login
+    assert str(failure.remedy).startswith("Run: grue login far")
+    log_in(server, press_yes, scope="read")
+    assert echoed(server) == "hi"
+
+
 _CALL = """
 import sys
 from grue import HttpServer

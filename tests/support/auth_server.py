@@ -105,6 +105,12 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         """Let every access token end now."""
         self.access.clear()
 
+    def narrow(self) -> None:
+        """Take the scopes from every access token: the server then wants more than the login grants."""
+        self.access.update(
+            {name: token.model_copy(update={"scopes": []}) for name, token in self.access.items()}
+        )
+
     def _issue(self, client_id: str, scopes: list[str]) -> OAuthToken:
         access, refresh = f"access-{secrets.token_hex(16)}", f"refresh-{secrets.token_hex(16)}"
         ends = int(time.time() + self.life_s)

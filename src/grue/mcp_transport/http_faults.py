@@ -4,6 +4,7 @@ A fault ends the session if no further exchange can succeed: nobody answers, the
 session is unknown, access is refused or the URL is wrong. Any other bad answer fails only its own exchange.
 """
 
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ _CREDENTIALS = (
     "Check the credentials under `headers` in the server's configuration, for example"
     ' `"Authorization": "Bearer ${TOKEN}"`.'
 )
+_SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]{0,30})(?=\s|,|$)")
 SESSION_LOST = WireFault(
     "session lost: the server does not know this session any more",
     ends_session=True,
@@ -42,19 +44,20 @@ NOT_READING = WireFault("it does not read what it is sent", ends_session=True)
 TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was an answer", ends_session=True)
 
 
-def status_fault(status: int, text: str = "") -> WireFault:
+def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
     """Return the fault for a status from 400 on.
 
     Args:
         status: The HTTP status.
         text: The message in the body, printable and short; may be empty.
+        challenge: The header `WWW-Authenticate` of the answer; untrusted.
     """
     cause: str
     remedy: str | None
     named = f"HTTP {status} {_phrase(status)}".rstrip() + (f": {text}" if text else "")
     match status:
         case 401 | 407:
-            cause, remedy = "the server does not accept the credentials", _CREDENTIALS
+            cause, remedy = "the server does not accept the credentials", _credentials(challenge)
         case 403:
             cause, remedy = "the server refuses access", _CREDENTIALS
         case 404 | 405 | 410:
@@ -66,6 +69,32 @@ def status_fault(status: int, text: str = "") -> WireFault:
         case _:
             cause, remedy = "the server refused the request", None
     return WireFault(f"{cause} ({named})", ends_session=status in _ENDS_SESSION, remedy=remedy)
+
+
+def challenge_scheme(challenge: str) -> str:
+    """Return the kind of credentials that a server asks for, such as `Bearer`; empty if it names none."""
+    found = _SCHEME.match(challenge)
+    return found[1] if found else ""
+
+
+def offers_login(challenge: str) -> bool:
+    """Return whether a server says where to log in, as MCP's authorisation wants it (OAuth)."""
+    return challenge_scheme(challenge).lower() == "bearer" and "resource_metadata" in challenge
+
+
+def _credentials(challenge: str) -> str:
+    scheme = challenge_scheme(challenge)
+    if offers_login(challenge):
+        return (
+            "It offers a login (OAuth): take `Authorization` out of `headers` and `auth: false` out of the"
+            " server's configuration, and run: grue login SERVER."
+        )
+    if scheme and scheme.lower() != "bearer":
+        return (
+            f"It asks for credentials of the kind {scheme}: set them under `headers` in the server's"
+            f' configuration, for example `"Authorization": "{scheme} ${{CREDENTIALS}}"`.'
+        )
+    return _CREDENTIALS
 
 
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:

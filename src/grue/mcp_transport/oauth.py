@@ -217,7 +217,13 @@ class Authorizer:
         if refusal.status_code == httpx2.codes.FORBIDDEN:
             scope = union_scopes(stored.scope if stored else None, extract_scope_from_www_auth(refusal))
         had_token = stored is not None and bool(stored.obtained_at)
-        return login_fault(self._server.name, refusal.status_code, scope=scope, had_token=had_token)
+        return login_fault(
+            self._server.name,
+            refusal.status_code,
+            scope=scope,
+            had_token=had_token,
+            challenge=refusal.headers.get("www-authenticate", ""),
+        )
 
     def _use(self, record: TokenRecord | None) -> str:
         self._record, self._loaded = record, True

@@ -1,5 +1,6 @@
 """The faults of an authorisation: their texts and their remedies."""
 
+from grue.mcp_transport.http_faults import challenge_scheme, offers_login, status_fault
 from grue.tool_sessions.failures import WireFault
 
 
@@ -14,28 +15,32 @@ class AuthorizationRefused(Exception):  # noqa: N818 - named as the event it rep
 _AGAIN = "Try again later; the authorization server's own log says more."
 
 
-def login_fault(server: str, status: int, *, scope: str | None, had_token: bool) -> WireFault:
-    """Return the fault of a server that only a person's login can help with.
+def login_fault(
+    server: str, status: int, *, scope: str | None, had_token: bool, challenge: str = ""
+) -> WireFault:
+    """Return the fault of a server that only a person's login can help with, or credentials of another kind.
 
     Args:
         server: Its name in the configuration.
         status: The HTTP status of its refusal.
         scope: The scopes that the login has to ask for; `None`: what the server says.
         had_token: Whether there was a login before.
+        challenge: The header `WWW-Authenticate` of its refusal; untrusted.
     """
+    scheme = challenge_scheme(challenge)
+    if scheme and scheme.lower() != "bearer" and not had_token:
+        return status_fault(status, challenge=challenge)
     if scope is not None:
         cause = f"the server wants the scopes {scope!r}, which the login does not grant"
     elif had_token:
         cause = "the login has expired or was revoked"
     else:
         cause = "the server wants a login"
-    option = "" if scope is None else f' --scope "{scope}"'
-    return WireFault(
-        f"{cause} (HTTP {status})",
-        ends_session=True,
-        remedy=f"Run: grue login {server}{option}",
-        needs_login=True,
-    )
+    remedy = f"Run: grue login {server}" + ("" if scope is None else f' --scope "{scope}"')
+    if not had_token and scope is None and not offers_login(challenge):
+        # Servers with keys of their own answer like this too. A login would find nothing to log in to.
+        remedy += ". If it has no OAuth, set the key that it wants under `headers` in its configuration."
+    return WireFault(f"{cause} (HTTP {status})", ends_session=True, remedy=remedy, needs_login=True)
 
 
 def oauth_fault(words: str) -> WireFault:

@@ -428,7 +428,9 @@ def _refusal(
     text = error.message if error is not None else ""
     if error is None and _content_type(response) in (_JSON, "application/problem+json", "text/plain"):
         text = body.decode("utf-8", "replace")
-    fault = status_fault(status, beginning(" ".join(plain_text(text).split()), _ERROR_TEXT_CHARS))
+    challenge = response.headers.get("www-authenticate", "")
+    shown = beginning(" ".join(plain_text(text).split()), _ERROR_TEXT_CHARS)
+    fault = status_fault(status, shown, challenge)
     return None if error is not None and not fault.ends_session else fault
 
 
