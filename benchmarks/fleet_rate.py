@@ -83,8 +83,8 @@ def measured(seconds: float) -> Section:
         [],
         [
             Bar("requests above the budget", max(0, len(arrived) - budget), 0),
-            Bar("share of the endpoint's rate that is used", used, 0.9, "x", at_least=True),
-            Bar("share of answers 429 after the first ten seconds", overloads, 0.01, "x"),
+            Bar("share of the rate that is used", used, 0.9, "x", at_least=True),
+            Bar("share of 429s after ten seconds", overloads, 0.01, "x"),
         ],
         {
             "requests that arrived": str(len(arrived)),

@@ -61,9 +61,9 @@ def fleet_section(effort: Effort) -> Section:
             figure("a short episode, cold grue play", "ms", [1e3 * each for each in cold]),
         ],
         [
-            Bar("long episodes, a worker beside the loop", share, 0.9, "x", at_least=True),
+            Bar("long episodes, beside the loop", share, 0.9, "x", at_least=True),
             Bar(
-                "short episodes, a worker beside cold grue play",
+                "short episodes, beside cold grue play",
                 statistics.median(cold) / statistics.median(shorts),
                 5,
                 "x",

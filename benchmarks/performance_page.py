@@ -25,7 +25,7 @@ from tables import loaded, markdown
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
-SECTIONS = ("turn", "cold", "episode", "frames")
+SECTIONS = ("turn", "cold", "episode", "frames", "fleet", "fleet_rate")
 """Of `run.py`, those whose figures the page shows."""
 
 

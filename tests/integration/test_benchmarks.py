@@ -19,7 +19,7 @@ pytest.importorskip("mcp")
 
 
 HANG_S = 600
-"""A quick run of all sixteen sections takes a minute and a half alone; other tests run beside it."""
+"""A quick run of all eighteen sections takes a minute and a half alone; other tests run beside it."""
 
 
 def python(*args: str | Path) -> str:
@@ -102,7 +102,7 @@ def test_every_part_runs_and_is_stored(quick_run: Ran) -> None:
 
 SECTIONS = [
     *("turn", "episode", "frames", "sessions", "manager", "cold", "import", "version", "ask", "record"),
-    *("long", "talk", "window", "agents", "many", "large"),
+    *("long", "talk", "window", "agents", "many", "large", "fleet", "fleet_rate"),
 ]
 HELD = ["malloc in use", "Python's blocks", "resident less free", "descriptors", "threads", "processes"]
 """What the bars about many turns tell, in their order."""

@@ -19,7 +19,10 @@ from grue.cli.app import app
 from grue.errors import FleetError
 from grue.fleet import Fleet, FleetBudget, FleetOptions, Price, ServerCap
 from grue.fleet.accounts import read_ledger
+from grue.fleet.attempt import Attempted, Job
+from grue.fleet.broker import Limits
 from grue.fleet.folder import FleetFolder
+from grue.fleet.local import LocalEngine
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 
 HANG_S = 240
@@ -118,6 +121,27 @@ def test_a_killed_worker_costs_an_attempt_and_a_hang_holds_no_slot(tmp_path: Pat
     options = FleetOptions(episode_timeout_s=1)
     finished = fleet(tmp_path, options=options).map(f"{work}:hangs", [{"n": n} for n in range(3)])
     assert (finished.tally.failed, finished.tally.kinds) == (3, {"timed_out": 3})
+
+
+def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path: Path, work: str) -> None:
+    folder = FleetFolder(tmp_path / "fleet")
+    folder.path.mkdir()
+    engine = LocalEngine(folder, Limits(), 1)
+    try:
+        pids = []
+        for number in range(2):
+            place = folder.episode(f"{number:024x}").path
+            engine.submit(Job(folder=place, work=f"{work}:number", version="1", settings={"n": number}))
+            job, ended = engine.ended.get(timeout=HANG_S)
+            assert isinstance(ended, Attempted), ended
+            assert (job.folder, ended.committed) == (place, True)
+            pids.append(int(ended.end.scores["pid"]))
+            os.kill(pids[-1], signal.SIGKILL)
+            while engine._pool.active:  # the pool notices that none of its workers is left
+                time.sleep(0.01)
+        assert len(set(pids)) == 2
+    finally:
+        engine.close()
 
 
 def test_a_failure_of_the_work_is_kept_with_its_text(tmp_path: Path, work: str) -> None:

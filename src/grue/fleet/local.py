@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import queue
 import sys
+import threading
+from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
 
 from grue.errors import FleetError, MissingDependencyError
@@ -23,12 +25,17 @@ from grue.fleet.folder import FleetFolder
 from grue.runtime.interrupts import ignore_interrupts
 
 if TYPE_CHECKING:
+    from pebble import ProcessPool
+
     from grue.fleet.broker_link import BrokerLink
 
 EPISODES_A_WORKER = 200
 """A worker is replaced after so many episodes, so that what a work leaks does not add up."""
 
 _PRELOADED = ("grue.fleet.attempt", "grue.runner", "grue.actors.llm", "grue.mcp_transport.process_wire")
+
+_MOST_BROKEN = 50
+"""If the pool breaks so often without an attempt in between, the workers cannot work at all."""
 
 _link: "list[BrokerLink]" = []
 
@@ -63,13 +70,18 @@ class LocalEngine:
         self._broker = self._stack.enter_context(BrokerServer(folder, limits))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
-        self._pool = ProcessPool(
+        self._new_pool = functools.partial(
+            ProcessPool,
             max_workers=workers,
             max_tasks=EPISODES_A_WORKER,
             initializer=begin_work,
             initargs=(self._broker.address, limits, list(sys.path)),
             context=context,
         )
+        self._pool = self._new_pool()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._broken = 0
         self._futures: dict[int, concurrent.futures.Future[Attempted]] = {}
 
     def costs(self) -> Costs:
@@ -78,8 +90,21 @@ class LocalEngine:
         return Costs(broker.spent, broker.overloads)
 
     def submit(self, job: Job) -> None:
-        """Make an attempt as soon as a process is free."""
-        future = self._pool.schedule(run_attempt, args=(job,), timeout=self._timeout_s)
+        """Make an attempt as soon as a process is free.
+
+        pebble's pool breaks if a worker is killed while none has a task: then it is replaced.
+        """
+        with self._lock:
+            if self._closed:
+                self.ended.put((job, Lost("cancelled")))
+                return
+            schedule = functools.partial(_schedule, job, self._timeout_s)
+            try:
+                future = schedule(self._pool)
+            except RuntimeError:
+                self._stop_pool()
+                self._pool = self._new_pool()
+                future = schedule(self._pool)
         self._futures[id(future)] = future
         future.add_done_callback(functools.partial(self._done, job))
 
@@ -90,13 +115,37 @@ class LocalEngine:
 
     def close(self) -> None:
         """End all processes. Blocks until they are gone."""
+        with self._lock:
+            self._closed = True
+            self._stop_pool()
+        self._stack.close()
+
+    def _stop_pool(self) -> None:
         self._pool.stop()  # type: ignore[no-untyped-call]  # pebble has no annotation there
         self._pool.join()
-        self._stack.close()
 
     def _done(self, job: Job, future: "concurrent.futures.Future[Attempted]") -> None:
         self._futures.pop(id(future), None)
-        self.ended.put((job, _outcome(future, self._timeout_s)))
+        if _never_began(future) and self._broken < _MOST_BROKEN:
+            # A thread of its own, because this one belongs to the pool that is to be stopped.
+            self._broken += 1
+            threading.Thread(target=self.submit, args=(job,), daemon=True).start()
+            return
+        outcome = _outcome(future, self._timeout_s)
+        self._broken = 0
+        self.ended.put((job, outcome))
+
+
+def _schedule(
+    job: Job, timeout_s: float | None, pool: "ProcessPool"
+) -> "concurrent.futures.Future[Attempted]":
+    future: concurrent.futures.Future[Attempted] = pool.schedule(run_attempt, args=(job,), timeout=timeout_s)
+    return future
+
+
+def _never_began(future: "concurrent.futures.Future[Attempted]") -> bool:
+    """Whether the pool has broken before a worker took the job."""
+    return not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
 
 
 def _outcome(future: "concurrent.futures.Future[Attempted]", timeout_s: float | None) -> Attempted | Lost:
