@@ -68,8 +68,12 @@ def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
 def count_of(data: str | bytes, marks: str) -> int:
     """Return how often the characters of `marks`, which are ASCII, stand in `data`."""
     if isinstance(data, str):
+        if len(data) <= STEP:
+            return sum(map(data.count, marks))
         return sum([data.count(mark, at, at + STEP) for at in steps(0, len(data)) for mark in marks])
     codes = marks.encode()
+    if len(data) <= STEP:
+        return sum(map(data.count, codes))
     return sum([data.count(code, at, at + STEP) for at in steps(0, len(data)) for code in codes])
 
 

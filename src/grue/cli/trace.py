@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from grue.tracing import show as table
 from grue.tracing import stats_table
-from grue.tracing.counting import count_episode
+from grue.tracing.counting import EpisodeTally, count_episode
 from grue.tracing.filters import EVERYTHING, Filter
 from grue.tracing.presentation import kind_of
 from grue.tracing.reading import EpisodeReader, open_episode
@@ -81,10 +81,12 @@ def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iter
         yield from map(table.json_line, filter(wanted.wants, episode))
         return
     width = _width(options.width)
-    yield from table.render(episode, wanted, width=width, colour=_colour())
-    if wanted == EVERYTHING:
+    tally = EpisodeTally() if wanted == EVERYTHING else None
+    watch = None if tally is None else tally.take
+    yield from table.render(episode, wanted, width=width, colour=_colour(), watch=watch)
+    if tally is not None:
         yield ""
-        yield from stats_table.summary(count_episode(episode), width)
+        yield from stats_table.summary(tally.stats(episode), width)
 
 
 def _live_lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:

@@ -130,14 +130,14 @@ class TraceReader(Generic[B]):
 
     def _envelope(self, number: int, line: TraceLine, *, after: int) -> Envelope[B]:
         check_numbers(self.path, number, line, after)
-        written: bytes | msgspec.Raw = line.body
-        if bytes(line.body).startswith(REFERENCE_START):
+        written = bytes(line.body)
+        if written.startswith(REFERENCE_START):
             written = self._payload(number, line)
         if line.extracts:
-            written = self._restored(number, line, bytes(written))
-        check_depth(self.path, number, bytes(written))
+            written = self._restored(number, line, written)
+        check_depth(self.path, number, written)
         try:
-            body = self._body(line, bytes(written))
+            body = self._body(line, written)
         except UNDECODABLE as error:
             raise unknown(self.path, number, error) from error
         return Envelope(

@@ -62,28 +62,10 @@ def count_episode(episode: EpisodeReader) -> EpisodeStats:
     Raises:
         TraceError: The file is damaged.
     """
-    tally = _Tally()
+    tally = EpisodeTally()
     for envelope in episode:
         tally.take(envelope)
-    phases = tally.clock.phases
-    return EpisodeStats(
-        episode=episode.header.episode,
-        started_at=episode.header.started_at,
-        messages=tally.messages,
-        trace_bytes=_size(episode.path),
-        payload_bytes=sum(map(_size, (episode.path.parent / PAYLOADS).glob("*.json"))),
-        cut_short=episode.cut_short,
-        wall_s=phases.total_s,
-        phases=phases,
-        resumptions=tally.resumptions,
-        hosted=tally.hosted,
-        ending=tally.ending,
-        turns=tally.turns.stats(),
-        model=tally.model.stats(),
-        tools=tally.calls.stats(),
-        servers=tuple(server.stats(name) for name, server in tally.servers.items()),
-        slowest_turns=tally.turns.slowest(),
-    )
+    return tally.stats(episode)
 
 
 def _size(path: Path) -> int:
@@ -93,8 +75,11 @@ def _size(path: Path) -> int:
         return 0  # removed meanwhile, or a link to nowhere
 
 
-class _Tally:
-    """The counts of an episode, up to the envelope that was read last."""
+class EpisodeTally:
+    """The counts of an episode, up to the envelope that was read last.
+
+    Use it to count while an episode is read for something else. `count_episode` reads one only to count.
+    """
 
     def __init__(self) -> None:
         self.messages = 0
@@ -109,6 +94,7 @@ class _Tally:
         self.servers: dict[str, _Server] = {}
 
     def take(self, envelope: EpisodeEnvelope) -> None:
+        """Count the next envelope."""
         self.messages += 1
         self.clock.take(envelope)
         changes = self.steps.take(envelope)
@@ -124,6 +110,28 @@ class _Tally:
                 self.resumptions += 1
             case EpisodeEnded() as ending:
                 self.ending = ending
+
+    def stats(self, episode: EpisodeReader) -> EpisodeStats:
+        """Return the counts of an episode that has been read to its end."""
+        phases = self.clock.phases
+        return EpisodeStats(
+            episode=episode.header.episode,
+            started_at=episode.header.started_at,
+            messages=self.messages,
+            trace_bytes=_size(episode.path),
+            payload_bytes=sum(map(_size, (episode.path.parent / PAYLOADS).glob("*.json"))),
+            cut_short=episode.cut_short,
+            wall_s=phases.total_s,
+            phases=phases,
+            resumptions=self.resumptions,
+            hosted=self.hosted,
+            ending=self.ending,
+            turns=self.turns.stats(),
+            model=self.model.stats(),
+            tools=self.calls.stats(),
+            servers=tuple(server.stats(name) for name, server in self.servers.items()),
+            slowest_turns=self.turns.slowest(),
+        )
 
     def _take_server(self, envelope: EpisodeEnvelope) -> None:
         body = envelope.body

@@ -9,7 +9,7 @@ for the lines; a file that is still being written gets columns of fixed width.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Self
 
@@ -109,7 +109,12 @@ class _Layout(Struct, frozen=True):
 
 
 def render(
-    episode: EpisodeReader, wanted: Filter = EVERYTHING, *, width: int | None = None, colour: bool = False
+    episode: EpisodeReader,
+    wanted: Filter = EVERYTHING,
+    *,
+    width: int | None = None,
+    colour: bool = False,
+    watch: Callable[[EpisodeEnvelope], object] | None = None,
 ) -> Iterator[str]:
     """Yield the lines of the table.
 
@@ -118,6 +123,7 @@ def render(
         wanted: Messages to show.
         width: Columns of the terminal, to which each line is cut; `None`: lines are not cut.
         colour: Colour the lines by escape sequences; leave it off for a pipe.
+        watch: Called with each message as the file is read for the first time, wanted or not.
 
     Raises:
         TraceError: The file is damaged.
@@ -126,6 +132,8 @@ def render(
     count = shown = 0
     for envelope in episode:
         count += 1
+        if watch is not None:
+            watch(envelope)
         if wanted.wants(envelope):
             shown += 1
             widths = list(map(max, widths, map(_width, _cells(envelope))))
