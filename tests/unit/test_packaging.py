@@ -115,3 +115,21 @@ def test_the_wheel_plays(built: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert "2 turns" in played.stdout, played.stderr
+
+
+def test_the_container_file_copies_what_is_there_and_installs_what_is_declared() -> None:
+    """As far as that can be seen without a container runtime."""
+    text = (ROOT / "Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    copied = [words for words in lines if words[0] == "COPY" and not words[1].startswith("--from")]
+    sources = [source for words in copied for source in words[1:-1]]
+    assert {"pyproject.toml", "src", "README.md", "LICENSE", "hatch_build.py"} <= set(sources)
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", text)
+    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+    assert ["ENTRYPOINT", '["grue"]'] in lines
+    assert "grue" in PROJECT["scripts"]
+    stages = [words[1] for words in lines if words[0] == "FROM"]
+    (version,) = {re.sub(r".*python:(\d+\.\d+)-slim", r"\1", image) for image in stages}
+    assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
+    assert [words[0] for words in lines].index("USER") < [words[0] for words in lines].index("ENTRYPOINT")

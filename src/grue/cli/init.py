@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from grue.cli.init_files import AGENT, TEST
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import GRUE, say, shown_path
 from grue.config.copied_entry import CopiedEntry
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import FoundServers, find_hosts, read_host
@@ -116,5 +116,5 @@ def _say_what_is_next(folder: Path) -> None:
     if find_spec("pytest") is None:
         say("  pip install pytest             # the test needs it")
     say("  python -m pytest               # passes without a network and without a key")
-    say("  grue tools                     # what the configured servers offer")
+    say(f"  {f'{GRUE} tools':30} # what the configured servers offer")
     say('  python agent.py "A question"   # with the endpoint and the model that agent.py names')
