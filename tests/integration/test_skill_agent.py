@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from langfuse_stand_in import StandIn
 from msgspec.structs import replace
 from real_servers import npm_server
 from skill_runs import Events, act, call, finish, run, scripted
@@ -32,6 +33,7 @@ from grue.messages import (
 from grue.runtime.trace import Recorder
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.trace_watch import TraceWatch
+from grue.traces import LangfuseObserver
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -161,3 +163,30 @@ def test_opentelemetry_shows_turns_and_calls_as_of_any_host() -> None:
         "agent-tool-calling-session": "invoke_workflow Do it.",
         "execute_tool s.echo": "agent-tool-calling-session",
     }
+
+
+def test_langfuse_shows_turns_and_calls_as_of_any_host() -> None:
+    client, recorder = StandIn(), Recorder()
+    observer = LangfuseObserver(client)
+    recorder.add(observer)
+    run([act(call("echo", text="x")), act(finish())], config={"servers": {"s": faulty()}}, recorder=recorder)
+    assert observer.close(30.0)
+    assert observer.statistics().failed == 0
+    assert client.tree() == [
+        ("client", "episode"),
+        ("episode", "agent-tool-calling-session"),
+        ("episode", "turn 1"),
+        ("turn 1", "Agent"),
+        ("agent-tool-calling-session", "mcp-tool-s.echo"),
+        ("episode", "turn 2"),
+        ("turn 2", "Agent"),
+    ]
+    assert sorted(client.ended()) == sorted(name for _, name in client.tree())
+    root = client.ending("episode")
+    assert "Do it." in root["input"]
+    assert root.get("level") is None
+    first, second = (
+        told.given for told in client.log if told.what == "start" and told.given["name"] == "Agent"
+    )
+    assert second["input"][: len(first["input"])] == first["input"]
+    assert [message["role"] for message in second["input"]] == ["system", "user", "assistant", "user"]

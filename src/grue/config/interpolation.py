@@ -1,8 +1,8 @@
 """Expand `${...}` in configuration values, in the notation of the hosts that share these files.
 
-`${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}` and `${userHome}` are
-folders. As in a shell, a default also replaces an empty variable. The value of a variable is not expanded
-again, and never appears in an error.
+`${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}`, `${userHome}` and
+`${grueServers}` (the folder of the servers that come with grue) are folders. As in a shell, a default also
+replaces an empty variable. The value of a variable is not expanded again, and never appears in an error.
 """
 
 import re
@@ -15,9 +15,10 @@ from grue.errors import MCPConfigError
 
 _EXPRESSION = re.compile(r"\$\{(?P<inside>[^}]*)(?P<end>\}?)")
 _VARIABLE = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+_SERVERS = Path(__file__).parents[1] / "servers"
 _KNOWN = (
-    "It can expand ${VAR}, ${VAR:-default}, ${env:VAR}, ${workspaceFolder} and ${userHome}, and none of them"
-    " inside another. An editor's ${input:...} is not supported: grue does not ask for input."
+    "It can expand ${VAR}, ${VAR:-default}, ${env:VAR}, ${workspaceFolder}, ${userHome} and ${grueServers},"
+    " and none of them inside another. An editor's ${input:...} is not supported: grue asks for no input."
 )
 
 
@@ -56,6 +57,8 @@ def _value(match: re.Match[str], scope: Scope, place: str) -> str:
         raise MCPConfigError(f"{place} has a '${{' that is never closed.", path=scope.source)
     if inside == "workspaceFolder":
         return str(scope.workspace_folder)
+    if inside == "grueServers":
+        return str(_SERVERS)
     if inside == "userHome":
         return scope.environ.get("HOME") or str(Path("~").expanduser())
     variable = _VARIABLE.fullmatch(inside)

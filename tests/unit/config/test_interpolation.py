@@ -39,6 +39,10 @@ def test_each_form_is_replaced_by_its_value(text: str, expanded: str) -> None:
     assert expand(text, scope(A="one", B2="two", EMPTY="", HOME="/home/z"), PLACE) == expanded
 
 
+def test_the_servers_that_come_with_grue_have_a_folder() -> None:
+    assert Path(expand("${grueServers}/think.py", scope(), PLACE)).is_file()
+
+
 def test_the_home_is_the_users_own_where_the_environment_does_not_say() -> None:
     assert expand("${userHome}", scope(), PLACE) == str(Path.home())
 
