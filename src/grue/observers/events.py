@@ -111,19 +111,10 @@ _Calling: TypeAlias = (
     | ToolDenied
     | ToolSkipped
 )
-_Asking: TypeAlias = (
-    IterationStarted
-    | CompletionRetried
-    | ReplyCut
-    | ThoughtsDropped
-    | SettingsLeftOut
-    | SchemaIgnored
-    | CostUncounted
-    | ReplyUnusable
-    | FinalForced
-    | RepairRequested
-    | FellBack
+_OfModel: TypeAlias = (
+    CompletionRetried | ReplyCut | ThoughtsDropped | SettingsLeftOut | SchemaIgnored | CostUncounted
 )
+_Asking: TypeAlias = IterationStarted | _OfModel | ReplyUnusable | FinalForced | RepairRequested | FellBack
 _Ending: TypeAlias = TurnCompleted | TurnFailed | ActorFailed
 
 
@@ -346,30 +337,6 @@ class EventFeed:
                     max_iterations=most,
                 )
                 return [started, asking] if first else [asking]
-            case CompletionRetried(failure=failure, delay_s=delay_s, attempt=attempt):
-                message = f"LLM request failed, trying again in {delay_s:.1f}s: {failure.message}"
-                cause = failure.message
-                return [moment.warning("llm_retry", message, attempt=attempt, delay_s=delay_s, error=cause)]
-            case ReplyCut(limit_tokens=limit, retried_with=larger):
-                at = "its length limit" if limit is None else f"{limit} tokens"
-                then = "" if larger is None else f", asking once more with {larger}"
-                message = f"LLM reply was cut at {at}{then}"
-                return [moment.warning("llm_reply_cut", message, limit_tokens=limit, retried_with=larger)]
-            case ThoughtsDropped(replies=replies, wire=wire, model=model):
-                message = f"LLM {model} is not sent the thoughts of {replies} replies: it cannot read them"
-                return [moment.warning("llm_thoughts_dropped", message, replies=replies, wire=wire)]
-            case CostUncounted(model=model, endpoint=endpoint, limit_usd=limit_usd):
-                message = (
-                    f"The cost limit of {limit_usd:g} USD has no effect: {endpoint} does not report what"
-                    f" {model} costs. Set its price under budget.prices"
-                )
-                return [moment.warning("llm_cost_uncounted", message, limit_usd=limit_usd)]
-            case SchemaIgnored(endpoint=endpoint, model=model, request=asked):
-                message = f"LLM {model} ({endpoint}) ignored the answer's schema: prompts state it now"
-                return [moment.warning("llm_schema_ignored", message, request=asked)]
-            case SettingsLeftOut(settings=names, endpoint=endpoint, model=model):
-                message = f"LLM {model} ({endpoint}) does not take {' and '.join(names)}: not sent"
-                return [moment.warning("llm_settings_left_out", message, settings=list(names))]
             case ReplyUnusable(finish_reason=reason, iteration=iteration):
                 message = f"LLM returned no content and no tool_calls, finish_reason={reason}"
                 return [
@@ -387,8 +354,8 @@ class EventFeed:
                 return [moment.warning("agent_repair_requested", message, reason=refusal)]
             case FellBack(reason=refusal, raw_response=raw):
                 return [_unparsed(moment, refusal, raw)]
-            case never:
-                assert_never(never)
+            case _:
+                return [_of_model(moment, body)]
 
     def _ending(self, moment: Moment, body: _Ending) -> list[Event]:
         match body:
@@ -423,6 +390,37 @@ class EventFeed:
                 final_action=action,
             )
         ]
+
+
+def _of_model(moment: Moment, body: _OfModel) -> Event:
+    """Return the event of a note of the LLM actor, about a request or its settings."""
+    match body:
+        case CompletionRetried(failure=failure, delay_s=delay_s, attempt=attempt):
+            message = f"LLM request failed, trying again in {delay_s:.1f}s: {failure.message}"
+            cause = failure.message
+            return moment.warning("llm_retry", message, attempt=attempt, delay_s=delay_s, error=cause)
+        case ReplyCut(limit_tokens=limit, retried_with=larger):
+            at = "its length limit" if limit is None else f"{limit} tokens"
+            then = "" if larger is None else f", asking once more with {larger}"
+            message = f"LLM reply was cut at {at}{then}"
+            return moment.warning("llm_reply_cut", message, limit_tokens=limit, retried_with=larger)
+        case ThoughtsDropped(replies=replies, wire=wire, model=model):
+            message = f"LLM {model} is not sent the thoughts of {replies} replies: it cannot read them"
+            return moment.warning("llm_thoughts_dropped", message, replies=replies, wire=wire)
+        case CostUncounted(model=model, endpoint=endpoint, limit_usd=limit_usd):
+            message = (
+                f"The cost limit of {limit_usd:g} USD has no effect: {endpoint} does not report what"
+                f" {model} costs. Set its price under budget.prices"
+            )
+            return moment.warning("llm_cost_uncounted", message, limit_usd=limit_usd)
+        case SchemaIgnored(endpoint=endpoint, model=model, request=asked):
+            message = f"LLM {model} ({endpoint}) ignored the answer's schema: prompts state it now"
+            return moment.warning("llm_schema_ignored", message, request=asked)
+        case SettingsLeftOut(settings=names, endpoint=endpoint, model=model):
+            message = f"LLM {model} ({endpoint}) does not take {' and '.join(names)}: not sent"
+            return moment.warning("llm_settings_left_out", message, settings=list(names))
+        case never:
+            assert_never(never)
 
 
 def describe_failure(failure: TurnFailure) -> str:
