@@ -205,7 +205,7 @@ SERVERS = (
     ),
     Server("time", "PyPI", "mcp-server-time", "mcp-server-time", (), "get_current_time", {"timezone": "UTC"}),
     Server("fetch", "PyPI", "mcp-server-fetch", "mcp-server-fetch", no_call=_NETWORK),
-    Server("git", "PyPI", "mcp-server-git", "mcp-server-git", (), "git_init", {"repo_path": "{work}"}),
+    Server("git", "PyPI", "mcp-server-git", "mcp-server-git", (), "git_status", {"repo_path": "{work}"}),
     Server(
         "sqlite",
         "PyPI",
@@ -241,7 +241,6 @@ SERVERS = (
     Server(
         "simple-timeserver", "PyPI", "mcp-simple-timeserver", "mcp-simple-timeserver", (), "get_local_time"
     ),
-    Server("echo", "PyPI", "mcp-echo-server", "mcp-echo-server", (), "echo", {"message": "hello"}),
 )
 
 _LITELLM = """{"model_list": [{"model_name": "gpt-4o-mini", "litellm_params": {"model": "openai/mock",
