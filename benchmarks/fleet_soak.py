@@ -46,6 +46,9 @@ MARK = "GRUE_FLEET_SOAK"
 """An environment variable by which all processes of a soak are found."""
 
 _GONE_WITHIN_S = 60.0
+_LOOK_S = 0.1
+"""How often the commits are counted, so that a fast fleet does not end before its driver is killed."""
+
 SWEEP = """
 work = "zork"
 workers = {workers}
@@ -174,11 +177,11 @@ def _run_wildly(
     killed: Counter[str],
 ) -> None:
     """Run a fleet; kill a worker after each pause, and the driver once `until` episodes are done."""
-    kill_at = _done(folder) + BETWEEN
+    kill_at, kill_after = _done(folder) + BETWEEN, time.monotonic() + every_s
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as driver:
         while True:
             try:
-                driver.wait(every_s)
+                driver.wait(min(every_s, max(_LOOK_S, kill_at / 2000)))  # counting takes longer with more
             except subprocess.TimeoutExpired:
                 pass
             else:
@@ -188,8 +191,8 @@ def _run_wildly(
                 driver.kill()
                 killed["driver"] += 1
                 return
-            if done >= kill_at:
-                kill_at = done + BETWEEN
+            if done >= kill_at and time.monotonic() >= kill_after:
+                kill_at, kill_after = done + BETWEEN, time.monotonic() + every_s
                 killed["worker"] += _kill_a_worker(driver.pid)
 
 
