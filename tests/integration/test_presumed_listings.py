@@ -4,6 +4,8 @@ Each turn leaves its trace in the test's folder, where it is replayed.
 """
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from grue.messages import (
     ReplyDropped,
     RequestCompletion,
     SessionOpened,
+    TextDelta,
     ToolAnnotations,
     ToolDefinition,
     ToolsPresumed,
@@ -313,3 +316,61 @@ def test_a_budget_of_one_request_presumes_nothing(tmp_path: Path, listed: tuple[
 def test_a_mode_that_does_not_exist_is_refused() -> None:
     with pytest.raises(MCPConfigError, match="presume_tools= wants one of 'locked', 'seen', 'never'"):
         Runner(llm=LlmSettings(base_url="http://localhost:1", model="m"), presume_tools="always")  # type: ignore[arg-type]
+
+
+def test_the_host_sees_no_text_before_the_tools_are_verified(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    seen: list[str] = []
+    texts: list[str] = []
+
+    def on_delta(delta: TextDelta) -> None:
+        assert "ToolsVerified" in seen
+        texts.append(delta.text)
+
+    with ScriptedLlmServer([DONE]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        trace = tmp_path / "turn.jsonl"
+        with Runner(
+            llm=settings, servers={"faulty": faulty()}, trace=trace, tool_lock=locked(*listed)
+        ) as runner:
+            runner.recorder.add(lambda envelope, _: seen.append(type(envelope.body).__name__))
+            runner.run_turn(TurnRequest(system="s", user="u", on_delta=on_delta))
+    assert "".join(texts) == "done"
+    assert "TextDelta" in seen
+
+
+_COLD = """
+import sys
+from grue import LlmSettings, Runner, TurnRequest
+from grue.engine.early_request import EarlyRequest
+from grue.messages import ToolDefinition
+from grue.protocol.tool_lock import ToolLock, lock_of
+from grue.testing import faulty_server
+from grue.testing.llm_server import ScriptedLlmServer, text_reply
+from grue.tool_sessions.server_specs import StdioServer
+
+tools = (ToolDefinition(server="faulty", tool="echo", input_schema={"type": "object"}),)
+lock = ToolLock({"faulty": lock_of(tools)}, listings={"faulty": tools})
+command, *args = faulty_server.argv()
+imported = []
+
+def sent(self, sent=EarlyRequest.sent):
+    imported.append("mcp" in sys.modules)
+    sent(self)
+
+EarlyRequest.sent = sent
+with ScriptedLlmServer([text_reply("done")]) as llm:
+    server = StdioServer(name="faulty", command=command, args=tuple(args))
+    llm = LlmSettings(base_url=llm.base_url, model="m")
+    with Runner(llm=llm, servers={"faulty": server}, tool_lock=lock) as runner:
+        assert runner.run_turn(TurnRequest(system="s", user="u")).response == "done"
+print(imported[0], "mcp" in sys.modules)
+"""
+
+
+def test_the_sdk_is_imported_after_the_request_is_written(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _COLD], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "False True\n", done.stderr

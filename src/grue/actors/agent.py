@@ -50,6 +50,8 @@ from grue.protocol.tool_loop import step
 from grue.protocol.turn_states import (
     AwaitingClose,
     AwaitingDrop,
+    AwaitingSessions,
+    AwaitingSupport,
     Finished,
     Idle,
     Presuming,
@@ -89,6 +91,7 @@ class AgentActor(Actor[TurnEvent]):
         approval: Mailbox of the actor that asks a person. Set it before the actor runs, if the turn's policy
             can ask.
         presumed: What the turn may presume. Set it before the actor runs.
+        on_step: Called after each event, if set.
         end: How the turn ended; `None` while it runs.
         last_request: The last request that was sent to the LLM actor; `None`: none yet.
     """
@@ -115,6 +118,7 @@ class AgentActor(Actor[TurnEvent]):
         self._pace = Pace()
         self.approval: Mailbox[AskApproval] | None = None
         self.presumed: ToolsPresumed | None = None
+        self.on_step: Callable[[], None] | None = None
         self.end: TurnEnd | None = None
         self.last_request: RequestCompletion | None = None
 
@@ -122,6 +126,12 @@ class AgentActor(Actor[TurnEvent]):
     def is_presuming(self) -> bool:
         """Whether the reply that is coming may still be dropped. Nothing of it is shown to the host yet."""
         return isinstance(self._state, Presuming | AwaitingDrop)
+
+    @property
+    def may_presume(self) -> bool:
+        """Whether a request with presumed tools may follow: the check of the model is still under way."""
+        state = self._state
+        return isinstance(state, AwaitingSupport) or (isinstance(state, AwaitingSessions) and state.asking)
 
     @property
     def progress(self) -> TurnProgress:
@@ -165,6 +175,8 @@ class AgentActor(Actor[TurnEvent]):
             # Recorded as an event of its own, so that a replay needs nothing but the trace. The servers are
             # starting by now.
             await self.receive(self._happened(self.presumed, sender=self.name))
+        elif self.on_step is not None:
+            self.on_step()
 
     async def _step(
         self, envelope: Envelope[TurnEvent]

@@ -74,11 +74,13 @@ class Asking:
         conversation: Conversation,
         command: RequestCompletion,
         say: Callable[[LlmNote], None],
+        on_sent: Callable[[], None] | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._conversation = conversation
         self._command = command
         self.say = say
+        self._on_sent = on_sent
         self._shown = False
         self._cut = Usage()
         self.unreported = Usage()
@@ -190,7 +192,7 @@ class Asking:
         """Send the request and read the reply. The permit is settled whatever happens."""
         outcome = RequestOutcome()
         try:
-            answer = await self._endpoint.post(body, streamed)
+            answer = await self._endpoint.post(body, streamed, self._on_sent)
             reply = await self._read(answer)
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, Answered) else None

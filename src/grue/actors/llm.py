@@ -122,6 +122,7 @@ class LlmActor(Actor[LlmCommand]):
             entered it too.
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
+        on_sent: Called whenever a request has been written; `None`: nobody asks.
     """
 
     def __init__(
@@ -131,12 +132,14 @@ class LlmActor(Actor[LlmCommand]):
         endpoint: LlmEndpoint,
         note: Note,
         lent: LentConversation | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(mailbox)
         self._agent = agent
         self._endpoint = endpoint
         self._note = note
         self._lent = lent
+        self._on_sent = on_sent
         self._conversations: dict[ConversationId, Conversation] = {}
         self._call_ids: set[CallId] = set() if lent is None else lent.encoded.history.call_ids
         self._long_reply = False
@@ -237,7 +240,7 @@ class LlmActor(Actor[LlmCommand]):
             lent.told = command
             self._report_thoughts(lent, say)
             await lent.save()
-        asking = Asking(self._endpoint, conversation, command, say)
+        asking = Asking(self._endpoint, conversation, command, say, self._on_sent)
         return _Asked(command, conversation, lent, asking, model, begun)
 
     async def _answer(

@@ -16,7 +16,8 @@ from grue.actors.approval import ApprovalActor
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.answers import AnswerCheck
-from grue.engine.wiring import EndpointActors, Wiring, connect_fresh
+from grue.engine.early_request import EarlyRequest
+from grue.engine.wiring import EndpointActors, LlmFactory, Wiring, connect_fresh
 from grue.messages import (
     AskApproval,
     DeadlineMissed,
@@ -91,6 +92,7 @@ class TurnActors:
         self._on_delta = on_delta
         wiring.recorder.hold_back(TextDelta)
         self._agent: AgentActor | None = None
+        self._early: EarlyRequest | None = None
         self._sessions: dict[ServerName, SessionActor] = {}
         self._end_at = self._deadline = float("inf")
         # Turns without a pool may run in parallel. Each has its own sessions, so it also answers their
@@ -169,10 +171,12 @@ class TurnActors:
     async def _supervised(self, connections: Mapping[ServerName, Settled], deadline: float) -> TurnEnd:
         command, recorder = self._command, self._wiring.recorder
         presumed = self._presumed(connections)
+        self._early = early = None if presumed is None else EarlyRequest(self._on_delta)
         async with Supervisor(recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
             agent = supervisor.mailbox("agent")
             llm = supervisor.mailbox("llm")
-            supervisor.start(self._wiring.llm(llm, agent, _shown(supervisor.note, self._on_delta)))
+            shown = self._on_delta if early is None else early.show
+            supervisor.start(self._llm(early)(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
             for name in command.servers:
                 session = SessionActor(
@@ -190,9 +194,11 @@ class TurnActors:
                 llm=llm,
                 sessions={name: session.mailbox for name, session in self._sessions.items()},
                 check=self._check,
-                note=supervisor.note,
+                note=supervisor.note if early is None else early.releasing(supervisor.note),
                 deadline=deadline,
             )
+            if early is not None:
+                early.agent, self._agent.on_step = self._agent, early.stepped
             self._agent.approval = self._approval(supervisor, agent)
             self._agent.presumed = presumed
             supervisor.start(self._agent, whole=True)
@@ -201,6 +207,10 @@ class TurnActors:
             finally:
                 self._learn_listings()
             return end
+
+    def _llm(self, early: EarlyRequest | None) -> LlmFactory:
+        llm = self._wiring.llm
+        return llm if early is None or not isinstance(llm, EndpointActors) else llm.telling(early.sent)
 
     def _presumed(self, connections: Mapping[ServerName, Settled]) -> ToolsPresumed | None:
         """Return what the turn may presume; only our own LLM actor can drop a reply."""
@@ -243,7 +253,8 @@ class TurnActors:
         sampled = self._command.limits.max_samplings > 0
         sample = self._sampling.on_behalf_of(name) if sampled else None
         drift = self._command.policy.on_tool_drift
-        return connect_fresh(self._wiring, name, self._resources.registry, drift, sample)
+        wait = None if self._early is None else self._early.wait_sent
+        return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _prepare_next(self) -> None:
         """Start to prewarm the next turn's sessions, if the pool is to do so."""

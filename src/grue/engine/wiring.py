@@ -3,7 +3,7 @@
 Come here to change how a `Runner`'s arguments become the parts that `TurnActors` makes a turn from.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct, field
@@ -120,6 +120,7 @@ def connect_fresh(
     registry: ProcessRegistry,
     on_tool_drift: OnToolDrift,
     sample: Sample | None = None,
+    before_import: Callable[[], Awaitable[None]] | None = None,
 ) -> Connect:
     """Return a factory of new connections to a server, with the runner's limits and tool lock.
 
@@ -129,12 +130,14 @@ def connect_fresh(
         registry: Lists the server's process.
         on_tool_drift: What to do with a tool that differs from the tool lock.
         sample: Answers the server's sampling requests; `None`: they are declined.
+        before_import: Awaited before the SDK is imported, in a thread; `None`: it is imported at once.
     """
     options = ClientOptions(
         limits=wiring.process_limits,
         abilities=Abilities(sample=sample, elicit=wiring.elicit),
         pinning=pinning(wiring.tool_lock, name, on_tool_drift),
         on_secret=wiring.recorder.hide,
+        before_import=before_import,
     )
     return connect_to(name, wiring.servers[name], registry, options)
 
@@ -145,20 +148,27 @@ class EndpointActors:
     Args:
         endpoint: The endpoint.
         lent: The conversation that the turn continues; `None`: none.
+        on_sent: Called whenever a request has been written; `None`: nobody asks.
     """
 
-    def __init__(self, endpoint: "LlmEndpoint", lent: "LentConversation | None" = None) -> None:
+    def __init__(
+        self,
+        endpoint: "LlmEndpoint",
+        lent: "LentConversation | None" = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
         from grue.actors.llm import LlmActor  # only a runner with an endpoint needs it
 
         self._endpoint = endpoint
         self._lent = lent
+        self._on_sent = on_sent
         self._make = LlmActor
 
     def __call__(
         self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
     ) -> Actor[LlmCommand]:
         """Return an LLM actor for one turn."""
-        return self._make(mailbox, agent, self._endpoint, note, self._lent)
+        return self._make(mailbox, agent, self._endpoint, note, self._lent, self._on_sent)
 
     @property
     def profile(self) -> "WireProfile":
@@ -173,6 +183,10 @@ class EndpointActors:
     def lending(self, lent: "LentConversation") -> "EndpointActors":
         """Return a factory for the turn that continues this conversation."""
         return EndpointActors(self._endpoint, lent)
+
+    def telling(self, on_sent: Callable[[], None]) -> "EndpointActors":
+        """Return a factory whose actors call `on_sent` whenever a request has been written."""
+        return EndpointActors(self._endpoint, self._lent, on_sent)
 
     def support_check(self) -> SupportCheck:
         """Return when the turn is to check that the model can call tools."""

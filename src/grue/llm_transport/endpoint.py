@@ -13,7 +13,7 @@ import functools
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from random import random
 from types import TracebackType
 from typing import Self
@@ -244,12 +244,15 @@ class LlmEndpoint:
             with self._open().client():
                 pass
 
-    async def post(self, body: bytes, streamed: Streamed | None = None) -> Answered | Fault:
+    async def post(
+        self, body: bytes, streamed: Streamed | None = None, on_sent: Callable[[], None] | None = None
+    ) -> Answered | Fault:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
         Args:
             body: A request in the profile's format.
             streamed: Receives the reply if it is streamed; `None`: no stream is expected.
+            on_sent: Called when the request has been written, or has failed.
 
         Raises:
             RuntimeError: The endpoint was not entered.
@@ -262,7 +265,15 @@ class LlmEndpoint:
                 headers = {**headers, "Content-Length": str(len(body))}
                 content = _pieces(body)
             request = client.build_request("POST", self.url, content=content, headers=headers)
-            return await exchange(client, request, self.settings.retry, streamed)
+            if on_sent is None:
+                return await exchange(client, request, self.settings.retry, streamed)
+            if self._transport is not None:
+                on_sent()  # it may not say when it has the request
+            request.extensions["trace"] = _tracing(on_sent)
+            try:
+                return await exchange(client, request, self.settings.retry, streamed)
+            finally:
+                on_sent()
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""
@@ -402,6 +413,16 @@ class LlmEndpoint:
             trust_env=not is_loopback(self.settings.base_url),
             timeout=http_timeout(self.settings.retry),
         )
+
+
+def _tracing(on_sent: Callable[[], None]) -> Callable[[str, object], Awaitable[None]]:
+    """Return the `trace` extension of a request, which httpx calls at each step of it."""
+
+    async def trace(step: str, _: object) -> None:
+        if step.endswith(".send_request_body.complete"):
+            on_sent()
+
+    return trace
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -9,6 +9,7 @@ module.
 """
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 from msgspec.structs import replace
 
 from grue.loading import load
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_SDK = "grue.mcp_transport.sdk"
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500
@@ -169,7 +172,10 @@ class McpClient:
 
         Source: R3.3, R13.3, P8, P37
         """
-        load("grue.mcp_transport.sdk")
+        if self._options.before_import is not None and _SDK not in sys.modules:
+            await self._options.before_import()
+            await anyio.to_thread.run_sync(load, _SDK, abandon_on_cancel=True)
+        load(_SDK)
         from grue.mcp_transport import sdk
 
         self._phase = "initialize"

@@ -1,6 +1,6 @@
 """The options of an MCP client (`client.py`)."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
@@ -34,6 +34,8 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         max_pages: Most pages of the tool listing that are read.
         on_notice: Called with each notice, in the event loop; must not block or raise.
         pinning: Which tool definitions are approved; `None`: all.
+        before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: it is
+            imported at once. Has no effect if it is imported already.
         on_secret: Called with the name and the value of each token that is obtained, before it is used.
         on_task: Called with the tool and the handle when the server makes a task of a call.
     """
@@ -44,4 +46,5 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     on_notice: Callable[[ServerNotice], None] | None = None
     pinning: Pinning | None = None
     on_secret: Callable[[str, str], None] | None = None
+    before_import: Callable[[], Awaitable[None]] | None = None
     on_task: Callable[[str, ToolTask], None] | None = None
