@@ -1085,9 +1085,9 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
-ListingSource = Literal["runner", "trace", "locked", "seen", "known"]
-"""Where a presumed listing is from: an earlier turn of this runner, the trace of a resumed turn, the listing
-file beside the tool lock, the user's cache; `known`: it cannot change, as that of functions."""
+ListingSource = Literal["runner", "locked", "known"]
+"""Where a presumed listing is from: an earlier turn of this runner, or the listing file beside the tool lock.
+`known`: it cannot change, as that of functions."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):

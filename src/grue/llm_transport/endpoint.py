@@ -13,7 +13,7 @@ import functools
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from random import random
 from types import TracebackType
 from typing import Self
@@ -27,7 +27,7 @@ import msgspec
 from anyio.lowlevel import RunVar
 
 from grue.errors import MCPConfigError
-from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout
+from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout, telling
 from grue.llm_transport.keys import api_key, key_sentence
 from grue.messages import LlmFailure, ModelAsked, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
@@ -265,15 +265,10 @@ class LlmEndpoint:
                 headers = {**headers, "Content-Length": str(len(body))}
                 content = _pieces(body)
             request = client.build_request("POST", self.url, content=content, headers=headers)
-            if on_sent is None:
-                return await exchange(client, request, self.settings.retry, streamed)
-            if self._transport is not None:
+            if on_sent is not None and self._transport is not None:
                 on_sent()  # it may not say when it has the request
-            request.extensions["trace"] = _tracing(on_sent)
-            try:
+            with telling(request, on_sent):
                 return await exchange(client, request, self.settings.retry, streamed)
-            finally:
-                on_sent()
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""
@@ -413,16 +408,6 @@ class LlmEndpoint:
             trust_env=not is_loopback(self.settings.base_url),
             timeout=http_timeout(self.settings.retry),
         )
-
-
-def _tracing(on_sent: Callable[[], None]) -> Callable[[str, object], Awaitable[None]]:
-    """Return the `trace` extension of a request, which httpx calls at each step of it."""
-
-    async def trace(step: str, _: object) -> None:
-        if step.endswith(".send_request_body.complete"):
-            on_sent()
-
-    return trace
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

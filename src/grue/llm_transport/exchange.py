@@ -11,7 +11,7 @@ stop generating.
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 import anyio
 import anyio.lowlevel
@@ -111,6 +111,25 @@ async def exchange(
         return Fault(kind="timed_out", message=str(slow))
     except (TimeoutError, httpx.HTTPError) as error:
         return fault_of_exchange(error, patience.timeout_s)
+
+
+@contextlib.contextmanager
+def telling(request: httpx.Request, on_sent: Callable[[], None] | None) -> Iterator[None]:
+    """Call `on_sent` when the request has been written, and again when the exchange ends in any way."""
+    if on_sent is None:
+        yield
+        return
+    called = on_sent
+
+    async def trace(step: str, _: object) -> None:
+        if step.endswith(".send_request_body.complete"):
+            called()
+
+    request.extensions["trace"] = trace
+    try:
+        yield
+    finally:
+        on_sent()
 
 
 class _TooSlow(Exception):  # noqa: N818 - never leaves this module

@@ -250,7 +250,7 @@ def test_a_dropped_reply_may_use_the_budget_up_except_for_the_final_answer() -> 
 
 
 def test_nothing_is_presumed_of_servers_without_tools_or_after_all_have_reported() -> None:
-    none = ToolsPresumed(listings=(listing("x"), PresumedListing(server="a", tools=(), source="seen")))
+    none = ToolsPresumed(listings=(listing("x"), PresumedListing(server="a", tools=(), source="runner")))
     assert Walk(BEGIN, none).last == ()
     assert Walk(BEGIN, opened("a"), opened("b"), PRESUMED).last == ()
 
