@@ -98,8 +98,8 @@ class Runner(AsyncToolAccess, Closing):
             no older process is alive.
         keep_sessions: With `lifetime="episode"`: all turns share one session per server.
         presume_tools: When a turn's first request may offer the tools that a server listed before, while the
-            server starts. `locked`: if the tool lock has its listing. `seen`: also if an earlier turn of
-            this runner has seen it. `never`. A server's own `ServerOptions.presume_tools` wins. No call is made
+            server starts. `locked`: if the tool lock has its listing. `seen`: also if an earlier turn of this
+            runner has seen it. `never`. A server's own `ServerOptions.presume_tools` wins. No call is made
             before all servers have listed their tools; a reply that calls a tool which has changed is
             dropped, and costs a request.
 

@@ -192,8 +192,8 @@ class GameConfiguration(_Table):
         mcp_tool_lock: What to do with a tool that differs from `mcp_tools.lock` (next to `mcp_config_file`):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_presume_tools: When the first request of a turn may offer the tools that a server listed before,
-            while it starts: `locked`: if `mcp_tools.listing.json` has them; `seen`: also if an earlier turn of
-            this runner has seen them; `never`.
+            while it starts: `locked`: if `mcp_tools.listing.json` has them; `seen`: also if an earlier turn
+            of this runner has seen them; `never`.
         client_base_url: Base URL of the endpoint; OpenRouter by default.
         agent_model: The agent's model, by the endpoint's name for it.
         wire_format: Format of the requests: `chat_completions`, `responses` or `messages`; `None`: chosen by
