@@ -1,4 +1,4 @@
-"""Typed, bounded mailboxes, each with a tap.
+"""Typed, bounded mailboxes over anyio memory streams, each with a tap.
 
 An envelope is recorded when it enters the mailbox, with no await between the two, so that the trace has the
 order of the mailbox. If the mailbox is full, the sender waits, and the message is recorded only when it
@@ -6,18 +6,12 @@ enters.
 
 An ask carries a one-shot `Reply`. The answer does not go through the asker's mailbox. Otherwise two actors
 that ask each other with full mailboxes would deadlock.
-
-A mailbox is a queue and a future. It could be a memory stream of anyio. But a turn passes a dozen messages,
-and for each one a stream goes through the event loop once more and makes an event and a task's description.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
-import anyio.lowlevel
 
 from grue.errors import MCPError
 from grue.runtime.trace import Envelope
@@ -68,17 +62,15 @@ class Mailbox(Generic[M]):
         self.name = name
         self.bound = bound
         self._tap = tap
-        self._queue: deque[Envelope[M]] = deque()
+        self._held = 0
         self._closed = False
         self._asks: set[Reply] = set()
-        self._room: anyio.Event | None = None
-        """Set when a sender that waits may try again."""
-        self._arrival: asyncio.Future[None] | None = None
-        """Done when the reader, which waits for it, has to look again."""
+        self._room = anyio.Event()
+        self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
 
     def __len__(self) -> int:
         """Return how many messages wait in here."""
-        return len(self._queue)
+        return self._held
 
     async def send(self, body: M, *, sender: str, cause: int | None = None) -> Envelope[M]:
         """Put a message in, waiting while the mailbox is full.
@@ -133,20 +125,10 @@ class Mailbox(Generic[M]):
         Raises:
             anyio.EndOfStream: The mailbox was closed and is empty.
         """
-        if self._queue:
-            # Let other tasks run, and take a cancellation: a reader whose mailbox is never empty must not
-            # miss its deadline.
-            await asyncio.sleep(0)
-        while not self._queue:
-            if self._closed:
-                raise anyio.EndOfStream
-            # Cancelled here, the reader has taken nothing: the message stays in the queue.
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-            # A message may wake a reader that was cancelled in the same moment. The cancellation comes first:
-            # an actor that has been cancelled must not act on another message.
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        return self._take()
+        envelope = await self._exit.receive()
+        self._held -= 1
+        self._room.set()
+        return envelope
 
     async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
         """Yield messages until the mailbox is closed and empty."""
@@ -160,13 +142,13 @@ class Mailbox(Generic[M]):
     def close(self) -> None:
         """Accept no further message. Those in the mailbox can still be received."""
         self._closed = True
-        self._wake_reader()
-        self._wake_senders()
+        self._entrance.close()
+        self._room.set()
 
     def abandon(self) -> None:
         """Close, drop the queued messages, and make every unanswered ask raise `MailboxClosed`."""
         self.close()
-        self._queue.clear()
+        self._exit.close()
         for reply in self._asks:
             reply.abandon()
 
@@ -175,32 +157,18 @@ class Mailbox(Generic[M]):
             try:
                 return self._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
             except MailboxFull:
-                self._room = self._room or anyio.Event()
+                self._room = anyio.Event() if self._room.is_set() else self._room
                 await self._room.wait()
 
     def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
         if self._closed:
             raise MailboxClosed(f"{self.name} takes no further message: {type(body).__name__} from {sender}.")
-        if len(self._queue) >= self.bound:
+        if self._held >= self.bound:
             raise MailboxFull(f"The mailbox of {self.name} holds {self.bound} messages and has no room.")
         envelope = self._tap(body, sender=sender, receiver=self.name, cause=cause, reply_to=reply_to)
-        self._queue.append(envelope)
-        self._wake_reader()
+        self._held += 1
+        self._entrance.send_nowait(envelope)
         return envelope
-
-    def _take(self) -> Envelope[M]:
-        envelope = self._queue.popleft()
-        self._wake_senders()
-        return envelope
-
-    def _wake_reader(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    def _wake_senders(self) -> None:
-        if self._room is not None:
-            self._room.set()
-            self._room = None
 
 
 class Reply:

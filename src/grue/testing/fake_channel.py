@@ -15,6 +15,8 @@ import sys
 from collections import deque
 from typing import Any, TypeVar
 
+import anyio
+
 from grue.runtime.actor import reply
 from grue.runtime.channel import Mailbox, Tap
 from grue.runtime.trace import Envelope
@@ -77,9 +79,13 @@ class FakeChannel(Mailbox[M]):
         Raises:
             AssertionError: It is empty.
         """
-        if not self._queue:
-            raise AssertionError(f"The mailbox of {self.name} is empty.")
-        return self._take().body
+        try:
+            envelope = self._exit.receive_nowait()
+        except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
+            raise AssertionError(f"The mailbox of {self.name} is empty.") from None
+        self._held -= 1
+        self._room.set()
+        return envelope.body
 
     def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
         envelope = super()._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
