@@ -15,8 +15,8 @@ from casebook import Case, arguments
 from damage import LITERALS, damaged, dumps, nested, odd_text, odd_value, reads_as_json, with_another_member
 
 from grue.provider_rules.dialects import Dialect, dialect_of
+from grue.provider_rules.reply_streams import stream_of
 from grue.testing.llm_replies import LlmReply, text_reply, tool_calls_reply
-from grue.testing.llm_streams import stream_of
 
 Step = bytes | float | str
 MB = 1_000_000
