@@ -53,7 +53,7 @@ _COLUMNS = (
     _Column("message", 18),
 )
 _GAP = 2
-_SUMMARY_SHARE = 0.45
+_SUMMARY_SHARE = 0.42
 """The part of a terminal's width that the summary has at least, if leaving out columns can give it."""
 
 
