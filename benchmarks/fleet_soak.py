@@ -224,9 +224,6 @@ def _faults(what: Soak, folder: Path, wanted: dict[int, dict[str, Any]]) -> Iter
         yield f"{count} episodes are committed, and not {what.episodes}"
     if set(seen.values()) != {what.episodes // what.seeds}:
         yield f"episodes by seed: {seen}"
-    drafts = [path.name for path in folder.glob("*/*/.commit*")]
-    if len(drafts) > DRIVERS + 1:
-        yield f"{len(drafts)} drafts of commits are left"
 
 
 def _left(mark: str) -> list[str]:
