@@ -133,10 +133,10 @@ class Session(NamedTuple):
             return (await self.inbox.receive()).body
 
     async def open(self) -> Any:
-        await self.tell(OpenSession(server=SERVER, turn=1, timeout_s=5.0))
+        await self.tell(OpenSession(server=SERVER, turn=1, timeout_s=50.0))
         return await self.hear()
 
-    async def call(self, *tools: str, timeout_s: float = 5.0) -> list[Any]:
+    async def call(self, *tools: str, timeout_s: float = 50.0) -> list[Any]:
         calls = tuple(
             ServerCall(call_id=f"call_{number}", tool=tool, arguments=ECHOED if tool == "echo" else THOUGHT)
             for number, tool in enumerate(tools)
