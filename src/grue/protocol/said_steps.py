@@ -47,5 +47,5 @@ def take_step(history: History, step: SaidStep) -> None:
             history.rewrite(rewrite)
         case RewriteHistory(change=change):
             history.change(change)
-        case TurnCompleted() | TurnFailed() as end:
-            history.close(end)
+        case _:
+            history.close(step)

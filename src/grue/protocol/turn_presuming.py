@@ -146,11 +146,10 @@ def step_early(state: Presuming | AwaitingDrop, event: TurnEvent) -> Transition 
 
 def _reported(state: Presuming, event: SessionOpened | McpDisabled) -> Transition:
     """Note that a server has reported; the last one verifies what was presumed."""
-    match event:
-        case SessionOpened():
-            turn = with_tools_of(state.turn, event)
-        case McpDisabled():
-            turn = without_tools_of(state.turn, event)
+    if isinstance(event, SessionOpened):
+        turn = with_tools_of(state.turn, event)
+    else:
+        turn = without_tools_of(state.turn, event)
     return _when_verified(replace(state, turn=turn, pending=without(state.pending, event.server)))
 
 
@@ -210,7 +209,7 @@ def _go_on(turn: Turn, reply: CompletionReceived | CompletionFailed | None, note
             return state, notes
         case CompletionReceived():
             following, commands = loop_reply(turn, reply)
-        case CompletionFailed():
+        case _:
             following, commands = refused(state, reply)
     return following, (*notes, *commands)
 

@@ -180,4 +180,5 @@ def shown(reply: Reply) -> JsonObject:
     fields = {name: getattr(reply, name) for name in reply.__struct_fields__ if name not in ("model", "echo")}
     fields["tool_calls"] = [[call.call_id, call.name, call.arguments] for call in reply.tool_calls]
     fields["usage"] = msgspec.to_builtins(reply.usage)
+    fields["facts"] = msgspec.to_builtins(reply.facts)
     return {name: value for name, value in fields.items() if value}
