@@ -63,7 +63,8 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
     def summary(self) -> str:
         """Return the error and what follows."""
-        return f"{self.error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
+        error = " ".join(self.error.splitlines())
+        return f"{error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
 
 
 class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):

@@ -176,6 +176,7 @@ def test_a_server_that_cannot_be_connected_can_be_skipped_with_an_event() -> Non
     assert "no disk" in failed.error
     assert failed.goes_on_with == ("a",)
     assert failed.log_lines()[0].event == "mcp_connection_failed"
+    assert "\n" not in failed.summary()
 
 
 def test_closing_twice_does_nothing_and_connecting_twice_is_an_error() -> None:
