@@ -129,7 +129,7 @@ def price(article: str) -> dict[str, int]:
 """
 SCHEMA = {"type": "object", "properties": {"article": {"type": "string"}}, "required": ["article"]}
 OF_SESSIONS = (OpenSession, SessionOpened, CloseSession, SessionClosed, SessionPrewarmed, ServerEnded)
-OF_THIS_RUN = {"elapsed_s", "duration_s", "conversation"}
+OF_THIS_RUN = {"elapsed_s", "duration_s", "conversation", "address", "request_id"}
 
 
 def invoked(tmp_path: Path, running: ExitStack) -> dict[str, Any]:

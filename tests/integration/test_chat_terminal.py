@@ -11,6 +11,9 @@ from tmux import Tmux
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 pytest.importorskip("prompt_toolkit", reason="the prompt needs the extra: pip install 'grue[chat]'")
 
+PROMPT = r"^>\s*$"
+"""The prompt with nothing typed. Before it is shown, the terminal takes the keys, not the prompt."""
+
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Tmux]:
@@ -36,6 +39,7 @@ def test_a_chat_is_typed_edited_approved_interrupted_and_resumed(terminal: Tmux,
     assert '  {"text": "hello"}' in rows
     terminal.press("y", "Enter")
     terminal.until_shown("^The tool says:.*hello")
+    terminal.until_shown(PROMPT)
 
     # A call that never ends is stopped, and the program goes on.
     terminal.type('call mcp.stuck.echo {"text": "x"}')
@@ -47,9 +51,11 @@ def test_a_chat_is_typed_edited_approved_interrupted_and_resumed(terminal: Tmux,
     terminal.until_shown(r" mcp\.stuck\.echo \d+ s")
     terminal.press("C-c")
     terminal.until_shown("Stopped. What was said is kept")
+    terminal.until_shown(PROMPT)
     terminal.type("what did I say?")
     terminal.press("Enter")
     terminal.until_shown('^- call mcp.stuck.echo {"text": "x"}')
+    terminal.until_shown(PROMPT)
     terminal.press("C-d")
     terminal.until_shown("status 0")
     assert "To go on: grue chat --resume run" in terminal.rows

@@ -32,9 +32,10 @@ IGNORED = frozenset(
         "address",
         "facts",
         "request_id",
+        "asks",
     }
 )
-"""Fields of messages that differ from run to run."""
+"""Fields of messages that differ from run to run, or that the episode's conditions show (the model asked)."""
 
 IDS = frozenset({"call_id", "batch"})
 """Fields of messages that are ids."""

@@ -114,7 +114,7 @@ async def test_a_real_server_is_listed_and_used(flags: tuple[str, ...]) -> None:
             assert [tool.tool for tool in session.listing.tools] == ["echo", "fail", "slow", "big", "chatty"]
             assert session.listing.protocol_version == "2025-11-25"
             assert session.listing.server_version == "real 1.0"
-            assert client.status == ConnectionStatus()
+            assert client.status == ConnectionStatus(address=url)
             assert await client.call("echo", HI, 60) == ECHO
             assert (await client.call("fail", {}, 60)).is_error
             assert len(str((await client.call("big", {"length": 900_000}, 60)).content)) == 900_000
