@@ -188,13 +188,24 @@ def _cut_out(data: bytes) -> tuple[bytes, dict[str, str]]:
 def _places_in_text(data: bytes, start: int) -> list[int]:
     """Return positions in a JSON string between which it can be decoded: its start, ..., its end."""
     places, at = [start], start
-    while part := _TEXT_PART.match(data, at):
-        at = part.end()
+    while (end := _end_of_part(data, at)) > at:
+        at = end
         if at - places[-1] >= STEP:
             # Not inside a character of several bytes.
             places.append(next((place for place in range(at, at - 4, -1) if not _inside(data, place)), at))
             let_others_run()
     return [*places, at]
+
+
+def _end_of_part(data: bytes, at: int) -> int:
+    """Return the end of the next part of a JSON string: 256 KiB on at most, `at` at the string's end."""
+    limit = min(at + STEP // 4, len(data))
+    if data.find(b"\\", at, limit) < 0:
+        # Without an escape, the first quote ends the string: this is several times as fast as the pattern.
+        quote = data.find(b'"', at, limit)
+        return limit if quote < 0 else quote
+    part = _TEXT_PART.match(data, at)
+    return part.end() if part else at
 
 
 def _inside(data: bytes, at: int) -> bool:
