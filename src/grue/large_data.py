@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-STEP = 2**20
+STEP = 2**18
 """Bytes or characters of one step."""
 
 LONG = 131_072
@@ -199,7 +199,7 @@ def _places_in_text(data: bytes, start: int) -> list[int]:
 
 def _end_of_part(data: bytes, at: int) -> int:
     """Return the end of the next part of a JSON string: 256 KiB on at most, `at` at the string's end."""
-    limit = min(at + STEP // 4, len(data))
+    limit = min(at + STEP, len(data))
     if data.find(b"\\", at, limit) < 0:
         # Without an escape, the first quote ends the string: this is several times as fast as the pattern.
         quote = data.find(b'"', at, limit)

@@ -31,7 +31,10 @@ from grue.runtime.json_places import (
 )
 from grue.runtime.secret_forms import SecretForms, forms_of
 
-_PIECE = 2**19
+_PIECE = 2**16
+"""Bytes that are searched at a time. In larger pieces, so many spans live at once that the interpreter
+collects its garbage among them, and that holds every thread for tens of milliseconds."""
+
 _CUT = "\N{HORIZONTAL ELLIPSIS}".encode()
 """Marks the place where a text was shortened. A secret may have been cut there."""
 
