@@ -13,7 +13,7 @@ Verdict = Literal["allow", "ask", "deny"]
 
 
 class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A server's statements about a tool's behaviour; untrusted. `None`: there is none.
+    """A server's untrusted statements about a tool's behaviour. `None`: the server says nothing of it.
 
     Attributes:
         read_only: The tool changes nothing.

@@ -61,17 +61,24 @@ def test_a_long_text_can_be_decoded_wherever_its_steps_end(text: str) -> None:
         assert decode(msgspec.json.Decoder(list[str]), written) == [text]
 
 
-def test_only_very_long_texts_are_decoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", ["words ", "words\n"])
+def test_only_very_long_texts_are_decoded_in_steps(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     monkeypatch.setattr(large_data, "STEP", 1000)
     sizes: list[int] = []
+
+    class InSteps:
+        type, strict = Told, True
+
+        def decode(self, data: bytes) -> Told:
+            raise AssertionError("the whole message is decoded in one call")
 
     def noted(data: bytes, **options: Any) -> Any:
         sizes.append(len(data))
         return msgspec.json.decode(data, **options)
 
     monkeypatch.setattr(large_data, "_decode_json", noted)
-    body = Told("words " * 100_000)
-    assert decode(msgspec.json.Decoder(Told), ENCODER.encode(body)) == body
+    body = Told(words * 100_000)
+    assert decode(InSteps(), ENCODER.encode(body)) == body  # type: ignore[arg-type]  # it decodes as one does
     assert max(sizes) < 300_000
 
 

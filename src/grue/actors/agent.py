@@ -129,7 +129,7 @@ class AgentActor(Actor[TurnEvent]):
 
     @property
     def may_presume(self) -> bool:
-        """Whether a request with presumed tools may follow: the check of the model is still under way."""
+        """True while the model is checked for tool support: the turn may still presume tools afterwards."""
         state = self._state
         return isinstance(state, AwaitingSupport) or (isinstance(state, AwaitingSessions) and state.asking)
 

@@ -299,7 +299,7 @@ class SessionActor(Actor[SessionCommand]):
             result=result,
             duration_s=lasted(),
             request_id=request_id,
-            # A call that was not sent has the error code of whoever refused it, and no request.
+            # A call that was refused before it was sent has an error code, but no request.
             error_code=error_code if request_id else None,
         )
 

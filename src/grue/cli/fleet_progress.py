@@ -1,4 +1,4 @@
-"""What `grue fleet run` shows while it runs: two rows that change at a terminal, JSON lines elsewhere."""
+"""The progress display of `grue fleet run`: two rows that change at a terminal, JSON lines elsewhere."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ _SAMPLE = 10
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """What there is to show.
+    """State of a fleet that the display shows.
 
     Attributes:
         tally: The counts.
@@ -38,7 +38,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def spent(self) -> Amount:
-        """What requests have cost. Without limits the broker is not asked, and the results say it."""
+        """The cost of all requests: from the broker, or from the results if the fleet has no limits."""
         return self.costs.spent if self.costs.spent.requests else self.tally.spent
 
     @property

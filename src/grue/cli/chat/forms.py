@@ -63,7 +63,7 @@ def value_of(field: Field, text: str) -> Any:
     """Return the value that a text stands for.
 
     Raises:
-        ValueError: It is none of this field's; says what is expected.
+        ValueError: The field cannot have this value. The text says what is expected.
     """
     if field.options:
         if text not in field.options:
