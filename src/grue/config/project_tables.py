@@ -6,7 +6,7 @@ two values would have no effect.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def read_project_tables(path: Path) -> ProjectTables:
     Raises:
         MCPConfigError: The file is missing or not TOML (the error names line and column), something that
             should be a table is none, `[tool.grue]` has an unknown table, or a setting is in both places (the
-            error names the keys).
+            error names the key, both tables and their lines).
     """
     text = _text(path)
     document = _document(path, text)
@@ -73,12 +73,7 @@ def read_project_tables(path: Path) -> ProjectTables:
             for key, value in _table(tables, name, path, root).items():
                 found.tables[name].setdefault(key, value)
                 found.roots.setdefault((name, key), root)
-    twice = list(_twice(ours, older))
-    if twice:
-        raise MCPConfigError(
-            f"{path}: set in [{GRUE}] and in [{ZORKGPT}]: {', '.join(twice)}. Keep one of each.",
-            path=str(path),
-        )
+    _refuse_settings_in_both(found, ours, older)
     return found
 
 
@@ -91,9 +86,18 @@ def _unknown(name: str, value: object) -> str:
     return f"unknown table [{GRUE}.{name}]. {hint}"
 
 
-def _twice(ours: Mapping[str, Any], older: Mapping[str, Any]) -> Iterator[str]:
-    for name in TABLES:
-        yield from (f"{name}.{key}" for key in ours.get(name, {}) if key in older.get(name, {}))
+def _refuse_settings_in_both(found: ProjectTables, ours: Mapping[str, Any], older: Mapping[str, Any]) -> None:
+    twice = [(name, key) for name in TABLES for key in ours.get(name, {}) if key in older.get(name, {})]
+    if not twice:
+        return
+    problems = []
+    for name, key in twice:
+        first, second = (line_of(found.text, (*root.split("."), name, key)) for root in (GRUE, ZORKGPT))
+        problems.append(
+            f"{at(found.path, first)}: [{GRUE}.{name}] {key} is also set in [{ZORKGPT}.{name}]"
+            f"{'' if second is None else f', line {second}'}. Keep one of the two."
+        )
+    raise MCPConfigError("\n".join(problems), path=str(found.path), line=found.line(*twice[0]))
 
 
 def at(path: Path, line: int | None) -> str:

@@ -71,7 +71,9 @@ def test_a_fault_names_the_file_the_line_and_the_key(tmp_path: Path, keys: str, 
 
 def test_a_key_in_both_places_is_an_error(tmp_path: Path) -> None:
     text = "[tool.grue.context]\nlow_water = 0.5\n[tool.zorkgpt.context]\nlow_water = 0.6\n"
-    with pytest.raises(MCPConfigError, match=r"context\.low_water"):
+    with pytest.raises(
+        MCPConfigError, match=r"line 2: \[tool\.grue\.context\] low_water is also set in .*, line 4\."
+    ):
         GameConfiguration.from_toml(written(tmp_path, text))
 
 

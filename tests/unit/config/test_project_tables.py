@@ -47,25 +47,29 @@ critic_model = "of the larger project"
     assert (config.mcp_enabled, config.mcp_max_tool_iterations, config.agent_model) == (True, 4, "older")
 
 
-def test_a_setting_in_both_is_an_error_that_names_file_and_keys(tmp_path: Path) -> None:
+def test_a_setting_in_both_is_an_error_that_names_both_places_with_their_lines(tmp_path: Path) -> None:
     text = """
 [tool.grue.mcp]
 enabled = true
 [tool.grue.retry]
 max_retries = 1
-[tool.zorkgpt.mcp]
-enabled = true
+[tool.zorkgpt]
+mcp = { enabled = true }
 [tool.zorkgpt.retry]
-max_retries = 1
 max_delay = 2
+# The one to keep:
+max_retries = 1
 """
     path = written(tmp_path, text)
     with pytest.raises(MCPConfigError) as caught:
         GameConfiguration.from_toml(path)
-    assert caught.value.path == str(path)
-    assert str(caught.value) == (
-        f"{path}: set in [tool.grue] and in [tool.zorkgpt]: mcp.enabled, retry.max_retries. Keep one of each."
-    )
+    assert (caught.value.path, caught.value.line) == (str(path), 3)
+    assert str(caught.value).splitlines() == [
+        f"{path}, line 3: [tool.grue.mcp] enabled is also set in [tool.zorkgpt.mcp], line 7. "
+        "Keep one of the two.",
+        f"{path}, line 5: [tool.grue.retry] max_retries is also set in [tool.zorkgpt.retry], line 11. "
+        "Keep one of the two.",
+    ]
 
 
 @pytest.mark.parametrize(
