@@ -119,7 +119,7 @@ def out(tmp_path_factory: pytest.TempPathFactory, telling_url: str) -> Out:
     folder = tmp_path_factory.mktemp("everywhere")
     (folder / "known").write_text(TOLD_BY_SERVER, encoding="utf-8")
     out, records = Out(folder), Records()
-    root, httpx_logger = logging.getLogger(), logging.getLogger("httpx")
+    root, http_logger = logging.getLogger(), logging.getLogger("httpcore")
     level = root.level
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -128,7 +128,7 @@ def out(tmp_path_factory: pytest.TempPathFactory, telling_url: str) -> Out:
         root.addHandler(records)
         root.setLevel(logging.DEBUG)
         # Langfuse's import, which an earlier test may have done, turns it down.
-        httpx_logger.setLevel(logging.NOTSET)
+        http_logger.setLevel(logging.NOTSET)
         try:
             write_project(folder, telling_url)
             run_commands(out, folder)
@@ -271,4 +271,4 @@ def test_what_was_told_of_a_secret_is_there_without_it(out: Out, where: str) -> 
 
 def test_a_long_message_was_put_into_a_file_of_its_own(out: Out) -> None:
     assert any("payloads" in where for where in out.texts)
-    assert "HTTP Request: POST" in out.texts["logging"]
+    assert "send_request_headers.complete" in out.texts["logging"]

@@ -1,19 +1,16 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
-Come here for URLs, headers, TLS, proxies and the reuse of connections. What a request or a reply means is
-decided in `protocol/chat_wire/`.
+Come here for URLs, headers and what an endpoint supports; TLS, proxies and the reuse of connections are in
+`connections.py`. What a request or a reply means is decided in `protocol/chat_wire/`.
 
 An endpoint outlives turns. The first user that enters it opens its connections, and the last one that leaves
 it closes them. The LLM actor of each turn enters it; the runner enters it too if connections are kept between
 turns. Each event loop has its own connections.
 """
 
-import contextlib
-import functools
 import os
 import re
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from random import random
 from types import TracebackType
 from typing import Self
@@ -27,6 +24,7 @@ import msgspec
 from anyio.lowlevel import RunVar
 
 from grue.errors import MCPConfigError
+from grue.llm_transport.connections import Connections, open_transport
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout, telling
 from grue.llm_transport.keys import api_key, key_sentence
 from grue.messages import LlmFailure, ModelAsked, SupportCheck, ToolSupportChecked
@@ -131,38 +129,6 @@ class LlmSettings(ModelSettings, frozen=True, kw_only=True):
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-class _Connections:
-    """The HTTP clients of one event loop. Each concurrent request leases a client of its own.
-
-    Each client has one connection. A single client with many connections would check all of them, with a
-    system call for each idle one, whenever a request begins or ends. With 100 agents that is a third of all
-    the work.
-    """
-
-    def __init__(self, new_client: Callable[[], httpx.AsyncClient]) -> None:
-        self.entered = 0
-        self._new_client = new_client
-        self._free: list[httpx.AsyncClient] = []
-        self._all: list[httpx.AsyncClient] = []
-
-    @contextlib.contextmanager
-    def client(self) -> Iterator[httpx.AsyncClient]:
-        """Lease a client that no other request uses."""
-        if not self._free:
-            self._free.append(self._new_client())
-            self._all.append(self._free[0])
-        client = self._free.pop()
-        try:
-            yield client
-        finally:
-            self._free.append(client)
-
-    async def close(self) -> None:
-        """Close all clients."""
-        for client in self._all:
-            await client.aclose()
-
-
 class LlmEndpoint:
     """One LLM endpoint. Enter it with `async with` before use; it may be entered several times at once.
 
@@ -189,6 +155,7 @@ class LlmEndpoint:
         jitter: Callable[[], float] = random,
     ) -> None:
         self._base_url = _usable_url(settings.base_url)
+        self._urls: dict[str, httpx.URL] = {}
         self._key_words = ""
         if settings.api_key is None:
             key = api_key(settings.base_url, os.environ)
@@ -201,12 +168,14 @@ class LlmEndpoint:
         self.profile = self.first_profile
         _refuse_ours(settings)
         self.headers = _headers(settings, self.profile)
+        self._sent_headers = httpx.Headers(self.headers)
+        self._timeout = http_timeout(settings.retry).as_dict()
         self._transport = transport
         self.jitter = jitter
         self._says_tools: bool | None = None
         self._list_read = False
         # One client for each event loop: turns may run in several threads at once.
-        self._connections: RunVar[_Connections | None] = RunVar("connections", None)
+        self._connections: RunVar[Connections | None] = RunVar("connections", None)
 
     @property
     def url(self) -> httpx.URL:
@@ -215,10 +184,14 @@ class LlmEndpoint:
 
     def url_of(self, path: str) -> httpx.URL:
         """Return the URL of a path below the base URL."""
-        return self._base_url.copy_with(path=f"{self._base_url.path.rstrip('/')}{path}")
+        url = self._urls.get(path)
+        if url is None:
+            url = self._base_url.copy_with(path=f"{self._base_url.path.rstrip('/')}{path}")
+            self._urls[path] = url
+        return url
 
     async def __aenter__(self) -> Self:
-        connections = self._connections.get() or _Connections(self._open_client)
+        connections = self._connections.get() or Connections(self._open_transport)
         connections.entered += 1
         self._connections.set(connections)
         return self
@@ -239,9 +212,9 @@ class LlmEndpoint:
                 await connections.close()
 
     async def prepare(self) -> None:
-        """Create a client and do its imports, so that the first request is faster. Uses no network."""
+        """Make a transport and do its imports, so that the first request is faster. Uses no network."""
         async with self:
-            with self._open().client():
+            with self._open().transport():
                 pass
 
     async def post(
@@ -257,26 +230,28 @@ class LlmEndpoint:
         Raises:
             RuntimeError: The endpoint was not entered.
         """
-        with self._open().client() as client:
-            headers = self.headers
+        with self._open().transport() as transport:
+            headers = self._sent_headers
             content: bytes | AsyncIterator[bytes] = body
             if len(body) > LONG_BYTES and self._transport is None:
                 # With its length known, httpx does not send it chunked, which some endpoints refuse.
-                headers = {**headers, "Content-Length": str(len(body))}
+                headers = httpx.Headers({**self.headers, "Content-Length": str(len(body))})
                 content = _pieces(body)
-            request = client.build_request("POST", self.url, content=content, headers=headers)
+            extensions = {"timeout": self._timeout}
+            request = httpx.Request("POST", self.url, content=content, headers=headers, extensions=extensions)
             if on_sent is not None and self._transport is not None:
                 on_sent()  # it may not say when it has the request
             with telling(request, on_sent):
-                return await exchange(client, request, self.settings.retry, streamed)
+                return await exchange(transport, request, self.settings.retry, streamed)
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""
         headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
         patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
-        with self._open().client() as client:
-            request = client.build_request("GET", self.url_of("/models"), headers=headers)
-            return await exchange(client, request, patience)
+        extensions = {"timeout": http_timeout(patience).as_dict()}
+        with self._open().transport() as transport:
+            request = httpx.Request("GET", self.url_of("/models"), headers=headers, extensions=extensions)
+            return await exchange(transport, request, patience)
 
     async def _listed(self, answer: Answered | Fault) -> dict[str, ListedModel] | None:
         if isinstance(answer, Fault):
@@ -347,6 +322,7 @@ class LlmEndpoint:
         settings = msgspec.structs.replace(self.settings, model=model)
         profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
         self.headers = _headers(settings, profile)
+        self._sent_headers = httpx.Headers(self.headers)
         self.settings, self.first_profile, self.profile = settings, profile, profile
         self._says_tools, self._list_read = None, False
 
@@ -394,20 +370,18 @@ class LlmEndpoint:
             endpoint_says=self._says_tools,
         )
 
-    def _open(self) -> _Connections:
+    def _open(self) -> Connections:
         connections = self._connections.get()
         if connections is None:
             raise RuntimeError("enter the endpoint before posting to it")
         return connections
 
-    def _open_client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            transport=self._transport,
-            verify=_tls() if self._base_url.scheme == "https" else _no_tls(),
-            # Use the proxies that the environment names, but never for a server on this machine.
-            trust_env=not is_loopback(self.settings.base_url),
-            timeout=http_timeout(self.settings.retry),
-        )
+    def _open_transport(self) -> httpx.AsyncBaseTransport:
+        if self._transport is not None:
+            return self._transport
+        # The proxies that the environment names are never used for a server on this machine.
+        use_proxies = not is_loopback(self.settings.base_url)
+        return open_transport(https=self._base_url.scheme == "https", use_proxies=use_proxies)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
@@ -415,18 +389,6 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(body), LONG_BYTES):
         yield body[at : at + LONG_BYTES]
         await anyio.lowlevel.checkpoint()
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    # Loading the certificates takes 20 ms, so it is done once a process.
-    return httpx.create_ssl_context()
-
-
-@functools.cache
-def _no_tls() -> ssl.SSLContext:
-    """Return an empty context, for a client of a plain HTTP URL. It trusts no certificate."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _usable_url(base_url: str) -> httpx.URL:
@@ -480,6 +442,7 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
     headers = {
         "Accept": "application/json, text/event-stream",
         "Accept-Encoding": ACCEPTED,
+        "Connection": "keep-alive",
         "Content-Type": "application/json",
         "User-Agent": "grue",
         **own,

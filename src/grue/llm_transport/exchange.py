@@ -88,12 +88,15 @@ def http_timeout(patience: RetryPolicy) -> httpx.Timeout:
 
 
 async def exchange(
-    client: httpx.AsyncClient, request: httpx.Request, patience: RetryPolicy, streamed: Streamed | None = None
+    transport: httpx.AsyncBaseTransport,
+    request: httpx.Request,
+    patience: RetryPolicy,
+    streamed: Streamed | None = None,
 ) -> Answered | Fault:
     """Send a request and return the answer or the fault.
 
     Args:
-        client: An open client.
+        transport: What sends it.
         request: The request.
         patience: The time limits.
         streamed: Receives the reply if it is streamed; `None`: no stream is expected.
@@ -101,12 +104,11 @@ async def exchange(
     begun = anyio.current_time()
     try:
         with anyio.fail_after(patience.timeout_s):
-            response = await _first_byte(client, request, patience)
+            response = await _first_byte(transport, request, patience)
             try:
                 return await _received(response, patience, streamed, begun)
             finally:
-                with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-                    await response.aclose()
+                await _close(response)
     except _TooSlow as slow:
         return Fault(kind="timed_out", message=str(slow))
     except (TimeoutError, httpx.HTTPError) as error:
@@ -137,12 +139,20 @@ class _TooSlow(Exception):  # noqa: N818 - never leaves this module
 
 
 async def _first_byte(
-    client: httpx.AsyncClient, request: httpx.Request, patience: RetryPolicy
+    transport: httpx.AsyncBaseTransport, request: httpx.Request, patience: RetryPolicy
 ) -> httpx.Response:
     limit_s = patience.first_byte_timeout_s
+    if limit_s is None:
+        return await transport.handle_async_request(request)
     with anyio.move_on_after(limit_s):
-        return await client.send(request, stream=True)
+        return await transport.handle_async_request(request)
     raise _TooSlow(f"no reply began within {limit_s:g} s")
+
+
+async def _close(response: httpx.Response) -> None:
+    if not response.is_closed:
+        with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+            await response.aclose()
 
 
 async def _received(
@@ -359,6 +369,8 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
 
 
 async def _next(chunks: AsyncIterator[bytes], limit_s: float | None) -> bytes | None:
+    if limit_s is None:
+        return await anext(chunks, None)
     with anyio.move_on_after(limit_s):
         return await anext(chunks, None)
     raise _TooSlow(f"the stream paused for more than {limit_s:g} s")

@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import pytest
 
-import grue.llm_transport.endpoint as llm_endpoint
 from grue.errors import MCPConfigError
+from grue.llm_transport import connections
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import Answered
 from grue.messages import RequireAnswer, UserText
@@ -262,14 +262,14 @@ def test_certificates_are_loaded_once_a_process_and_only_for_https() -> None:
     async def open_both(*endpoints: LlmEndpoint) -> None:
         for endpoint in endpoints:
             async with endpoint:
-                with endpoint._open().client():
+                with endpoint._open().transport():
                     pass
 
-    llm_endpoint._tls.cache_clear()
+    connections.tls.cache_clear()
     anyio.run(open_both, LlmEndpoint(LlmSettings(base_url="http://host/v1", model="m")))
-    assert llm_endpoint._tls.cache_info().misses == 0
+    assert connections.tls.cache_info().misses == 0
     anyio.run(open_both, LlmEndpoint(LlmSettings(model="m")), LlmEndpoint(LlmSettings(model="m")))
-    assert llm_endpoint._tls.cache_info().misses == 1
+    assert connections.tls.cache_info().misses == 1
 
 
 def test_a_transport_takes_the_place_of_the_network() -> None:

@@ -67,11 +67,11 @@ def events_of(wire: WireName) -> list[bytes]:
     return list(stream_of(dialect.name, whole, {"stream_options": {"include_usage": True}}))
 
 
-async def outcome(wire: WireName, stream: bytes, client: httpx.AsyncClient) -> object:
+async def outcome(wire: WireName, stream: bytes, transport: httpx.AsyncBaseTransport) -> object:
     """Return what a reply says, as far as a turn depends on it, or the fault's kind."""
-    request = client.build_request("POST", "http://llm.invalid/v1", content=stream)
+    request = httpx.Request("POST", "http://llm.invalid/v1", content=stream)
     streamed = Streamed(FORMATS[wire].assembler(), lambda _: None)
-    answered = await exchange(client, request, PATIENCE, streamed)
+    answered = await exchange(transport, request, PATIENCE, streamed)
     if isinstance(answered, Answered):
         reply = FORMATS[wire].decode(answered.body, NAMES, request=1)
         if isinstance(reply, Reply):
@@ -94,13 +94,13 @@ def wrong(wire: WireName, cases: Iterator[tuple[str, bytes]]) -> list[str]:
 
     async def all_of_them() -> list[str]:
         found = []
-        async with httpx.AsyncClient(transport=httpx.MockTransport(echoed)) as client:
-            sound = await outcome(wire, b"".join(events_of(wire)), client)
-            assert isinstance(sound, tuple), sound
-            for name, stream in cases:
-                seen = await outcome(wire, stream, client)
-                if seen != sound and seen not in ("damaged", "unavailable", "invalid_reply"):
-                    found.append(f"{name}: {seen}")
+        transport = httpx.MockTransport(echoed)
+        sound = await outcome(wire, b"".join(events_of(wire)), transport)
+        assert isinstance(sound, tuple), sound
+        for name, stream in cases:
+            seen = await outcome(wire, stream, transport)
+            if seen != sound and seen not in ("damaged", "unavailable", "invalid_reply"):
+                found.append(f"{name}: {seen}")
         return found
 
     return anyio.run(all_of_them)
