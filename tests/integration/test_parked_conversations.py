@@ -1,6 +1,7 @@
 """Turns of a conversation that wait for a person: parked, resumed, given up, killed."""
 
 import itertools
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
+from parked_turns import TALK, Job, Stage
 from talks import WIRES, changed_prefixes
 
 from grue import (
@@ -32,7 +35,7 @@ from grue import (
     UserText,
     parked_turns,
 )
-from grue.messages import AssistantReply, ToolCalled, ToolMessage, TurnResumed
+from grue.messages import AssistantReply, ToolCalled, ToolMessage, TurnParked, TurnResumed
 from grue.protocol.chat_wire.profile import WireName
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode
@@ -51,15 +54,15 @@ def model(request: LlmRequest) -> LlmReply:
     if "Tidy" not in str(asked["content"]):
         return text_reply(f"Answer {number}.", **thought)
     if not told:
-        return tool_calls_reply((name(request, "dust"), {}), **thought)
+        return tool_calls_reply((name(request, "look"), {}), **thought)
     if len(told) == 1:
         return tool_calls_reply(
-            (name(request, "dust"), {}), (name(request, "delete"), {"name": "old.txt"}), **thought
+            (name(request, "look"), {}), (name(request, "delete"), {"name": "old.txt"}), **thought
         )
     return text_reply(f"The tool said: {last['content']}", **thought)
 
 
-def dust() -> str:
+def look() -> str:
     return "dust"
 
 
@@ -91,7 +94,7 @@ class Place:
             recorder.add(TraceWriter(self.trace, episode="e"))
         return Runner(
             llm=LlmSettings(base_url=self.server.base_url, model="m", wire=self.wire, api_key="key"),
-            servers={"box": FunctionTools([self.delete, dust])},
+            servers={"box": FunctionTools([self.delete, look])},
             recorder=recorder,
             **{"tool_policy": POLICY} | how,
         )
@@ -385,3 +388,58 @@ def assert_goes_on(killed: Place) -> None:
     said = '{"content":"deleted"}' if not called else "interrupted; it may have taken effect"
     assert said in outcome.response or called
     killed.agree()
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+MESSAGES = 48
+"""More than a `talk` has from its second turn on."""
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(24, marks=pytest.mark.slow)])
+def test_a_conversation_whose_process_is_killed_goes_on_and_runs_nothing_twice(
+    tmp_path: Path, server: ScriptedLlmServer, stage: Stage, kills: int
+) -> None:
+    chance = random.Random(f"{kills}")
+    for number in range(kills):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        job = Job(action="talk", folder=str(folder), base_url=server.base_url)
+        # The first process anywhere between its second turn and its last; half of the second ones, too.
+        at = 1 + MESSAGES * number // kills + chance.randrange(MESSAGES // kills + 1)
+        (first,) = stage.do(replace(job, kill_at=at, kill_after_s=chance.uniform(0.0, 0.003)))
+        if chance.random() < 0.5:
+            soon = {"kill_at": chance.randrange(MESSAGES // 2), "kill_after_s": chance.uniform(0.0, 0.003)}
+            stage.do(replace(job, action="talk on", **soon))
+        (last,) = stage.do(replace(job, action="talk on"))
+        assert last != "killed"
+        assert_nothing_ran_twice(Place(folder, server), f"killed at {at}: {first}, {last}")
+
+
+def assert_nothing_ran_twice(place: Place, said: str) -> None:
+    runs = place.folder / "deleted"
+    ran = runs.read_text().splitlines() if runs.exists() else []
+    called = [each for each in place.bodies(ToolCalled) if each.tool == "delete"]
+    assert len(ran) <= len(called) <= 1, said
+    with Conversation.load(place.folder / TALK, place.runner(tool_policy=ToolPolicy())) as talk:
+        assert talk.parked_turn is None, said
+        replies = [item for item in talk.history if isinstance(item, AssistantReply)]
+        deletes = {
+            call.call_id for reply in replies for call in reply.tool_calls if call.name.endswith("delete")
+        }
+        answers = [item for item in talk.history if isinstance(item, ToolMessage) and item.call_id in deletes]
+        assert len(answers) == len(deletes) <= 1, said
+        if called:
+            (told,) = [item.content for item in answers]
+            assert '"deleted"' in told or "it may have taken effect" in told, said
+        answer = talk.ask("Are you there?").response
+        assert answer.startswith("Answer "), said
+    envelopes = read_episode(place.trace).envelopes
+    parks = [each.seq for each in envelopes if isinstance(each.body, TurnParked)]
+    resumed = [each.body.after for each in envelopes if isinstance(each.body, TurnResumed)]
+    assert len(resumed) == len({*resumed}), said
+    assert {*parks} <= {*resumed}, said

@@ -11,14 +11,17 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 DELETE = ("box.delete", {"name": "old.txt"})
+TALK = "talk.jsonl"
 ASK_BEFORE_DELETING: dict[str, Any] = {"tools": ("box.delete*",), "verdict": "ask", "reason": "it deletes"}
 
 
@@ -26,10 +29,13 @@ class Job(Struct, frozen=True, kw_only=True):
     """What a process does.
 
     Attributes:
-        action: Run the turn, or resume it.
+        action: `run` the turn, `resume` it, `talk` (a conversation whose second turn is parked, approved and
+            followed by a third one), or `talk on` (load that conversation and finish what is open of it).
         folder: Where the trace is, and `deleted`, to which the tool appends a line for each run.
         decide: What is decided about each question of the park: `approve`, `deny`, `change`, or nothing.
         kill_after_s: Kill the process so many seconds after it began; `None`: never.
+        kill_at: Count `kill_after_s` from this message on, instead of from the beginning. Of a `talk` the
+            messages count from its second turn on.
         park_for_s: As in the policy.
         description: The tool's; another one is another definition.
     """
@@ -39,6 +45,7 @@ class Job(Struct, frozen=True, kw_only=True):
     base_url: str
     decide: str = "approve"
     kill_after_s: float | None = None
+    kill_at: int = 0
     park_for_s: float | None = None
     description: str = "Delete a file."
 
@@ -93,9 +100,11 @@ def runner(job: Job, trace: bool) -> Any:
     )
 
 
-def act(job: Job) -> str:
+def act(job: Job, beat: Callable[..., None]) -> str:
     from grue import MCPError, TurnRequest
 
+    if job.action.startswith("talk"):
+        return (converse if job.action == "talk" else converse_on)(job, beat)
     with contextlib.closing(runner(job, trace=job.action == "run")) as made:
         try:
             if job.action == "run":
@@ -103,6 +112,41 @@ def act(job: Job) -> str:
             return str(made.resume(job.folder, decided(job)).response)
         except MCPError as error:
             return f"{type(error).__name__}: {error}"
+
+
+def converse(job: Job, beat: Callable[..., None]) -> str:
+    """Ask until a turn is parked, approve its call, and ask once more."""
+    from grue import ApprovalPending
+
+    with contextlib.closing(runner(job, trace=True)) as made:
+        talk = made.conversation("Be brief.", path=Path(job.folder, TALK), name="talk")
+        talk.ask("Hello?")
+        made.recorder.add(beat)
+        try:
+            talk.ask("Tidy up.")
+        except ApprovalPending:
+            talk.resume([question.approve() for question in talk.questions])
+        return str(talk.ask("And now?").response)
+
+
+def converse_on(job: Job, beat: Callable[..., None]) -> str:
+    """Finish what is open of the conversation, and return what it was and what the model said last."""
+    from grue import ApprovalPending, Conversation, NothingToResume
+
+    said = []
+    with contextlib.closing(runner(job, trace=False)) as made:
+        made.recorder.add(beat)
+        with Conversation.load(Path(job.folder, TALK), made) as talk:
+            while not said:
+                said.append("approved" if talk.questions else "went on")
+                try:
+                    # A turn that was killed before it was parked has no question yet.
+                    said.append(talk.resume([question.approve() for question in talk.questions]).response)
+                except ApprovalPending:
+                    said.clear()
+                except NothingToResume:
+                    said = ["nothing was open"]
+    return ": ".join(said)
 
 
 def decided(job: Job) -> list[Any]:
@@ -131,35 +175,55 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _begun(job: Job) -> tuple[int, int]:
-    reading, writing = os.pipe()
+class _Begun(NamedTuple):
+    """A job's process: what it says can be read here, and a byte for each of its messages there."""
+
+    pid: int
+    says: int
+    beats: int
+
+
+def _begun(job: Job) -> _Begun:
+    says, saying = os.pipe()
+    beats, beating = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            os.write(writing, act(job).encode())
+            os.write(saying, act(job, lambda *_: os.write(beating, b".")).encode())
             status = 0
+        except BaseException:  # noqa: BLE001 - shown, and the process ends
+            traceback.print_exc()
         finally:
             os._exit(status)
-    os.close(writing)
-    return pid, reading
+    os.close(saying)
+    os.close(beating)
+    return _Begun(pid, says, beats)
 
 
-def _done(begun: list[tuple[int, int]], jobs: list[Job]) -> list[str]:
+def _done(begun: list[_Begun], jobs: list[Job]) -> list[str]:
     said = []
-    for (pid, reading), job in zip(begun, jobs, strict=True):
+    for (pid, says, beats), job in zip(begun, jobs, strict=True):
         if job.kill_after_s is not None:
+            wait_for_beats(beats, job.kill_at)
             # The process may end before that; then nothing is killed.
-            ended, _, _ = select.select([reading], [], [], job.kill_after_s)
+            ended, _, _ = select.select([says], [], [], job.kill_after_s)
             if not ended:
                 os.kill(pid, signal.SIGKILL)
         words = b""
-        while piece := os.read(reading, 65536):
+        while piece := os.read(says, 65536):
             words += piece
-        os.close(reading)
+        os.close(says)
+        os.close(beats)
         os.waitpid(pid, 0)
         said.append(words.decode() or "killed")
     return said
+
+
+def wait_for_beats(beats: int, count: int) -> None:
+    """Wait until so many bytes have come, or the process has ended."""
+    while count > 0 and (piece := os.read(beats, count)):
+        count -= len(piece)
 
 
 def wait_until_past(moment: float) -> None:
