@@ -16,6 +16,7 @@ from grue.fleet.folder import MANIFEST, FleetFolder
 from grue.fleet.local import default_workers
 from grue.fleet.plan import SAMPLE, PlannedWork, read_plan
 from grue.fleet.sweep import Sweep, read_sweep
+from grue.protocol.prices import price_of
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ def run_fleet(options: RunOptions) -> bool:
         FleetError, MCPConfigError: The sweep or the folder cannot be used.
     """
     sweep = read_sweep(options.sweep)
-    for sentence in _warnings(sweep):
+    for sentence in warnings_of(sweep):
         say(f"grue: {sentence}", err=True)
     fleet = Fleet(
         options.place,
@@ -135,14 +136,22 @@ def _summary(finished: Finished, options: RunOptions) -> str:
     return "\n".join(lines)
 
 
-def _warnings(sweep: Sweep) -> list[str]:
+def warnings_of(sweep: Sweep) -> list[str]:
+    """Return what a user should know of the limits before anything starts."""
     budget = sweep.budget
-    if budget.money_usd is not None and not budget.prices:
-        return [
-            "the budget in money needs [budget.prices.MODEL] with input and output, in dollars per million"
-            " tokens; without it every request is refused. A budget of requests needs no prices."
-        ]
-    return []
+    if budget.money_usd is None:
+        return []
+    unpriced = sorted(model for model in sweep.models() if price_of(budget.prices, model) is None)
+    if budget.prices and not unpriced:
+        return []
+    named = f"for {', '.join(unpriced)}" if unpriced else "at all"
+    holds = (
+        "their requests are refused"
+        if budget.requests is None
+        else f"the limit that holds is {budget.requests:,} requests, and money counts as far as the endpoint"
+        " says what a request cost"
+    )
+    return [f"budget.prices has no price {named}, so {holds}."]
 
 
 def _limits(sweep: Sweep) -> str:

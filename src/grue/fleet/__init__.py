@@ -9,12 +9,13 @@
 What is done stands on disk. The same call again does what is missing; `docs/guides/fleet.md` says more.
 """
 
-from grue.fleet.broker import Amount, FleetBudget, Price, Rate
+from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.driver import Finished, Tally
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Sweep, read_sweep
 from grue.fleet.work import Episode, work
+from grue.protocol.prices import Price
 
 __all__ = [
     "Amount",

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 import grue
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError
-from grue.fleet.broker import Price
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.request_count import requests_counted
 from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work
 from grue.messages import JsonObject
+from grue.protocol.prices import Price
 from grue.protocol.secret_names import secrets_in
 from grue.runtime.redaction import Redaction
 

@@ -24,8 +24,10 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
+from grue.errors import FleetError
 from grue.fleet.server_places import ServerCap
 from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+from grue.protocol.prices import Price, price_of
 
 SLOW_START = 2.0
 _MARGIN = 0.97
@@ -38,28 +40,37 @@ _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
 
 
-class Price(Struct, frozen=True, forbid_unknown_fields=True):
-    """The price of a model, in US dollars per million tokens."""
-
-    input: float
-    output: float
-
-
 class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all requests of a fleet may cost together. `None`: no limit.
 
     Attributes:
-        money_usd: US dollars. Never exceeded, because a request starts only if its price and `max_tokens` are
-            known and the most that it can cost is left.
+        money_usd: US dollars. Never exceeded where the price and `max_tokens` of a request are known, because
+            it starts only if the most that it can cost is left. A request of unknown cost starts only if
+            there is a limit on requests too; if the endpoint then says what it cost, that is counted.
         tokens: Tokens of prompts and replies.
         requests: Requests.
-        prices: Prices by model.
+        prices: Prices by model's name or pattern (`gpt-*`).
+
+    Raises:
+        FleetError: A limit is negative, or `money_usd` has neither prices nor a limit on requests beside it.
     """
 
     money_usd: float | None = None
     tokens: int | None = None
     requests: int | None = None
     prices: dict[str, Price] = {}
+
+    def __post_init__(self) -> None:
+        """Refuse limits that cannot be kept."""
+        for name in ("money_usd", "tokens", "requests"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 <= limit < math.inf:
+                raise FleetError(f"{name} is {limit:g}: a limit is a number, 0 or more.")
+        if self.money_usd is not None and not self.prices and self.requests is None:
+            raise FleetError(
+                "money_usd needs the prices of the models (prices.MODEL = { input, output }, in dollars per"
+                " million tokens), or `requests` beside it, which limits what has no price."
+            )
 
 
 class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,11 +80,21 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         requests_per_minute: Requests that start within a minute.
         tokens_per_minute: Tokens of the requests that start within a minute.
         concurrency: Most requests at one time.
+
+    Raises:
+        FleetError: A value is 0 or negative.
     """
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a rate at which nothing would ever start."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise FleetError(f"{name} is {value:g}: give a number above 0.")
 
 
 class Limits(Struct, frozen=True):
@@ -196,15 +217,17 @@ class Broker(Struct):
     def most(self, wanted: WantedRequest) -> Amount | Refused:
         """Return the most that a request can cost."""
         limits = self.limits
-        price = limits.budget.prices.get(wanted.model)
+        price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)
         if limits.budget.money_usd is None:
             return Amount(1, tokens)
         if price is None or wanted.max_tokens is None:
+            if limits.budget.requests is not None:
+                return Amount(1, tokens)
             missing = "its price" if price is None else "max_tokens"
             return Refused(
                 f"the fleet has a limit in money, and {missing} is not known for {wanted.model}, so that a"
-                " request could cost anything"
+                " request could cost anything; a limit on requests beside it would let it start"
             )
         money = (wanted.prompt_bytes * price.input + wanted.max_tokens * price.output) / 1e6
         return Amount(1, tokens, money)
@@ -285,7 +308,7 @@ class Broker(Struct):
             return Amount(1)  # refused requests are not charged
         if outcome.input_tokens is None or outcome.output_tokens is None:
             return reserved
-        price = self.limits.budget.prices.get(model)
+        price = price_of(self.limits.budget.prices, model)
         money = outcome.cost_usd
         if money is None and price is not None:
             money = (outcome.input_tokens * price.input + outcome.output_tokens * price.output) / 1e6

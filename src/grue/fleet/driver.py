@@ -26,12 +26,13 @@ from msgspec.structs import replace
 import grue
 from grue.errors import FleetError
 from grue.fleet.attempt import Attempted, Job
-from grue.fleet.broker import Amount, Price
+from grue.fleet.broker import Amount
 from grue.fleet.engine import Engine, Lost
 from grue.fleet.folder import STOP, AttemptEnd, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests, episode_id
 from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork
+from grue.protocol.prices import Price
 from grue.runtime.interrupts import defer_interrupts, raise_deferred
 
 ATTEMPTS = 3

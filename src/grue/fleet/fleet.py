@@ -135,7 +135,11 @@ class Fleet:
         """Do what is missing of a sweep. Blocks. Raises what `map` raises."""
         known = find_work(sweep.work)
         plan = Plan(
-            work=known, version=sweep.version or known.version, cases=sweep.cases, keep=self._options.keep
+            work=known,
+            version=sweep.version or known.version,
+            cases=sweep.cases,
+            keep=self._options.keep,
+            prices=self._limits.budget.prices,
         )
         return self._run(plan, list(sweep.grid), retry=retry, watch=watch)
 

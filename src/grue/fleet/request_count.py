@@ -8,7 +8,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 
-from grue.fleet.broker import Amount, Price
+from grue.fleet.broker import Amount
 from grue.llm_transport.request_gate import (
     Permit,
     RequestGate,
@@ -17,6 +17,7 @@ from grue.llm_transport.request_gate import (
     request_gate,
     set_request_gate,
 )
+from grue.protocol.prices import Price, price_of
 
 
 class RequestCount:
@@ -24,7 +25,7 @@ class RequestCount:
 
     Args:
         inner: The gate that decides; `None`: each request may start.
-        prices: Prices by model, for endpoints that do not say what a request costs.
+        prices: Prices by model's name or pattern, for endpoints that do not say what a request costs.
     """
 
     def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
@@ -50,7 +51,7 @@ class RequestCount:
 
     def add(self, model: str, outcome: RequestOutcome) -> None:
         """Count a request."""
-        price, money = self._prices.get(model), outcome.cost_usd
+        price, money = price_of(self._prices, model), outcome.cost_usd
         prompt, reply = outcome.input_tokens or 0, outcome.output_tokens or 0
         if money is None and price is not None:
             money = (prompt * price.input + reply * price.output) / 1e6

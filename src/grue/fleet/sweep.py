@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.config.reading import nearest, read_config_text
-from grue.errors import FleetError
+from grue.errors import FleetError, MCPConfigError
 from grue.fleet.broker import FleetBudget, Rate
 from grue.fleet.identity import Case
 from grue.fleet.server_places import ServerCap
@@ -80,6 +80,15 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for repetition in range(self.repetitions):
             yield from (Case(settings=each, repetition=repetition) for each in self._settings())
 
+    def models(self) -> set[str]:
+        """Return the models that the cases name."""
+        axis = self.grid.get("model", [])
+        named = [
+            *(() if isinstance(axis, Span) else axis),
+            *(each.get("model") for each in (self.settings, *self.include)),
+        ]
+        return {model for model in named if isinstance(model, str)}
+
     def _settings(self) -> Iterator[JsonObject]:
         axes = {name: _values(axis) for name, axis in self.grid.items()}
         grid = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
@@ -107,6 +116,9 @@ def read_sweep(path: Path) -> Sweep:
         sweep = msgspec.convert(document, Sweep)
     except msgspec.ValidationError as error:
         raise FleetError(_wrong(path, text, str(error))) from error
+    except (FleetError, MCPConfigError) as error:  # a limit or a price that checks itself
+        key = re.match(r"(?:Price\()?(\w+)", str(error))
+        raise FleetError(f"{path}{_line(text, key[1] if key else '')}: {error}") from error
     _check(sweep, path, text)
     _check_work(sweep, path, text)
     return sweep

@@ -13,7 +13,7 @@ from grue.messages import Usage
 _MILLION = 1_000_000
 
 
-class Price(Struct, frozen=True, kw_only=True):
+class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The price of a model, in USD for a million tokens.
 
     Attributes:

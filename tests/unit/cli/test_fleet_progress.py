@@ -71,7 +71,7 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
 
 def test_a_pipe_gets_json_lines(tmp_path: Path) -> None:
     attempt, pipe = attempt_of(tmp_path), io.StringIO()
-    progress = Progress(pipe, tmp_path, FleetBudget(money_usd=5.0))
+    progress = Progress(pipe, tmp_path, FleetBudget(money_usd=5.0, requests=9))
     progress.show(TALLY, {ID: time.monotonic() - 100}, COSTS)
     progress.show(TALLY, {}, COSTS)  # too early
     progress.end(TALLY, COSTS)

@@ -1,10 +1,14 @@
 """The broker's arithmetic: what may start, and what it costs."""
 
 import itertools
+import re
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grue.errors import FleetError
 from grue.fleet.broker import (
     Amount,
     Broker,
@@ -12,12 +16,12 @@ from grue.fleet.broker import (
     Granted,
     Limits,
     NotYet,
-    Price,
     Rate,
     Refused,
     spent_so_far,
 )
 from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
+from grue.protocol.prices import Price
 
 PRICES = {"m": Price(input=1.0, output=2.0)}
 WANTED = WantedRequest(model="m", prompt_bytes=1000, max_tokens=500)
@@ -65,6 +69,46 @@ def test_without_a_price_or_max_tokens_a_budget_in_money_refuses() -> None:
         answer = broker.ask(wanted, 0.0)
         assert isinstance(answer, Refused)
         assert missing in answer.why
+
+
+def test_with_a_limit_on_requests_those_of_unknown_cost_start_until_it_is_reached() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=1.0, requests=2)))
+    first, second = granted(broker), granted(broker)
+    assert first == Amount(1, 1500, 0.0)
+    broker.settle(first, DONE, "m", 1.0)
+    broker.settle(second, DONE, "m", 1.0)
+    answer = broker.ask(WANTED, 2.0)
+    assert isinstance(answer, Refused)
+    assert "limit of 2 requests is used up" in answer.why
+
+
+def test_the_cost_that_the_endpoint_says_counts_where_there_is_no_price() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=1.0, requests=100)))
+    said = RequestOutcome(status=200, input_tokens=1, output_tokens=1, cost_usd=1.5)
+    broker.settle(granted(broker), said, "m", 1.0)
+    answer = broker.ask(WANTED, 2.0)
+    assert isinstance(answer, Refused)
+    assert "limit of 1 US dollars is used up" in answer.why
+
+
+def test_a_price_may_be_that_of_a_pattern() -> None:
+    broker = Broker(Limits(FleetBudget(money_usd=1.0, prices={"*": Price(input=1.0, output=2.0)})))
+    assert granted(broker).money_usd > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda: FleetBudget(money_usd=1.0), "money_usd needs the prices of the models"),
+        (lambda: FleetBudget(money_usd=-1.0, requests=1), "money_usd is -1: a limit is a number, 0 or more"),
+        (lambda: FleetBudget(requests=-3), "requests is -3"),
+        (lambda: Rate(requests_per_minute=0), "requests_per_minute is 0: give a number above 0"),
+        (lambda: Rate(concurrency=0), "concurrency is 0"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused(wrong: Callable[[], object], error: str) -> None:
+    with pytest.raises(FleetError, match=re.escape(error)):
+        wrong()
 
 
 def test_a_lost_request_is_charged_in_full_and_one_that_was_not_sent_is_free() -> None:

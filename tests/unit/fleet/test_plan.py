@@ -1,23 +1,28 @@
 """What a sweep would take, before and after its first ten episodes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from grue.cli.app import app
-from grue.fleet.broker import Amount
+from grue.cli.fleet import warnings_of
+from grue.fleet.broker import Amount, FleetBudget
 from grue.fleet.folder import AttemptEnd, CaseFile, FleetFolder
 from grue.fleet.identity import FileDigests, episode_id
 from grue.fleet.plan import read_plan
 from grue.fleet.sweep import read_sweep
 from grue.fleet.work import find_work
+from grue.protocol.prices import Price
 
 SWEEP = """
 work = "zork"
 settings = { offline = true, turns = 3 }
 grid.seed = { first = 1, last = 30 }
 """
+PRICES = {"o*": Price(input=1.0, output=2.0)}
 
 
 @pytest.fixture
@@ -65,6 +70,26 @@ def test_without_a_price_the_plan_says_so(sweep: Path) -> None:
     out = said(str(sweep))
     assert "Cost: about 60 requests and 2,000 tokens more" in out
     assert "No price is known: see budget.prices." in out
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ({"money_usd": 1.0, "requests": 7}, "no price at all, so the limit that holds is 7 requests"),
+        ({"money_usd": 1.0, "requests": 7, "prices": PRICES}, "no price for two, so the limit that holds is"),
+        ({"money_usd": 1.0, "prices": PRICES}, "no price for two, so their requests are refused"),
+    ],
+)
+def test_models_without_a_price_are_named_before_anything_starts(
+    sweep: Path, budget: dict[str, Any], words: str
+) -> None:
+    models = {} if words.startswith("no price at all") else {"model": ["one", "two"]}
+    found = replace(read_sweep(sweep), budget=FleetBudget(**budget), grid=models)
+    assert words in " ".join(warnings_of(found))
+
+
+def test_without_a_budget_in_money_prices_are_not_missed(sweep: Path) -> None:
+    assert warnings_of(replace(read_sweep(sweep), budget=FleetBudget(requests=7))) == []
 
 
 def test_a_wrong_key_is_found_before_anything_starts(sweep: Path) -> None:

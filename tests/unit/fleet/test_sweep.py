@@ -84,6 +84,13 @@ def test_a_sweep_without_a_grid_has_one_case(tmp_path: Path) -> None:
         ('work = "zork"\n[settings]\nturns = "3"\n', "line 3: turns: expected `int`, got `str`"),
         ('work = "zork"\n[grid]\nseed = [1, "x"]\n', "line 3: seed: expected `int`, got `str`"),
         ('work = "zork"\n[[exclude]]\nsed = 1\n', "line 3: unknown setting 'sed'"),
+        ('work = "zork"\n[budget]\nmoney_usd = 3\n', "line 3: money_usd needs the prices of the models"),
+        ('work = "zork"\n[budget]\nrequests = -3\n', "line 3: requests is -3"),
+        ('work = "zork"\nrate = { concurrency = 0 }\n', "line 2: concurrency is 0: give a number above 0"),
+        (
+            'work = "zork"\nbudget.money_usd = 3\nbudget.prices.m = { input = -1, output = 2 }\n',
+            "line 3: Price.input=-1.0.: a price is a number of USD, 0 or more",
+        ),
         ('work = "zork"\nservers = 0\n', "line 2: servers = 0"),
         ("work = \n", "not valid TOML: Invalid value .at line 1, column 8."),
     ],
