@@ -19,7 +19,7 @@ from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.argument_checks import refuse_other_kinds, settings_or_default
 from grue.engine.closing import Closing
 from grue.engine.current_episode import CurrentEpisode
-from grue.engine.episode import Episode, sessions_of
+from grue.engine.episode import Episode, SpawnAhead, sessions_of
 from grue.engine.outside_turns import OutsideTurns
 from grue.engine.own_trace import OwnTrace
 from grue.engine.presumed_listings import PresumedListings
@@ -95,7 +95,8 @@ class Runner(AsyncToolAccess, Closing):
             loop in a background thread, from the first turn to `close`; connections to the model stay open.
         spawn_ahead: With `lifetime="episode"`: prewarm the next turn's sessions while the host does something
             else. Only that turn uses them, and they are ended in the background. At a turn's first tool call
-            no older process is alive.
+            no older process is alive. `beside`: prewarm them while this turn waits for its model, also in
+            `map`, with any lifetime. Such a process has not seen what this turn's calls change.
         keep_sessions: With `lifetime="episode"`: all turns share one session per server.
         presume_tools: When a turn's first request may offer the tools that a server listed before, while the
             server starts. `locked`: if the tool lock has its listing. `seen`: also if an earlier turn of this
@@ -104,8 +105,8 @@ class Runner(AsyncToolAccess, Closing):
             dropped, and costs a request.
 
     Raises:
-        MCPConfigError: A server name, `lifetime` or `tool_policy` is invalid. Or `spawn_ahead` or
-            `keep_sessions` is set without `lifetime="episode"`, or both are set.
+        MCPConfigError: A server name, `lifetime`, `spawn_ahead` or `tool_policy` is invalid. Or
+            `spawn_ahead=True` or `keep_sessions` is set without `lifetime="episode"`, or both are set.
         MissingDependencyError: There is an MCP server to talk to, and `mcp` is absent or too old.
     """
 
@@ -126,7 +127,7 @@ class Runner(AsyncToolAccess, Closing):
         context: ContextPolicy | None = None,
         budget: Budget | None = None,
         lifetime: Literal["turn", "episode"] = "turn",
-        spawn_ahead: bool = False,
+        spawn_ahead: SpawnAhead = False,
         keep_sessions: bool = False,
         presume_tools: PresumeTools = "locked",
     ) -> None:
@@ -174,7 +175,7 @@ class Runner(AsyncToolAccess, Closing):
         trace: str | PathLike[str] | None = None,
         approve: Approve | None = None,
         lifetime: Literal["turn", "episode"] = "turn",
-        spawn_ahead: bool = False,
+        spawn_ahead: SpawnAhead = False,
         keep_sessions: bool = False,
     ) -> Self:
         """Make a runner from `[tool.grue.*]`, else `[tool.zorkgpt.*]`, of a TOML file.
@@ -408,7 +409,8 @@ class Runner(AsyncToolAccess, Closing):
     ) -> "Iterator[BatchItem[TurnOutcome[T]]]":
         """Run many turns in parallel and yield the result of each, in order.
 
-        Each turn is a separate episode with its own sessions. Its number is its position, from 1. The turns
+        Each turn is a separate episode with its own sessions. Its number is its position, from 1. With
+        `spawn_ahead="beside"` sessions for at most `concurrency` further turns are prewarmed. The turns
         share the model's endpoint, the recorder and the runner's budget; turns that are running when it is
         used up may exceed it. A failed turn yields an item with its error. At most twice `concurrency`
         requests are read ahead. An exception of `requests` ends the batch. Closing the iterator cancels the
@@ -436,7 +438,8 @@ class Runner(AsyncToolAccess, Closing):
             raise ValueError(f"concurrency is a whole number, at least 1, not {concurrency!r}")
 
         def begin() -> Episode:
-            episode = Episode(self._wiring.endpoint, self.recorder, at_once=concurrency)
+            sessions = self._episode.batch_sessions
+            episode = Episode(self._wiring.endpoint, self.recorder, sessions, at_once=concurrency)
             self._batches.add(episode)
             return episode
 

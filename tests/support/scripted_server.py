@@ -21,7 +21,7 @@ class ScriptedServer:
 
     Args:
         connects: What each connection does: `ok`, `fail on entering`, `fail`, `hang`, `bug`, `slow to enter`,
-            `fail on leaving`.
+            `slow to leave`, `fail on leaving`.
         tools: What a call of each tool does: `refuse`, `time out`, `die`, `bug`, `hang`, or else its result.
     """
 
@@ -30,6 +30,8 @@ class ScriptedServer:
         self.limits_s: list[float] = []
         self.at_once = 0
         self.most_at_once = 0
+        self.open = 0
+        self.most_open = 0
         self._connects = iter(connects or ("ok",))
         self.tools = dict(tools or {})
         self.relisted: tuple[ToolDefinition, ...] | None = None
@@ -68,13 +70,16 @@ class ScriptedConnection:
         if self._way == "slow to enter":
             await anyio.sleep(0.3)
         self.entered = True
+        self._server.open += 1
+        self._server.most_open = max(self._server.most_open, self._server.open)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         with anyio.CancelScope(shield=True):
-            await anyio.sleep(0.005)
+            await anyio.sleep(5.0 if self._way == "slow to leave" else 0.005)
+        self._server.open -= 1
         self._server.log.append("leave")
         self._left = True
         if self._way == "fail on leaving":

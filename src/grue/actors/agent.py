@@ -49,8 +49,10 @@ from grue.messages import (
 from grue.protocol.tool_loop import step
 from grue.protocol.turn_states import (
     AwaitingClose,
+    AwaitingCompletion,
     AwaitingDrop,
     AwaitingSessions,
+    AwaitingSummary,
     AwaitingSupport,
     Finished,
     Idle,
@@ -132,6 +134,13 @@ class AgentActor(Actor[TurnEvent]):
         """True while the model is checked for tool support: the turn may still presume tools afterwards."""
         state = self._state
         return isinstance(state, AwaitingSupport) or (isinstance(state, AwaitingSessions) and state.asking)
+
+    @property
+    def awaits_model(self) -> bool:
+        """Whether a request to the model is under way. Tools may still be starting then."""
+        state = self._state
+        presuming = isinstance(state, Presuming) and state.reply is None
+        return presuming or isinstance(state, AwaitingCompletion | AwaitingSummary)
 
     @property
     def progress(self) -> TurnProgress:

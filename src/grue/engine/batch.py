@@ -74,8 +74,10 @@ def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[Batc
     episode = batch.begin()
     try:
         while True:
-            for index, request in islice(numbered, 2 * batch.concurrency - len(waiting)):
+            wanted = 2 * batch.concurrency
+            for index, request in islice(numbered, wanted - len(waiting)):
                 waiting.append((index, _start(index, request, batch, episode)))
+            episode.expects_turns = len(waiting) == wanted
             if not waiting:
                 return
             item = _item(*waiting[0])

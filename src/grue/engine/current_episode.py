@@ -37,8 +37,11 @@ class CurrentEpisode:
     Args:
         endpoint: A lasting loop keeps its connections open; `None`: the host has a model of its own.
         recorder: Records what happens outside turns.
-        sessions: Where a turn's sessions come from.
+        sessions: Where a turn's sessions come from. Without a lasting loop this is for batches only.
         lasting: Keep the loop until `close`. `False`: end it with its last call.
+
+    Attributes:
+        batch_sessions: Where the sessions of a batch's turns come from. A batch has a loop of its own.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class CurrentEpisode:
         self.lasting = lasting
         self._endpoint = endpoint if lasting else None
         self._recorder = recorder
-        self._sessions = sessions
+        self._sessions: Sessions = sessions if lasting else "fresh"
+        self.batch_sessions: Sessions = "beside" if sessions == "beside" else "fresh"
         self._episode: Episode | None = None
         # Reentrant, because a signal handler may close the runner in a thread that already holds the lock.
         self._lock = threading.RLock()

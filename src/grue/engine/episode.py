@@ -7,7 +7,7 @@ Come here to change what stays open, or how turns wait for each other. The loop'
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SpawnAhead: TypeAlias = bool | Literal["beside"]
+"""Whether a turn's sessions are opened after the turn before it (`True`), or already beside it."""
+
 Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 """Something to run as a turn, given the processes and sessions that it may use."""
 
@@ -43,10 +46,12 @@ class Episode:
         endpoint: Its connections stay open; `None`: the host has a model of its own.
         recorder: Records what the pool's sessions do outside turns.
         sessions: Where a turn's sessions come from; `fresh`: there is no pool.
-        at_once: Number of turns that may run in parallel.
+        at_once: Number of turns that may run in parallel. Each of these slots has a pool of its own.
 
     Attributes:
-        resources: The processes and sessions of its turns.
+        resources: The processes of its turns, and the sessions of its first slot.
+        expects_turns: Whether turns may be submitted that are not known yet. If not, sessions are prewarmed
+            only for those that wait.
         users: Number of calls that use it now. `CurrentEpisode` counts them.
     """
 
@@ -61,6 +66,9 @@ class Episode:
         self._registry = ProcessRegistry()
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
         self.users = 0
+        self.expects_turns = True
+        self._slots: list[TurnResources] = []
+        self._pools: list[SessionPool] = []
         self._endpoint = endpoint
         self._recorder = recorder
         self._sessions = sessions
@@ -147,21 +155,38 @@ class Episode:
 
     async def _in_turn(self, work: Work[T]) -> T:
         async with self._free_turns:
-            return await work(self.resources)
+            slot = self._slots.pop()
+            try:
+                return await work(slot)
+            finally:
+                self._slots.append(slot)
+
+    def _expects_turn(self, pool: SessionPool) -> bool:
+        """Return whether a turn is to come for which no slot but that of `pool` has sessions."""
+        if self.expects_turns:
+            return True
+        others = sum(each is not pool and each.has_spares for each in self._pools)
+        return self._free_turns.statistics().tasks_waiting > others
 
     @contextlib.asynccontextmanager
     async def _open(self, group: TaskGroup) -> AsyncIterator[None]:
+        self._slots = [self.resources] * self._at_once
         if self._sessions != "fresh":
-            pool = SessionPool(group, self._recorder, self._sessions)
-            self.resources = replace(self.resources, pool=pool)
+            self._slots = [self._with_pool(group) for _ in self._slots]
+            self.resources = self._slots[0]
         self._free_turns = anyio.CapacityLimiter(self._at_once)
         async with contextlib.AsyncExitStack() as stack:
             if self._endpoint is not None:
                 await stack.enter_async_context(self._endpoint)
             yield
 
+    def _with_pool(self, group: TaskGroup) -> TurnResources:
+        pool = SessionPool(group, self._recorder, self._sessions, self._expects_turn)
+        self._pools.append(pool)
+        return replace(self.resources, pool=pool, sampling=CurrentSampler())
 
-def sessions_of(lifetime: str, *, spawn_ahead: bool, keep_sessions: bool) -> Sessions:
+
+def sessions_of(lifetime: str, *, spawn_ahead: SpawnAhead, keep_sessions: bool) -> Sessions:
     """Return where a turn's sessions come from, according to the arguments of a `Runner`.
 
     Raises:
@@ -169,9 +194,13 @@ def sessions_of(lifetime: str, *, spawn_ahead: bool, keep_sessions: bool) -> Ses
     """
     if lifetime not in ("turn", "episode"):
         raise MCPConfigError(f'lifetime is "turn" or "episode", not {lifetime!r}.')
+    if spawn_ahead not in (True, False, "beside"):
+        raise MCPConfigError(f'spawn_ahead is True, False or "beside", not {spawn_ahead!r:.60}.')
     if spawn_ahead and keep_sessions:
         raise MCPConfigError("Sessions are kept or spawned ahead: choose spawn_ahead or keep_sessions.")
-    if (spawn_ahead or keep_sessions) and lifetime != "episode":
+    if (spawn_ahead is True or keep_sessions) and lifetime != "episode":
         option = "spawn_ahead" if spawn_ahead else "keep_sessions"
         raise MCPConfigError(f'{option} needs lifetime="episode": with "turn" nothing outlives a turn.')
+    if spawn_ahead == "beside":
+        return "beside"
     return "ahead" if spawn_ahead else "kept" if keep_sessions else "fresh"

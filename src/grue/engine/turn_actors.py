@@ -31,7 +31,7 @@ from grue.messages import (
     TurnFailed,
 )
 from grue.processes.process_group import ProcessRegistry
-from grue.protocol.connection import Disabled, Proven, Settled
+from grue.protocol.connection import Connecting, ConnectionState, Disabled, Proven, Settled
 from grue.protocol.turn_states import TurnProgress
 from grue.protocol.turn_time import kept_for_closing
 from grue.runtime.actor import Note
@@ -138,7 +138,7 @@ class TurnActors:
                 end = await self._supervised(connections, self._deadline)
             finally:
                 self._sampling.sampler = None
-            self._prepare_next()
+            self._prepare_next(self.connections)
             return end
         # The limit has cancelled the agent. It usually still reports how the turn ended. It does not if it
         # was waiting for a session that took too long to close.
@@ -170,6 +170,9 @@ class TurnActors:
 
     async def _supervised(self, connections: Mapping[ServerName, Settled], deadline: float) -> TurnEnd:
         command, recorder = self._command, self._wiring.recorder
+        pool = self._resources.pool
+        if pool is not None:
+            pool.begin_turn()
         presumed = self._presumed(connections)
         self._early = early = None if presumed is None else EarlyRequest(self._on_delta)
         async with Supervisor(recorder, turn=command.turn, stop_grace_s=_STOP_GRACE_S) as supervisor:
@@ -199,6 +202,8 @@ class TurnActors:
             )
             if early is not None:
                 early.agent, self._agent.on_step = self._agent, early.stepped
+            if pool is not None and pool.sessions == "beside":
+                self._agent.on_step = self._stepped
             self._agent.approval = self._approval(supervisor, agent)
             self._agent.presumed = presumed
             supervisor.start(self._agent, whole=True)
@@ -256,13 +261,30 @@ class TurnActors:
         wait = None if self._early is None else self._early.wait_sent
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
-    def _prepare_next(self) -> None:
-        """Start to prewarm the next turn's sessions, if the pool is to do so."""
-        pool = self._resources.pool
-        if pool is None or pool.sessions != "ahead":
+    def _stepped(self) -> None:
+        """Prewarm the next turn's sessions while this turn waits for its model.
+
+        A server that has not started yet in this episode is left alone: it may not start at all.
+        """
+        if self._early is not None:
+            self._early.stepped()
+        pool, agent = self._resources.pool, self._agent
+        if pool is None or agent is None or not agent.awaits_model:
             return
-        for name, state in self.connections.items():
-            if isinstance(state, Proven) and isinstance(self._wiring.servers[name], McpServer):
+        states = {name: session.connection for name, session in self._sessions.items()}
+        starting = {
+            name: Proven() for name in states if name in pool.opened and isinstance(states[name], Connecting)
+        }
+        self._prepare_next({**states, **starting})
+
+    def _prepare_next(self, states: Mapping[ServerName, ConnectionState]) -> None:
+        """Start to prewarm the next turn's sessions with the proven servers, if the pool is to do so."""
+        pool = self._resources.pool
+        if pool is None or pool.sessions not in ("ahead", "beside"):
+            return
+        for name, state in states.items():
+            proven = isinstance(state, Proven) and isinstance(self._wiring.servers[name], McpServer)
+            if proven and pool.lacks(name):
                 limit_s = self._command.limits.startup_timeout_s(name)
                 pool.prepare(name, self._fresh(name), limit_s)
 

@@ -1,24 +1,30 @@
 """The session pool of an episode: sessions that are prewarmed, ended after their turn, or kept open.
 
-A connection must be entered and left by the same task, its owner. In the pool the owner is a task of the
-episode, not of a turn. That allows three things:
+A connection must be entered and left by the same task, its owner (`pooled_connection.py`). In the pool the
+owner is a task of the episode, not of a turn. That allows four things:
 
 - A session is opened while the host does its own work, and only the next turn uses it (`ahead`). The turn
   gets a fresh process and does not wait for its start.
+- A session is opened already while the turn before it waits for its model (`beside`), so that turns without
+  a pause between them need not wait either.
 - A session closes after its turn has returned. The next turn waits until all older processes are gone: before
-  its first tool call, or at its end if it makes no call. So at most one process of each server is open and
-  one is closing.
+  its first tool call, or at its end if it makes no call.
 - A session serves turn after turn (`kept`), for servers that keep a memory. Calls outside turns use it too
   (`shared_session.py`).
+
+The processes of one turn are a generation. At most three generations are alive: those of the turn before are
+closing, those of this turn are in use, those of the next turn are starting or waiting. At a tool call there
+may be younger processes, and no older ones. A turn never uses a session that was started beside it, not even
+if its own one has died: such a process has not seen what the turn's calls have changed.
 
 A session actor uses a leased connection like any other `ToolConnection`. The owners record what happens
 outside turns in the trace: `SessionPrewarmed`, `PrewarmLost`, `ServerEnded`.
 """
 
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
@@ -28,15 +34,12 @@ from msgspec.structs import replace
 from grue.messages import (
     JsonObject,
     PrewarmLost,
-    ServerEnded,
     ServerName,
-    SessionPrewarmed,
     ToolCallResult,
     ToolDefinition,
     ToolTask,
 )
-from grue.runtime.supervisor import describe_crash
-from grue.runtime.trace import Envelope, Recorder
+from grue.runtime.trace import Recorder
 from grue.tool_sessions.connection import (
     Checkable,
     Connect,
@@ -46,147 +49,60 @@ from grue.tool_sessions.connection import (
     finish_task,
 )
 from grue.tool_sessions.failures import ServerFailed
-
-_PREWARM_DELAY_S = 0.005
-"""How long a prewarm is delayed. Spawning holds the interpreter for a millisecond, and at that moment the
-host's thread is about to receive its result."""
+from grue.tool_sessions.pooled_connection import PooledConnection
 
 _STILL_THERE_S = 2.0
 """How long an HTTP server may take to say whether it still knows a session that was idle."""
 
-Sessions: TypeAlias = Literal["fresh", "ahead", "kept"]
-"""Where a turn's session comes from: opened in the turn, opened before it, or kept from earlier turns."""
+_GENERATIONS = 3
 
-
-class PooledConnection:
-    """A connection and its owner task. `run` is the task; other tasks use the rest.
-
-    Attributes:
-        connection: Open once `opened` is set, unless `failed` is set too.
-        listing: The latest listing of the server; `None` until it is open.
-        failed: Why it could not be opened (`ServerFailed`), or the exception that crashed its owner.
-        opened: Set when opening has succeeded or failed.
-        wanted: Set by a turn that is waiting for this connection. Until then spawning is delayed by 5 ms, so
-            that the host gets its result first.
-        gone: Set when the connection is closed and none of its processes is alive.
-        turn: Number of the turn that uses it; 0: none.
-        alone: Held during a batch of calls, because a kept session may have two users: a turn, and a call
-            outside turns.
-    """
-
-    def __init__(self, server: ServerName, connect: Connect, recorder: Recorder, timeout_s: float) -> None:
-        self.server = server
-        self.turn = 0
-        self.connection: ToolConnection = connect(self._note)
-        self.listing: Listing | None = None
-        self.failed: Exception | None = None
-        self.opened = anyio.Event()
-        self.wanted = anyio.Event()
-        self.gone = anyio.Event()
-        self.alone = anyio.Lock()
-        self._released = anyio.Event()
-        self._opening = anyio.CancelScope()
-        self._recorder = recorder
-        self._timeout_s = timeout_s
-        self._pid: int | None = None
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is open or still opening, and its process has not ended."""
-        return self.failed is None and not self.gone.is_set() and self.connection.status.alive
-
-    async def current_tools(self, timeout_s: float) -> tuple[ToolDefinition, ...]:
-        """Return the server's tools now. They are listed again only if the server has announced a change.
-
-        The server announces a change once, and the session may have several users. Each of them compares the
-        result with what it has seen.
-        """
-        assert self.listing is not None, "only an open connection has tools"
-        tools = await self.connection.refresh_tools(timeout_s)
-        if tools is not None:
-            self.listing = replace(self.listing, tools=tools)
-        return self.listing.tools
-
-    def release(self) -> None:
-        """Let the owner close the connection. If it is still opening, opening is cancelled."""
-        self._released.set()
-        if not self.opened.is_set():
-            self._opening.cancel()
-
-    async def run(self) -> None:
-        """Open the connection, wait for `release`, close it. If cancelled, close it within a time limit."""
-        try:
-            # The scope covers the connection's whole life, not just its opening. The connection enters task
-            # groups when it opens and leaves them when it closes, and anyio requires scopes to nest.
-            with self._opening:
-                await self._hold_open()
-        except ServerFailed as failed:
-            self.failed = failed
-        except Exception as crash:  # noqa: BLE001 - the turn that needs it raises it; other turns go on
-            self.failed = crash
-            # If the trace cannot be written, that may be the crash itself, and recording it fails again.
-            with contextlib.suppress(Exception):
-                self._record(describe_crash(self.server, crash))
-        finally:
-            self.opened.set()
-            self.gone.set()
-
-    async def _hold_open(self) -> None:
-        if not self.turn:
-            with anyio.move_on_after(_PREWARM_DELAY_S):
-                await self.wanted.wait()
-        begun = anyio.current_time()
-        try:
-            async with self.connection as connection:
-                self.listing = await connection.open(self._timeout_s)
-                self.opened.set()
-                self._pid = connection.status.pid
-                if not self.turn:
-                    elapsed_s = anyio.current_time() - begun
-                    self._record(SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
-                await self._released.wait()
-                begun = anyio.current_time()
-        finally:
-            if self.listing is not None:
-                self._record_end(anyio.current_time() - begun)
-
-    def _record_end(self, elapsed_s: float) -> None:
-        left = self.connection.status
-        assert left.ending != "handed_over", "the pool holds a server's own connections, not leased ones"
-        self._record(
-            ServerEnded(
-                server=self.server,
-                pid=self._pid,
-                ending=left.ending,
-                exit_status=left.exit_status,
-                stderr_tail=left.stderr_tail,
-                elapsed_s=elapsed_s,
-            )
-        )
-
-    def _record(self, body: object) -> None:
-        self._recorder.record(body, sender=self.server)
-
-    def _note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
-        return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
+Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
+"""Where a turn's session comes from: opened in the turn, after the turn before it, beside the turn before
+it, or kept from earlier turns."""
 
 
 class SessionPool:
-    """Holds the open sessions of an episode. Use it only in the episode's event loop.
+    """Holds the open sessions of an episode. Use it only in the episode's event loop, for one turn at a time.
 
     Args:
         group: Runs the owner tasks; cancelling it closes all connections.
         recorder: Records what the owners do, in the trace.
-        sessions: `ahead` or `kept`.
+        sessions: `ahead`, `beside` or `kept`.
+        expects_turn: Says whether a further turn is expected. If not, nothing is prewarmed.
+
+    Attributes:
+        opened: Servers of which a turn of the pool has had an open session.
     """
 
-    def __init__(self, group: TaskGroup, recorder: Recorder, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        group: TaskGroup,
+        recorder: Recorder,
+        sessions: Sessions,
+        expects_turn: Callable[["SessionPool"], bool] = lambda _: True,
+    ) -> None:
         self._group = group
         self._recorder = recorder
         self.sessions = sessions
+        self.opened: set[ServerName] = set()
+        self._expects_turn = expects_turn
+        self._generation = 0
         self._waiting: dict[ServerName, PooledConnection] = {}
         self._leased: dict[ServerName, PooledConnection] = {}
         self._leaving: list[PooledConnection] = []
+
+    def begin_turn(self) -> None:
+        """Count a turn that starts now. What was prewarmed before belongs to it."""
+        self._generation += 1
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether it has started to open any connection for the next turn."""
+        return bool(self._waiting)
+
+    def lacks(self, server: ServerName) -> bool:
+        """Return whether a connection to this server has to be opened for the next turn."""
+        return server not in self._waiting and self._expects_turn(self)
 
     def prepare(self, server: ServerName, connect: Connect, timeout_s: float) -> None:
         """Start to open a connection for the next turn, unless one is there; return at once.
@@ -203,8 +119,10 @@ class SessionPool:
         self, server: ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
     ) -> PooledConnection:
         """Start to open a connection. `turn` is the turn that waits for it; 0: none, it is a prewarm."""
-        owned = PooledConnection(server, connect, self._recorder, timeout_s)
+        owned = PooledConnection(server, connect, self._recorder, timeout_s, self._wait_for_room)
         owned.turn = turn
+        is_spare = not turn and self.sessions != "kept"
+        owned.generation = self._generation + is_spare
         self._group.start_soon(owned.run, name=f"owner of {server}")
         return owned
 
@@ -213,15 +131,21 @@ class SessionPool:
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one.
 
+        A connection that was prewarmed beside this turn is left to the next one.
+
         Args:
             server: The server's name.
             connect: Makes a new connection.
             turn: Number of the turn.
             deadline: When everything except closing must end, on the event loop's clock.
         """
-        return LeasedConnection(
-            self, self._waiting.pop(server, None), LeaseRequest(server, connect, turn, deadline)
-        )
+        waiting = self._waiting.get(server)
+        if waiting is not None and waiting.generation > self._generation:
+            waiting = None
+        if waiting is not None:
+            del self._waiting[server]
+            waiting.generation = self._generation
+        return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
         """Take back a connection. Keep it if sessions are kept and it is usable, else close it."""
@@ -284,6 +208,16 @@ class SessionPool:
         while self._leaving:
             await self._leaving[-1].gone.wait()
             self._forget_gone()
+
+    async def _wait_for_room(self, starting: PooledConnection) -> None:
+        """Wait until no process is alive that is too old to be alive beside a new one.
+
+        Only cancelled turns leave such processes. They do not wait for those of the turns before them, so
+        without this wait any number of cancelled turns could leave processes behind at the same time.
+        """
+        newest = starting.generation - _GENERATIONS
+        while old := [each for each in self._leaving if each.generation <= newest and not each.gone.is_set()]:
+            await old[0].gone.wait()
 
     def lose(self, owned: PooledConnection, cause: str) -> None:
         """Record that a prewarmed connection cannot be used, and close it."""
@@ -356,6 +290,7 @@ class LeasedConnection:
             self._owned = None
             raise owned.failed
         assert owned.listing is not None, "a connection that opened without failing has listed its tools"
+        self._pool.opened.add(owned.server)
         self._seen = owned.listing.tools
         return owned.listing
 
@@ -417,6 +352,7 @@ class LeasedConnection:
             self._pool.lose(owned, _why_lost(owned))
             return None
         owned.turn = self._request.turn
+        self._pool.opened.add(owned.server)
         self._pool.lease_to_turn(owned)
         with anyio.move_on_after(self._request.within(float("inf"))):
             async with owned.alone:

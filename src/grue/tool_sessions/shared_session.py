@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from grue.messages import JsonObject, ServerName, ToolCallResult, ToolDefinition
 from grue.tool_sessions.connection import Connect, ConnectionStatus, KeepsBlocks, Listing, TakesRequests
 from grue.tool_sessions.failures import ToolRefusedError
-from grue.tool_sessions.session_pool import PooledConnection, SessionPool
+from grue.tool_sessions.pooled_connection import PooledConnection
+from grue.tool_sessions.session_pool import SessionPool
 
 _METHOD_NOT_FOUND = -32601
 

@@ -12,7 +12,7 @@ from turns import tool
 from grue.messages import PrewarmLost, ServerEnded, ServerName
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope, Recorder
-from grue.tool_sessions import session_pool
+from grue.tool_sessions import pooled_connection
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool, Sessions
@@ -53,6 +53,7 @@ class Bench:
             self.pool._waiting[A].wanted.set()
 
     def lend(self, turn: int = 1, deadline: float = float("inf")) -> LeasedConnection:
+        self.pool.begin_turn()
         return self.pool.lend(A, self.connect, turn, deadline)
 
     async def turn(self, *tools: str, turn: int = 1) -> None:
@@ -61,6 +62,16 @@ class Bench:
             await lent.open(60)
             for name in tools:
                 await lent.call(name, {}, 60)
+
+    async def cut_turn(self, turn: int) -> None:
+        """Borrow, open, have the next one prepared, and be cancelled."""
+        with anyio.CancelScope() as scope:
+            async with self.lend(turn) as lent:
+                await lent.open(60)
+                self.prepare()
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+                await anyio.sleep_forever()
 
     def notes(self, kind: type) -> list[Any]:
         return [item.body for item in self.envelopes if isinstance(item.body, kind)]
@@ -99,7 +110,7 @@ async def test_a_turn_that_finds_nothing_prepared_opens_its_own_and_nobody_calls
 async def test_the_host_has_its_decision_first_unless_the_next_turn_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_pool, "_PREWARM_DELAY_S", 60.0)
+    monkeypatch.setattr(pooled_connection, "_PREWARM_DELAY_S", 60.0)
     bench = Bench(ScriptedServer("ok"))
     async with bench.episode():
         bench.prepare(at_once=False)
@@ -386,3 +397,73 @@ async def test_what_a_turn_sees_of_a_connection_in_its_hands() -> None:
             await lent.open(60)
             assert lent.status == ConnectionStatus(pid=4711, ending="handed_over")
         assert lent.status == ConnectionStatus(alive=False, ending="handed_over")
+
+
+# --- Beside ---
+
+
+async def test_a_session_that_was_opened_beside_a_turn_serves_the_next_one_only() -> None:
+    bench = Bench(ScriptedServer("ok", "ok", "ok"), "beside")
+    async with bench.episode() as pool:
+        async with bench.lend() as first:
+            await first.open(60)
+            bench.prepare()
+            await anyio.wait_all_tasks_blocked()
+            again = pool.lend(A, bench.connect, 1)
+            await again.open(60)
+            assert len(bench.made) == 3, "the turn that opens another one gets a new one"
+            async with again:
+                await again.call("look", {}, 60)
+        bench.server.log.clear()
+        await bench.turn("think", turn=2)
+    assert len(bench.made) == 3
+    assert bench.server.did("call") == ["call think"]
+    assert not bench.server.did("enter")
+
+
+async def test_p9_a_younger_process_is_alive_at_a_call_and_an_older_one_is_not() -> None:
+    bench = Bench(ScriptedServer("ok", "ok", "ok"), "beside")
+    async with bench.episode():
+        async with bench.lend() as first:
+            await first.open(60)
+            bench.prepare()
+        async with bench.lend(2) as second:
+            await second.open(60)
+            bench.prepare()
+            assert not bench.made[0].status.exit, "it closes in the background"
+            await second.call("look", {}, 60)
+            assert [made.status.alive for made in bench.made] == [False, True, True]
+            assert bench.made[2].entered
+
+
+async def test_a_session_that_hangs_while_it_opens_does_not_keep_the_turn_beside_it() -> None:
+    bench = Bench(ScriptedServer("ok", "hang", "ok"), "beside")
+    async with bench.episode():
+        async with bench.lend() as lent:
+            await lent.open(60)
+            bench.prepare(timeout_s=3600)
+            await anyio.wait_all_tasks_blocked()
+            begun = anyio.current_time()
+            await lent.call("look", {}, 60)
+        assert anyio.current_time() - begun < 1
+        async with bench.lend(2, deadline=anyio.current_time() + 0.01) as lent:
+            await lent.open(60)
+    assert bench.notes(PrewarmLost) == [PrewarmLost(server=A, cause="it was not ready in time")]
+
+
+async def test_processes_of_three_turns_are_alive_at_most_though_turns_are_cancelled() -> None:
+    bench = Bench(ScriptedServer(*["slow to leave"] * 9), "beside")
+    async with bench.episode():
+        for turn in range(1, 8):
+            await bench.cut_turn(turn)
+    assert bench.server.most_open == 3
+    assert len(bench.made) == 8
+
+
+async def test_where_no_turn_is_expected_nothing_is_opened_for_it() -> None:
+    bench = Bench(ScriptedServer(), "beside")
+    async with bench.episode() as pool:
+        assert pool.lacks(A)
+        pool._expects_turn = lambda asked: asked is not pool
+        assert not pool.lacks(A)
+        assert not pool.has_spares

@@ -1,0 +1,143 @@
+"""`spawn_ahead="beside"`: the next turn's processes start while a turn waits for its model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patient_turns import ASK, wait_until
+from transport_servers import STUBBORN, faulty
+
+from grue import LlmSettings, MCPConfigError, Runner
+from grue.messages import (
+    PrewarmLost,
+    RunTurn,
+    ServerEnded,
+    SessionClosed,
+    SessionOpened,
+    SessionPrewarmed,
+    ToolCalled,
+    TurnCompleted,
+)
+from grue.processes.limits import ProcessLimits
+from grue.processes.process_table import live_members
+from grue.runtime.trace import Envelope
+from grue.testing.leftovers import assert_nothing_left
+from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+QUICK = ProcessLimits(exit_grace_s=0.2, term_grace_s=0.2)
+
+
+class Seen:
+    """What was recorded, and the processes that were alive at each tool call."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        self.at_calls: list[tuple[list[int], list[int]]] = []
+
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
+        self.bodies.append(envelope.body)
+        if isinstance(envelope.body, ToolCalled):
+            used, spare = ([each.pid for each in self.of(kind)] for kind in (SessionOpened, SessionPrewarmed))
+            own = self.servers_of_turn
+            older = [pid for pid in used[:-own] if live_members(pid)]
+            younger = [pid for pid in spare if pid not in used and live_members(pid)]
+            self.at_calls.append((older, younger))
+
+    servers_of_turn = 1
+
+    def of(self, *kinds: type) -> list[Any]:
+        return [body for body in self.bodies if isinstance(body, kinds)]
+
+
+def answering_when(ready: Callable[[], object], *calls: str) -> Callable[[LlmRequest], LlmReply]:
+    """Return a script: these calls, then `done`. It says nothing before it is `ready`."""
+
+    def answer(request: LlmRequest) -> LlmReply:
+        wait_until(ready)
+        if request.messages[-1]["role"] == "tool":
+            return text_reply("done")
+        return tool_calls_reply(*((f"{server}.echo", {"text": "hi"}) for server in calls))
+
+    return answer
+
+
+def runner(llm: ScriptedLlmServer, seen: Seen, *flags: str, names: str = "a", **more: Any) -> Runner:
+    options = {"lifetime": "episode", "spawn_ahead": "beside", "process_limits": QUICK, **more}
+    settings = LlmSettings(base_url=llm.base_url, model="m")
+    made = Runner(llm=settings, servers={name: faulty(*flags) for name in names}, **options)
+    made.recorder.add(seen)
+    return made
+
+
+@pytest.mark.parametrize("presume_tools", ["never", "seen"])
+def test_p9_at_a_call_the_next_turns_processes_are_alive_and_no_older_ones(
+    presume_tools: str, tmp_path: Path
+) -> None:
+    seen = Seen()
+    seen.servers_of_turn = 2
+
+    def spares_are_ready() -> bool:
+        return len(seen.of(SessionPrewarmed)) >= 2 * len(seen.of(RunTurn))
+
+    script = answering_when(spares_are_ready, "a", "b")
+    options = {"names": "ab", "presume_tools": presume_tools, "trace": tmp_path / "trace.jsonl"}
+    with (
+        assert_nothing_left(),
+        ScriptedLlmServer(script) as llm,
+        runner(llm, seen, *STUBBORN, **options) as runs,
+    ):
+        for _ in range(3):
+            calls = runs.run_turn(ASK).tool_calls
+            assert [call.settlement for call in calls] == ["returned", "returned"]
+    assert [older for older, _ in seen.at_calls] == [[]] * 6
+    assert [len(younger) for _, younger in seen.at_calls] == [2] * 6
+    spares = [body.pid for body in seen.of(SessionPrewarmed)]
+    assert {body.pid for body in seen.of(SessionOpened)[2:]} == {*spares[:4]}
+    assert {body.ending for body in seen.of(SessionClosed)} == {"handed_over"}
+    assert not seen.of(PrewarmLost)
+    used = [body.pid for body in seen.of(SessionOpened)]
+    assert {body.pid for body in seen.of(ServerEnded)} == {*spares, *used}
+
+
+def test_map_keeps_one_spare_a_slot_and_starts_none_for_turns_that_do_not_come() -> None:
+    seen = Seen()
+    waiting: set[int] = set()
+    most = 0
+
+    def count(envelope: Envelope[Any], _line: bytes) -> None:
+        nonlocal most
+        match envelope.body:
+            case SessionPrewarmed(pid=int(pid)):
+                waiting.add(pid)
+            case SessionOpened(pid=int(pid)) | ServerEnded(pid=int(pid)):
+                waiting.discard(pid)
+        most = max(most, len(waiting))
+
+    script = answering_when(lambda: True, "a")
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+        runs.recorder.add(count)
+        items = list(runs.map([ASK] * 7, concurrency=2))
+    assert [item.outcome.kind for item in items if item.outcome] == ["answered"] * 7
+    assert 1 <= most <= 2
+    assert len(seen.of(TurnCompleted)) == 7
+    assert not seen.of(PrewarmLost)
+
+
+def test_a_single_turn_of_map_starts_one_process() -> None:
+    seen = Seen()
+    script = answering_when(lambda: True, "a")
+    with assert_nothing_left(), ScriptedLlmServer(script) as llm, runner(llm, seen, lifetime="turn") as runs:
+        (item,) = runs.map([ASK])
+        assert item.outcome is not None
+    assert len(seen.of(ServerEnded)) == 1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    settings = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
+    with pytest.raises(MCPConfigError, match="choose spawn_ahead or keep_sessions"):
+        Runner(llm=settings, lifetime="episode", spawn_ahead="beside", keep_sessions=True)
+    with pytest.raises(MCPConfigError, match="spawn_ahead is True, False or \"beside\", not 'besides'"):
+        Runner(llm=settings, lifetime="episode", spawn_ahead="besides")  # type: ignore[arg-type]  # refused
