@@ -382,14 +382,14 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __add__(self, other: "Usage") -> "Usage":
         """Add two usages. Counts are clamped to 63 bits. The cost is `None` only if both are."""
-        costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
+        mine, theirs = self.cost_usd, other.cost_usd
         return Usage(
             input_tokens=_within_63_bits(self.input_tokens + other.input_tokens),
             output_tokens=_within_63_bits(self.output_tokens + other.output_tokens),
             cached_tokens=_within_63_bits(self.cached_tokens + other.cached_tokens),
             cache_write_tokens=_within_63_bits(self.cache_write_tokens + other.cache_write_tokens),
             reasoning_tokens=_within_63_bits(self.reasoning_tokens + other.reasoning_tokens),
-            cost_usd=sum(costs) if costs else None,
+            cost_usd=theirs if mine is None else mine if theirs is None else mine + theirs,
         )
 
 

@@ -168,7 +168,7 @@ class LlmEndpoint:
         self.profile = self.first_profile
         _refuse_ours(settings)
         self.headers = _headers(settings, self.profile)
-        self._sent_headers = httpx.Headers(self.headers)
+        self._sent_headers = _with_host(self.headers, self._base_url)
         self._timeout = http_timeout(settings.retry).as_dict()
         self._transport = transport
         self.jitter = jitter
@@ -231,18 +231,28 @@ class LlmEndpoint:
             RuntimeError: The endpoint was not entered.
         """
         with self._open().transport() as transport:
-            headers = self._sent_headers
-            content: bytes | AsyncIterator[bytes] = body
-            if len(body) > LONG_BYTES and self._transport is None:
-                # With its length known, httpx does not send it chunked, which some endpoints refuse.
-                headers = httpx.Headers({**self.headers, "Content-Length": str(len(body))})
-                content = _pieces(body)
-            extensions = {"timeout": self._timeout}
-            request = httpx.Request("POST", self.url, content=content, headers=headers, extensions=extensions)
+            request = self._request(body)
             if on_sent is not None and self._transport is not None:
                 on_sent()  # it may not say when it has the request
             with telling(request, on_sent):
                 return await exchange(transport, request, self.settings.retry, streamed)
+
+    def _request(self, body: bytes) -> httpx.Request:
+        """Return a request with all its headers. With `content=`, httpx would find out each of them again."""
+        long = len(body) > LONG_BYTES and self._transport is None
+        headers = httpx.Headers(self._sent_headers)
+        # With its length known, a body in pieces is not sent chunked, which some endpoints refuse.
+        headers["Content-Length"] = str(len(body))
+        request = httpx.Request(
+            "POST",
+            self.url,
+            headers=headers,
+            stream=_Pieces(body) if long else httpx.ByteStream(body),
+            extensions={"timeout": self._timeout},
+        )
+        if self._transport is not None:
+            request.read()  # for a transport that looks at `request.content`
+        return request
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""
@@ -322,7 +332,7 @@ class LlmEndpoint:
         settings = msgspec.structs.replace(self.settings, model=model)
         profile = settings.profile or profile_for(settings.base_url, model, settings.wire)
         self.headers = _headers(settings, profile)
-        self._sent_headers = httpx.Headers(self.headers)
+        self._sent_headers = _with_host(self.headers, self._base_url)
         self.settings, self.first_profile, self.profile = settings, profile, profile
         self._says_tools, self._list_read = None, False
 
@@ -384,11 +394,22 @@ class LlmEndpoint:
         return open_transport(https=self._base_url.scheme == "https", use_proxies=use_proxies)
 
 
-async def _pieces(body: bytes) -> AsyncIterator[bytes]:
-    """Yield a long body in pieces, and let other tasks run in between."""
-    for at in range(0, len(body), LONG_BYTES):
-        yield body[at : at + LONG_BYTES]
-        await anyio.lowlevel.checkpoint()
+class _Pieces(httpx.AsyncByteStream):
+    """A long body in pieces, between which other tasks run."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for at in range(0, len(self._body), LONG_BYTES):
+            yield self._body[at : at + LONG_BYTES]
+            await anyio.lowlevel.checkpoint()
+
+
+def _with_host(headers: Mapping[str, str], url: httpx.URL) -> httpx.Headers:
+    """Return the headers of a request to `url`, with the host first unless they name one."""
+    given = httpx.Headers(headers)
+    return given if "Host" in given else httpx.Headers([(b"Host", url.netloc), *given.raw])
 
 
 def _usable_url(base_url: str) -> httpx.URL:

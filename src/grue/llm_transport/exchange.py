@@ -25,6 +25,7 @@ from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, Ove
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
 from grue.protocol.content_encoding import STEP_BYTES, BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.retry import RetryPolicy, retry_after
+from grue.runtime.clock import now
 
 MAX_REPLY_BYTES = 64 * 2**20
 """Longest reply that is read, streamed or not."""
@@ -101,9 +102,9 @@ async def exchange(
         patience: The time limits.
         streamed: Receives the reply if it is streamed; `None`: no stream is expected.
     """
-    begun = anyio.current_time()
+    begun = now()
     try:
-        with anyio.fail_after(patience.timeout_s):
+        with anyio.move_on_after(patience.timeout_s):
             response = await _first_byte(transport, request, patience)
             try:
                 return await _received(response, patience, streamed, begun)
@@ -113,6 +114,7 @@ async def exchange(
         return Fault(kind="timed_out", message=str(slow))
     except (TimeoutError, httpx.HTTPError) as error:
         return fault_of_exchange(error, patience.timeout_s)
+    return fault_of_exchange(TimeoutError(), patience.timeout_s)
 
 
 @contextlib.contextmanager
@@ -285,7 +287,7 @@ class _Incoming:
                 deltas += await self._read(self.streamed.assembler, chunk[start : start + _SLICE_BYTES])
         finally:
             if self._events and self.first_event_at is None:
-                self.first_event_at = anyio.current_time()
+                self.first_event_at = now()
             # Show the text that arrived before a fault, too. If the request is retried, a restart message
             # tells observers to discard it.
             for delta in _joined(deltas):

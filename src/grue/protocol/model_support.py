@@ -15,6 +15,7 @@ row matches is taken to call tools: if it does not, the first request fails with
 Source: R4.5, R12, P13
 """
 
+import functools
 import re
 from typing import Protocol
 
@@ -77,6 +78,7 @@ NAME_RULES: tuple[NameRule, ...] = (
 )
 
 
+@functools.lru_cache(maxsize=64)
 def rule_for(model: str) -> NameRule | None:
     """Return the first row that matches `model`, or `None` if none does.
 

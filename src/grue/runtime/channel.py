@@ -65,7 +65,7 @@ class Mailbox(Generic[M]):
         self._held = 0
         self._closed = False
         self._asks: set[Reply] = set()
-        self._room = anyio.Event()
+        self._room: anyio.Event | None = None
         self._entrance, self._exit = anyio.create_memory_object_stream[Envelope[M]](bound)
 
     def __len__(self) -> int:
@@ -109,15 +109,12 @@ class Mailbox(Generic[M]):
         reply = Reply(self.name, sender, self._tap)
         self._asks.add(reply)
         try:
-            with anyio.fail_after(timeout_s):
+            with anyio.move_on_after(timeout_s):
                 await self._put(body, sender=sender, cause=cause, reply_to=reply)
                 return await reply.wait()
-        except TimeoutError:
-            raise AskTimedOut(
-                f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s."
-            ) from None
         finally:
             self._asks.discard(reply)
+        raise AskTimedOut(f"{self.name} gave no reply to {type(body).__name__} within {timeout_s:g} s.")
 
     async def receive(self) -> Envelope[M]:
         """Take the oldest message out, waiting for one.
@@ -126,8 +123,7 @@ class Mailbox(Generic[M]):
             anyio.EndOfStream: The mailbox was closed and is empty.
         """
         envelope = await self._exit.receive()
-        self._held -= 1
-        self._room.set()
+        self._taken()
         return envelope
 
     async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
@@ -143,7 +139,7 @@ class Mailbox(Generic[M]):
         """Accept no further message. Those in the mailbox can still be received."""
         self._closed = True
         self._entrance.close()
-        self._room.set()
+        self._wake_senders()
 
     def abandon(self) -> None:
         """Close, drop the queued messages, and make every unanswered ask raise `MailboxClosed`."""
@@ -157,8 +153,21 @@ class Mailbox(Generic[M]):
             try:
                 return self._put_nowait(body, sender=sender, cause=cause, reply_to=reply_to)
             except MailboxFull:
-                self._room = anyio.Event() if self._room.is_set() else self._room
+                # Only made if a sender has to wait, which is rare.
+                self._room = self._room or anyio.Event()
                 await self._room.wait()
+
+    def _taken(self) -> None:
+        """Count a message that was taken out."""
+        self._held -= 1
+        if self._room is not None:
+            self._wake_senders()
+
+    def _wake_senders(self) -> None:
+        """Let the senders that wait for room try again."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.set()
 
     def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:
         if self._closed:

@@ -107,48 +107,57 @@ class MainThreadWork(Generic[T]):
         self._function = function
         self._force_kill = force_kill
         self._presses = 0
+        self._cancel: Callable[[], object] | None = None
         self._result: list[T] = []
 
     async def run(self) -> None:
-        """Run the work. `run_within` must be around the loop.
-
-        It returns nothing. asyncio formats the repr of its main task, with the result, when it restores its
-        SIGINT handler; for a large result that is slow.
-        """
+        """Run the work. `run_within` must be around the loop."""
         loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
-            # A signal handler runs between any two lines, so it must not take locks that the interrupted
-            # line may hold. It only schedules the cancellation, and the loop carries it out.
-            def press(signum: int, frame: FrameType | None) -> None:
-                self._presses += 1
-                if self._presses == 1:
-                    loop.call_soon_threadsafe(scope.cancel)
-                elif self._presses == 2:
-                    self._force_kill()
-                else:
-                    signal.default_int_handler(signum, frame)
-
-            before = signal.signal(signal.SIGINT, press)
+            self._cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
+            if self._presses:
+                # Pressed while the loop was starting, when there was nothing to cancel yet.
+                scope.cancel()
             try:
                 self._result.append(await self._function())
             finally:
-                signal.signal(signal.SIGINT, before)
+                self._cancel = None
 
     def run_within(self, run_loop: Callable[[Callable[[], Awaitable[None]]], object]) -> T:
         """Run the work in the loop that `run_loop` runs, and return its result.
 
+        The handler is set before the loop starts and restored after its end. asyncio then sets none of its
+        own, whose first press would cancel the main task, also while the loop starts and ends. A press after
+        the work is over is raised when the loop has ended.
+
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed. The work has had time to clean up.
         """
+        before = signal.signal(signal.SIGINT, self._press)
         try:
             run_loop(self.run)
         except Exception as error:
             if self._presses:
                 raise KeyboardInterrupt from error
             raise
+        finally:
+            signal.signal(signal.SIGINT, before)
         if self._presses:
             raise KeyboardInterrupt
         return self._result[0]
+
+    def _press(self, signum: int, frame: FrameType | None) -> None:
+        # A signal handler runs between any two lines, so it must not take locks that the interrupted line may
+        # hold. It only schedules the cancellation, and the loop carries it out.
+        self._presses += 1
+        if self._presses == 1:
+            cancel = self._cancel
+            if cancel is not None:
+                cancel()
+        elif self._presses == 2:
+            self._force_kill()
+        else:
+            signal.default_int_handler(signum, frame)
 
 
 class Interruptible:

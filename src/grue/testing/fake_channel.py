@@ -83,8 +83,7 @@ class FakeChannel(Mailbox[M]):
             envelope = self._exit.receive_nowait()
         except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
             raise AssertionError(f"The mailbox of {self.name} is empty.") from None
-        self._held -= 1
-        self._room.set()
+        self._taken()
         return envelope.body
 
     def _put_nowait(self, body: M, *, sender: str, cause: int | None, reply_to: object) -> Envelope[M]:

@@ -174,14 +174,13 @@ class FunctionConnection:
         call = self._bound(tool, function, arguments, context)
         finished = False
         try:
-            with anyio.fail_after(timeout_s):
+            with anyio.move_on_after(timeout_s):
                 result = await _result_of(call)
-            finished = True
-        except TimeoutError as error:
-            raise ToolTimedOutError(tool, timeout_s) from error
+                finished = True
+                return result
         finally:
             context._end(cancelled=not finished)  # noqa: SLF001 - the other half of one pair
-        return result
+        raise ToolTimedOutError(tool, timeout_s)
 
     def _bound(
         self, tool: str, function: _Function | None, arguments: JsonObject, context: ToolContext

@@ -207,6 +207,31 @@ def test_without_a_key_no_authorisation_is_sent() -> None:
     assert "authorization" not in server.requests[0].headers
 
 
+def test_each_request_has_its_host_and_its_length_once() -> None:
+    with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
+        endpoint = LlmEndpoint(LlmSettings(base_url=server.base_url, model="m"))
+        host = server.base_url.split("/")[2]
+        anyio.run(post_once, endpoint)
+        named = LlmEndpoint(
+            LlmSettings(base_url=server.base_url, model="m", extra_headers={"host": "llm.example"})
+        )
+        anyio.run(post_once, named)
+    assert [request.headers["host"] for request in server.requests] == [host, "llm.example"]
+    lengths = [request.headers["content-length"] for request in server.requests]
+    assert lengths == [str(len(request_body(endpoint.settings)))] * 2
+    assert {request.headers["connection"] for request in server.requests} == {"keep-alive"}
+    assert all("transfer-encoding" not in request.headers for request in server.requests)
+
+
+def test_a_transport_of_ones_own_can_read_the_whole_request() -> None:
+    class Reading(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, content=request.content)
+
+    endpoint = LlmEndpoint(LlmSettings(model="m"), transport=Reading())
+    assert anyio.run(post_once, endpoint).body == request_body(endpoint.settings)
+
+
 def test_connections_live_as_long_as_someone_holds_the_endpoint() -> None:
     async def two_turns(endpoint: LlmEndpoint, *, held: bool) -> None:
         async with contextlib.AsyncExitStack() as stack:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -149,3 +150,36 @@ def test_one_module_handles_signals() -> None:
     sources = {str(path.relative_to(root)): path for path in root.rglob("*.py")}
     handling = {name for name, path in sources.items() if handled_names(path.read_text(encoding="utf-8"))}
     assert handling - {name for name in handling if name.startswith("testing/")} == ON_THEIR_OWN
+
+
+def test_a_press_while_the_loop_starts_cancels_the_work_when_it_begins() -> None:
+    reached: list[str] = []
+
+    async def work() -> None:
+        reached.append("begun")
+        await anyio.sleep(60)
+
+    def press_and_run(function: Callable[[], Awaitable[None]]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        run_loop(function)
+
+    with pytest.raises(KeyboardInterrupt):
+        MainThreadWork(work, lambda: None).run_within(press_and_run)
+    assert reached == ["begun"]
+
+
+def test_a_press_while_the_loop_ends_is_raised_after_its_end() -> None:
+    reached: list[str] = []
+
+    async def work() -> int:
+        return 1
+
+    def run_and_press(function: Callable[[], Awaitable[None]]) -> None:
+        run_loop(function)
+        signal.raise_signal(signal.SIGINT)
+        reached.append("the loop has ended")
+
+    with pytest.raises(KeyboardInterrupt):
+        MainThreadWork(work, lambda: None).run_within(run_and_press)
+    assert reached == ["the loop has ended"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

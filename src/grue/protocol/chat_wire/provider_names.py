@@ -3,6 +3,7 @@
 Come here to add a provider. A provider that the conventions do not name gets its own name here.
 """
 
+import functools
 from urllib.parse import urlsplit
 
 from grue.protocol.chat_wire.profile import WireName
@@ -31,6 +32,7 @@ _BY_HOST = {
 _BY_WIRE: dict[WireName, str] = {"messages": "anthropic"}
 
 
+@functools.lru_cache(maxsize=64)
 def provider_name(base_url: str, wire: WireName) -> str:
     """Return the provider's name.
 
