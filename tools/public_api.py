@@ -12,6 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "grue"
 
 PUBLIC = (
     "",
+    "actions",
     "connections",
     "errors",
     "facts",
@@ -20,6 +21,7 @@ PUBLIC = (
     "past",
     "sessions",
     "settings",
+    "skills",
     "approvals",
     "tool_rules",
     "traces",

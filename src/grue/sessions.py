@@ -5,10 +5,10 @@ turns, as an object with its own methods, or stores the state of its servers to 
 `ToolClient` is simpler if you only want to call tools.
 
 Come here, too, to hold calls that your host makes itself to a `ToolPolicy`: `judge_calls` says which are
-denied and which are asked about, and `decisions_about` which decisions count.
+denied and which are asked about, and `ask_about` asks a person, or says that the host should wait.
 """
 
-from grue.engine.own_calls import AskPerson, OwnCall, decisions_about, judge_calls
+from grue.engine.own_calls import AskedCalls, AskPerson, OwnCall, ask_about, decisions_about, judge_calls
 from grue.engine.owned_session import OwnedSession, SessionWiring
 from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_timeouts
 from grue.engine.turn_errors import error_for, tool_support_error
@@ -20,6 +20,7 @@ from grue.protocol.tool_policy import ToolHints, hints_of
 
 __all__ = [
     "AskPerson",
+    "AskedCalls",
     "ClientOptions",
     "Disabled",
     "OwnCall",
@@ -31,6 +32,7 @@ __all__ = [
     "Spent",
     "ToolHints",
     "Untried",
+    "ask_about",
     "connect_to",
     "decisions_about",
     "error_for",

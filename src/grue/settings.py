@@ -5,7 +5,6 @@
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server, tool_servers
 from grue.config.settings import AgentSampling, BudgetSettings, GameConfiguration, RetrySettings
-from grue.config.skill_file import AllowedTool, Skill, read_skill, read_skills
 from grue.config.tool_policy import tool_policy_of
 from grue.config.wiring import (
     Configured,
@@ -22,13 +21,11 @@ from grue.protocol.tool_lock import ToolLock
 
 __all__ = [
     "AgentSampling",
-    "AllowedTool",
     "BudgetSettings",
     "Configured",
     "GameConfiguration",
     "MCPConfig",
     "RetrySettings",
-    "Skill",
     "ToolLock",
     "YamlDocument",
     "episode_budget",
@@ -37,8 +34,6 @@ __all__ = [
     "on_tool_drift",
     "parse_yaml",
     "read_servers",
-    "read_skill",
-    "read_skills",
     "read_yaml",
     "to_tool_server",
     "tool_lock",

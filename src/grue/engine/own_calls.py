@@ -5,6 +5,7 @@ one answer are judged as a whole before the first of them is made. The table, th
 of decisions are those of the tool calls of a turn (`protocol/turn_approval.py`).
 """
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TypeAlias
@@ -48,6 +49,24 @@ class OwnCall(Struct, frozen=True, kw_only=True):
         return replace(self, question=None)
 
 
+class AskedCalls(Struct, frozen=True, kw_only=True):
+    """The calls of one answer after a person was asked about them.
+
+    Attributes:
+        calls: As they were decided about; if `parked`, as they were judged.
+        questions: What was asked. If `parked`, what still has to be answered.
+        decisions: The decisions that count.
+        parked: Nobody could answer, and the policy says that the host should wait for decisions.
+        expires_at: With `parked`: Unix time after which no decision counts; `None`: never.
+    """
+
+    calls: tuple[OwnCall, ...]
+    questions: tuple[ApprovalQuestion, ...] = ()
+    decisions: tuple[ApprovalDecision, ...] = ()
+    parked: bool = False
+    expires_at: float | None = None
+
+
 def judge_calls(
     calls: Sequence[OwnCall], policy: ToolPolicy, *, approved: AbstractSet[str] = frozenset()
 ) -> tuple[OwnCall, ...]:
@@ -81,3 +100,36 @@ def decisions_about(
         return {name: each.approve() if answer else each.deny() for name, each in asked.items()}
     given = {decision.call_id: decision for decision in answer}
     return {name: given[name] for name in asked if name in given and is_about(given[name], asked[name])}
+
+
+def ask_about(
+    calls: tuple[OwnCall, ...],
+    policy: ToolPolicy,
+    ask: AskPerson | None,
+    *,
+    given: Iterable[ApprovalDecision] = (),
+    expires_at: float | None = None,
+) -> AskedCalls:
+    """Ask a person about the calls of one answer, as far as they were not decided about before.
+
+    Args:
+        calls: As `judge_calls` returns them.
+        policy: Says whether calls wait for decisions if nobody can answer.
+        ask: Answers the questions; `None`: nobody can.
+        given: Decisions that were made while the calls were parked.
+        expires_at: The `expires_at` of the calls when they were parked. After that time, what was asked is
+            denied, and nobody is asked again.
+    """
+    questions = tuple(call.question for call in calls if call.question is not None)
+    expired = expires_at is not None and expires_at < time.time()
+    found = {} if expired else decisions_about(questions, given)
+    rest = tuple(each for each in questions if each.call_id not in found)
+    if rest and not expired:
+        answer = None if ask is None else ask(rest)
+        if answer is not None:
+            found |= decisions_about(rest, answer)
+        elif policy.parking:
+            until = None if policy.park_for_s is None else time.time() + policy.park_for_s
+            return AskedCalls(calls=calls, questions=rest, parked=True, expires_at=until)
+    decided = (call if call.question is None else call.decided(found.get(call.call_id)) for call in calls)
+    return AskedCalls(calls=tuple(decided), questions=questions, decisions=tuple(found.values()))

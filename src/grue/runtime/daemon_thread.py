@@ -11,6 +11,7 @@ timed out, and after Ctrl-C, for as long as it hangs.
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -69,3 +70,27 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     async with limiter or anyio.to_thread.current_default_thread_limiter():
         threading.Thread(target=run, name="grue host code", daemon=True).start()
         return await result
+
+
+def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
+    """Start `call` for a caller without an event loop, and return its future.
+
+    Wait for it with `concurrent.futures.wait` and a timeout. A call that nobody waits for any more goes on
+    in its thread until the interpreter's exit cuts it off.
+
+    Raises:
+        RuntimeError: The system has no threads left.
+    """
+    result: Future[T] = Future()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            value = context.run(call)
+        except BaseException as error:  # noqa: BLE001 - `result()` raises it
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+
+    threading.Thread(target=run, name="grue host code", daemon=True).start()
+    return result

@@ -1,8 +1,12 @@
 """Calls of a host's own under a policy."""
 
+import time
+
+from msgspec.structs import replace
+
 from grue import ToolPolicy, ToolRule
 from grue.messages import ServerName, ToolDefinition
-from grue.sessions import OwnCall, decisions_about, judge_calls
+from grue.sessions import OwnCall, ask_about, decisions_about, judge_calls
 
 
 def call(tool: str, number: int = 1, **arguments: object) -> OwnCall:
@@ -59,3 +63,29 @@ def test_only_a_decision_about_these_arguments_counts() -> None:
     assert decisions_about([other.question], [decision]) == {}
     assert decisions_about([asked.question], True) == {"call_1": decision}
     assert decisions_about([asked.question], False)["call_1"].verdict == "deny"
+
+
+def test_a_person_is_asked_once_about_all_calls_of_an_answer() -> None:
+    calls = judge_calls([call("look"), call("refund", 2), call("refund", 3)], POLICY)
+    asked = ask_about(calls, POLICY, lambda questions: [questions[0].approve(), questions[1].deny("no")])
+    assert [each.denied for each in asked.calls] == ["", "", "no"]
+    assert [each.verdict for each in asked.decisions] == ["approve", "deny"]
+    assert not asked.parked
+    alone = ask_about(calls[:1], POLICY, None)
+    assert (alone.calls, alone.questions) == (calls[:1], ())
+
+
+def test_without_an_answer_calls_are_denied_or_wait_for_one() -> None:
+    calls = judge_calls([call("refund")], POLICY)
+    (denied,) = ask_about(calls, POLICY, lambda _: None).calls
+    assert denied.denied == "it needs an approval, and there was none"
+    waiting = ask_about(calls, replace(POLICY, parking=True, park_for_s=60), None)
+    assert (waiting.parked, len(waiting.questions)) == (True, 1)
+    assert waiting.expires_at is not None
+    (question,) = waiting.questions
+    later = ask_about(calls, POLICY, None, given=[question.approve()], expires_at=waiting.expires_at)
+    assert [each.denied for each in later.calls] == [""]
+    expired = ask_about(
+        calls, POLICY, lambda _: True, given=[question.approve()], expires_at=time.time() - 60
+    )
+    assert [each.denied for each in expired.calls] == ["it needs an approval, and there was none"]

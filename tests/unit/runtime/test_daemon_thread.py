@@ -6,7 +6,7 @@ from contextvars import ContextVar
 import anyio
 import pytest
 
-from grue.runtime.daemon_thread import call_in_daemon_thread
+from grue.runtime.daemon_thread import call_in_daemon_thread, start_in_daemon_thread
 
 pytestmark = pytest.mark.anyio
 WORD: ContextVar[str] = ContextVar("WORD", default="")
@@ -78,3 +78,11 @@ def test_a_call_that_outlives_its_loop_ends_in_silence(capfd: pytest.CaptureFixt
     for thread in left:
         thread.join(60)
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_caller_without_an_event_loop_waits_for_a_future() -> None:
+    WORD.set("here")
+    done = start_in_daemon_thread(lambda: (WORD.get(), threading.current_thread().daemon))
+    assert done.result(60) == ("here", True)
+    with pytest.raises(ZeroDivisionError):
+        start_in_daemon_thread(lambda: 1 // 0).result(60)

@@ -4,7 +4,6 @@ Come here for the life cycle: servers are connected once, before the first turn,
 however the run ends. If they cannot be connected, the run goes on without them.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -18,12 +17,11 @@ from msgspec import Struct
 
 import grue
 from grue import ApprovalDecision, ApprovalQuestion, Budget, Conversation, MCPError, Recorder, Runner, Usage
-from grue.connections import ConfinedFolder
-from grue.facts import EpisodeResumed, Fact
-from grue.hosts.skill_agent.actions import ActionContext, ActionRegistry
+from grue.facts import EpisodeResumed
+from grue.hosts.skill_agent.actions import ActionRegistry
 from grue.hosts.skill_agent.approval import Judge
 from grue.hosts.skill_agent.configuration import AgentConfig
-from grue.hosts.skill_agent.decision_loop import DecisionLoop, LoopParts, RunEnd
+from grue.hosts.skill_agent.decision_loop import DecisionLoop, RunEnd
 from grue.hosts.skill_agent.facts import (
     FACTS,
     EndReason,
@@ -37,11 +35,11 @@ from grue.hosts.skill_agent.facts import (
 )
 from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.past import RunPast, read_run
-from grue.hosts.skill_agent.prompt import PromptParts, build_prompt, changed_tools
-from grue.hosts.skill_agent.skills import Skills
-from grue.hosts.skill_agent.steps import StepParts, StepRunner
+from grue.hosts.skill_agent.prompt import PromptParts, build_prompt
+from grue.hosts.skill_agent.run import Run
 from grue.messages import JsonObject
 from grue.sessions import AskPerson
+from grue.skills import Skills
 from grue.traces import Envelope, RunFolder
 
 
@@ -123,7 +121,7 @@ class Orchestrator:
             TraceError: The run folder cannot be written.
             KeyboardInterrupt: Ctrl-C. The run can be resumed from its folder.
         """
-        return self._run(task, None, ())
+        return self._carry_out(task, None, ())
 
     def resume(self, decisions: Iterable[ApprovalDecision] = ()) -> RunResult:
         """Go on with the run in `folder`, which was interrupted, killed or parked, and return its result.
@@ -139,9 +137,11 @@ class Orchestrator:
         """
         if self._folder is None:
             raise MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")
-        return self._run("", read_run(self._folder), tuple(decisions))
+        return self._carry_out("", read_run(self._folder), tuple(decisions))
 
-    def _run(self, task: str, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
+    def _carry_out(
+        self, task: str, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]
+    ) -> RunResult:
         config, limits = self._config, self._config.limits
         skills = Skills(config.skills)
         began = time.monotonic() - (0.0 if past is None else past.lasted_s)
@@ -156,12 +156,22 @@ class Orchestrator:
                 # Another process may have written to it before `RunFolder` locked it.
                 past = read_run(self._folder) if resume else None
             runner = Runner(llm=config.llm, recorder=self._recorder, budget=budget, lifetime="episode")
-            stack.enter_context(runner)
-            run = _Run(run_id, task if past is None else past.started.task, began, folder, runner)
-            self._begin(run, past, skills)
-            return self._live(run, past, skills, decisions)
+            run = Run(
+                run_id=run_id,
+                task=task if past is None else past.started.task,
+                began=began,
+                config=config,
+                registry=self._registry,
+                recorder=self._recorder,
+                runner=stack.enter_context(runner),
+                skills=skills,
+                folder=folder,
+                stream=self.stream,
+            )
+            self._begin(run, past)
+            return self._live(run, past, decisions)
 
-    def _begin(self, run: "_Run", past: RunPast | None, skills: Skills) -> None:
+    def _begin(self, run: Run, past: RunPast | None) -> None:
         config, version = self._config, grue.__version__
         if past is None:
             started = RunStarted(
@@ -174,152 +184,101 @@ class Orchestrator:
                 version=version,
                 settings=self.settings,
             )
-            self._note(started)
+            run.note(started)
         else:
-            run.runner.spent = past.spent
-            self._note(EpisodeResumed(episode_id=run.run_id, turns=past.plans, version=version))
-        for problem in skills.problems:
-            self._note(SkillProblem(problem=problem))
+            run.runner.spent, run.turns, run.results = past.spent, past.plans, past.results
+            run.note(EpisodeResumed(episode_id=run.run_id, turns=past.plans, version=version))
+        for problem in run.skills.problems:
+            run.note(SkillProblem(problem=problem))
 
-    def _live(
-        self, run: "_Run", past: RunPast | None, skills: Skills, decisions: tuple[ApprovalDecision, ...]
-    ) -> RunResult:
+    def _live(self, run: Run, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
         """Connect the servers, run the loop, disconnect them and record the end, whatever happens."""
-        manager, loop = self._connect(), None
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
         try:
-            judge = Judge(
-                config=self._config,
-                registry=self._registry,
-                manager=manager,
-                skills=skills,
-                approve=self._approve,
-                decisions=decisions,
-                waited=None if past is None else past.asked,
-            )
-            loop = self._loop(run, judge, past)
-            end = loop.run()
+            run.manager = self._connect(run)
+            expires_at = None if past is None or past.asked is None else past.asked.expires_at
+            judge = Judge(run=run, approve=self._approve, decisions=decisions, expires_at=expires_at)
+            end = DecisionLoop(run, _conversation(run, past), judge, past).run()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             end = RunEnd("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
-            self._disconnect(manager)
-            result = self._end(run, end, loop)
+            _disconnect(run)
+            result = _end(run, end)
         return result
 
-    def _connect(self) -> McpManager | None:
+    def _connect(self, run: Run) -> McpManager | None:
         """Return the connected servers; `None`: there are none, or they cannot be connected."""
-        config = self._config
+        config = run.config
         if not config.mcp_enabled or not config.servers:
             return None
         manager = McpManager(
             tool_call_timeout_s=config.tool_call_timeout_s,
             on_connect_failure=config.on_connect_failure,
             reconnect=config.reconnect,
-            recorder=self._recorder,
+            recorder=run.recorder,
         )
         try:
             tools = manager.connect_all(config.servers)
         except (MCPError, ImportError) as error:
-            server = getattr(error, "server", "")
-            self._note(McpConnectionFailed(server=server, error=str(error)))
+            run.note(McpConnectionFailed(server=getattr(error, "server", ""), error=str(error)))
             return None
-        self._note(McpServersConnected(servers=manager.servers, tools=tuple(tool.name for tool in tools)))
+        run.note(McpServersConnected(servers=manager.servers, tools=tuple(tool.name for tool in tools)))
         return manager
 
-    def _disconnect(self, manager: McpManager | None) -> None:
-        """Disconnect the servers. A failure is recorded, and not raised."""
-        if manager is None:
-            return
-        error = ""
-        try:
-            manager.close_all()
-        except (MCPError, OSError, RuntimeError) as failed:
-            error = str(failed)
-        self._note(McpServersDisconnected(error=error))
 
-    def _loop(self, run: "_Run", judge: Judge, past: RunPast | None) -> DecisionLoop:
-        config, manager = self._config, judge.manager
-        tools = [] if manager is None else manager.tools
-        parts = PromptParts(
-            actions=self._registry.types.values(),
-            mcp_tools=tools,
-            skills=judge.skills.by_name.values(),
-            instructions=config.instructions,
-        )
-        if past is None or not past.last_turn or run.folder is None:
-            conversation = run.runner.conversation(build_prompt(parts), name=run.run_id)
-        else:
-            conversation = Conversation.from_trace(run.folder.path, run.runner, name=run.run_id)
-        limit_s = config.limits.time_limit_seconds
-        deadline = math.inf if limit_s is None else run.began + limit_s
-        context = ActionContext(workspace=ConfinedFolder(config.workspace), skills=judge.skills)
-        steps = StepRunner(
-            StepParts(
-                config=config,
-                registry=self._registry,
-                context=context,
-                manager=manager,
-                recorder=self._recorder,
-                folder=run.folder,
-                left_s=lambda: deadline - time.monotonic(),
-            )
-        )
-        loop_parts = LoopParts(
-            registry=self._registry,
-            runner=run.runner,
-            conversation=conversation,
-            judge=judge,
-            steps=steps,
-            limits=config.limits,
-            stop_on_failure=config.on_step_failure == "stop",
-            changed_tools=changed_tools(tools, conversation.system),
-            deadline=deadline,
-            stream=self.stream,
-        )
-        return DecisionLoop(loop_parts, run.task, past)
-
-    def _end(self, run: "_Run", end: RunEnd, loop: DecisionLoop | None) -> RunResult:
-        steps = () if loop is None else tuple(loop.results)
-        turns = 0 if loop is None else loop.turns
-        said = {
-            kind: tuple(each.output for each in steps if each.action == kind) for kind in ("respond", "note")
-        }
-        result = RunResult(
-            run_id=run.run_id,
-            task=run.task,
-            model=self._config.model,
-            reason=end.reason,
-            detail=end.detail,
-            answer=end.answer,
-            responses=said["respond"],
-            notes=said["note"],
-            steps=steps,
-            questions=loop.asked.questions if loop is not None and loop.asked is not None else (),
-            turns=turns,
-            requests=run.runner.spent.requests,
-            usage=run.runner.spent.usage,
-            duration_s=round(time.monotonic() - run.began, 3),
-        )
-        self._note(RunEnded(reason=end.reason, detail=end.detail, turns=turns, steps=len(steps)))
-        if run.folder is not None:
-            run.folder.write_result(result)
-        return result
-
-    def _note(self, fact: Fact) -> None:
-        self._recorder.record(fact, sender="host")
+def _conversation(run: Run, past: RunPast | None) -> Conversation:
+    if past is not None and past.last_turn and run.folder is not None:
+        return Conversation.from_trace(run.folder.path, run.runner, name=run.run_id)
+    parts = PromptParts(
+        actions=run.registry.types.values(),
+        mcp_tools=run.tools,
+        skills=run.skills.by_name.values(),
+        instructions=run.config.instructions,
+    )
+    return run.runner.conversation(build_prompt(parts), name=run.run_id)
 
 
-class _Run(Struct, frozen=True):
-    """One run: its id and task, when it began in monotonic seconds, and what is open for it."""
+def _disconnect(run: Run) -> None:
+    """Disconnect the servers. A failure is recorded, and not raised."""
+    if run.manager is None:
+        return
+    error = ""
+    try:
+        run.manager.close_all()
+    except (MCPError, OSError, RuntimeError) as failed:
+        error = str(failed)
+    run.note(McpServersDisconnected(error=error))
 
-    run_id: str
-    task: str
-    began: float
-    folder: RunFolder | None
-    runner: Runner
+
+def _end(run: Run, end: RunEnd) -> RunResult:
+    """Record the end of a run and return its result."""
+    said = {
+        kind: tuple(each.output for each in run.results if each.action == kind)
+        for kind in ("respond", "note")
+    }
+    result = RunResult(
+        run_id=run.run_id,
+        task=run.task,
+        model=run.config.model,
+        reason=end.reason,
+        detail=end.detail,
+        answer=end.answer,
+        responses=said["respond"],
+        notes=said["note"],
+        steps=tuple(run.results),
+        questions=() if run.asked is None else run.asked.questions,
+        turns=run.turns,
+        requests=run.runner.spent.requests,
+        usage=run.runner.spent.usage,
+        duration_s=round(time.monotonic() - run.began, 3),
+    )
+    run.note(RunEnded(reason=end.reason, detail=end.detail, turns=run.turns, steps=len(run.results)))
+    if run.folder is not None:
+        run.folder.write_result(result)
+    return result
 
 
 class _EventCallback:

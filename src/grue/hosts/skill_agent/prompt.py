@@ -3,14 +3,13 @@
 import json
 from collections.abc import Iterable
 
-import msgspec
 from msgspec import Struct
 
-from grue.hosts.skill_agent.actions import ActionType
+from grue.actions import ActionType
 from grue.hosts.skill_agent.facts import StepExecutionResult
 from grue.hosts.skill_agent.mcp_manager import McpToolInfo
 from grue.messages import JsonObject
-from grue.settings import Skill
+from grue.skills import Skill
 
 _INTERRUPTED = "The run was interrupted, and goes on now. If you have replied since, that reply is lost."
 _SILENT = frozenset({"respond", "note"})
@@ -35,7 +34,11 @@ class PromptParts(Struct, frozen=True, kw_only=True):
 
 def build_prompt(parts: PromptParts) -> str:
     """Return the system text: the rules, the actions, and a section for skills and tools if there are any."""
-    sections = [_RULES, parts.instructions.strip(), f"ACTIONS:\n{_json(map(_action, parts.actions))}"]
+    sections = [
+        _RULES,
+        parts.instructions.strip(),
+        f"ACTIONS:\n{_json(each.described() for each in parts.actions)}",
+    ]
     skills = [{"name": skill.name, "description": skill.description} for skill in parts.skills]
     if skills:
         sections.append(f"SKILLS:\n{_json(skills)}")
@@ -86,17 +89,6 @@ def cut(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters are left out here …\n{text[-half:]}"
-
-
-def _action(kind: ActionType) -> JsonObject:
-    _, parts = msgspec.json.schema_components([kind.params])
-    properties = parts[kind.params.__name__]["properties"]
-    params = {name: _kind(part) for name, part in properties.items()}
-    return {"type": kind.name, "params": params, "description": kind.description}
-
-
-def _kind(schema: JsonObject) -> str:
-    return f"{schema.get('type', 'any value')}{', optional' if 'default' in schema else ''}"
 
 
 def _result(result: StepExecutionResult) -> JsonObject:

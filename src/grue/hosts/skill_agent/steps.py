@@ -5,16 +5,14 @@ effect.
 """
 
 import time
-from collections.abc import Callable
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from grue import MCPError, Recorder
-from grue.facts import Fact
-from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, ActionRegistry, McpCall
-from grue.hosts.skill_agent.configuration import AgentConfig
+from grue import MCPError
+from grue.connections import ConfinedFolder
+from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, McpCall
 from grue.hosts.skill_agent.facts import (
     McpToolCallCompleted,
     McpToolCallFailed,
@@ -25,125 +23,96 @@ from grue.hosts.skill_agent.facts import (
     StepStarted,
     StepStatus,
 )
-from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.prompt import cut
+from grue.hosts.skill_agent.run import Run
 from grue.messages import ToolDefinition
 from grue.sessions import hints_of
-from grue.traces import RunFolder
 
 INTERRUPTED = "the process was killed in this step; it may have had an effect, and is not repeated"
 _TARGETS = ("tool_name", "path", "name")
 
 
-class StepParts(Struct, frozen=True, kw_only=True):
-    """The parts that steps use.
-
-    Attributes:
-        manager: The connected servers; `None`: there are none.
-        folder: Where whole results are written; `None`: nowhere.
-        left_s: Returns how much of the run's time is left, in seconds; infinite without a limit.
-    """
-
-    config: AgentConfig
-    registry: ActionRegistry
-    context: ActionContext
-    manager: McpManager | None
-    recorder: Recorder
-    folder: RunFolder | None
-    left_s: Callable[[], float]
-
-
 class StepRunner:
-    """Carries out actions.
+    """Carries out actions."""
 
-    Attributes:
-        turn: Number of the turn whose actions are carried out.
-    """
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._context = ActionContext(workspace=ConfinedFolder(run.config.workspace), skills=run.skills)
 
-    def __init__(self, parts: StepParts) -> None:
-        self.turn = 0
-        self._parts = parts
-
-    def run(self, action: PlannedAction, tool: ToolDefinition | None) -> StepExecutionResult:
+    def carry_out(self, action: PlannedAction, tool: ToolDefinition | None) -> StepExecutionResult:
         """Carry out an action, again if the configuration says so and it cannot have had an effect.
 
         Raises:
             KeyboardInterrupt: Ctrl-C. The step is not recorded as ended.
         """
-        self.note(
-            StepStarted(turn=self.turn, number=action.step, action=action.type, target=target_of(action))
-        )
-        config, began = self._parts.config, time.monotonic()
-        tries = 1 + (config.retries if config.on_step_failure == "retry" and is_repeatable(tool) else 0)
-        for attempt in range(1, tries + 1):  # noqa: B007 - it is used after the loop
+        run, began = self._run, time.monotonic()
+        started = StepStarted(turn=run.turn, number=action.step, action=action.type, target=target_of(action))
+        run.note(started, run.turn)
+        retries = run.config.retries if run.config.on_step_failure == "retry" and is_repeatable(tool) else 0
+        for attempt in range(1, retries + 2):  # noqa: B007 - it is used after the loop
             result = self._call_tool(action) if action.type == MCP_CALL else self._act(action)
-            if result.status != "failed" or self._parts.left_s() <= 0:
+            if result.status != "failed" or run.left_s <= 0:
                 break
-        result = replace(result, attempts=attempt, duration_s=round(time.monotonic() - began, 6))
-        return self.end(result)
+        return self.end(replace(result, attempts=attempt, duration_s=_since(began)))
 
     def end(self, result: StepExecutionResult) -> StepExecutionResult:
         """Record what became of an action, and return it with its turn."""
-        result = replace(result, turn=self.turn)
-        self.note(StepEnded(turn=self.turn, result=result))
+        run = self._run
+        result = replace(result, turn=run.turn)
+        run.note(StepEnded(turn=run.turn, result=result), run.turn)
+        run.results.append(result)
         return result
 
-    def note(self, fact: Fact) -> None:
-        """Record a fact of the current turn."""
-        self._parts.recorder.record(fact, sender="host", turn=self.turn)
-
     def _act(self, action: PlannedAction) -> StepExecutionResult:
-        parts = self._parts
+        run = self._run
         try:
-            params = parts.registry.params(action.type, action.params)
-            output = parts.registry.types[action.type].run(params, parts.context)
+            output = run.registry.carry_out(
+                action.type, action.params, self._context, timeout_s=max(run.left_s, 0.0)
+            )
         except (ValueError, OSError, MCPError) as error:
             return ended(action, "failed", error=str(error))
-        whole = str(output)
-        shown = cut(whole, parts.config.limits.result_chars)
-        artifact = "" if shown == whole else self._keep(action, "txt", whole.encode("utf-8", "replace"))
+        shown = cut(output, run.config.limits.result_chars)
+        artifact = "" if shown == output else self._keep(action, "txt", output.encode("utf-8", "replace"))
         return ended(action, "completed", output=shown, artifact=artifact)
 
     def _call_tool(self, action: PlannedAction) -> StepExecutionResult:
-        parts, manager = self._parts, self._parts.manager
-        call: McpCall = parts.registry.params(MCP_CALL, action.params)
-        if manager is None or not call.tool_name:
-            missing = "mcp_call needs a tool_name." if manager is not None else "No MCP server is connected."
-            return self._failed(action, call, missing)
-        tool = manager.definition(call.tool_name)
-        server = "" if tool is None else tool.server
-        name = {"tool_name": call.tool_name, "server_name": server}
-        self.note(McpToolCallStarted(turn=self.turn, number=action.step, **name))
+        run = self._run
+        call: McpCall = run.registry.params(MCP_CALL, action.params)
+        if run.manager is None:
+            return self._failed(action, call, "No MCP server is connected.")
+        if not call.tool_name:
+            return self._failed(action, call, "mcp_call needs a tool_name.")
+        tool = run.manager.definition(call.tool_name)
+        about: dict[str, Any] = {
+            "turn": run.turn,
+            "number": action.step,
+            "tool_name": call.tool_name,
+            "server_name": "" if tool is None else tool.server,
+        }
+        run.note(McpToolCallStarted(**about), run.turn)
         began = time.monotonic()
         try:
-            limit_s = min(parts.config.tool_call_timeout_s, max(parts.left_s(), 0.001))
-            result = manager.call_tool(call.tool_name, call.arguments, limit_s)
+            limit_s = min(run.config.tool_call_timeout_s, max(run.left_s, 0.001))
+            result = run.manager.call_tool(call.tool_name, call.arguments, limit_s)
         except MCPError as error:
             return self._failed(action, call, str(error))
         artifact = self._keep(action, "json", msgspec.json.encode(result))
         status: StepStatus = "failed" if result.is_error else "completed"
-        self.note(
-            McpToolCallCompleted(
-                turn=self.turn,
-                number=action.step,
-                **name,
-                status=status,
-                duration_s=round(time.monotonic() - began, 6),
-                artifact=artifact,
-            )
-        )
-        shown = cut(result.raw_text, parts.config.limits.result_chars)
+        about |= {"status": status, "duration_s": _since(began), "artifact": artifact}
+        run.note(McpToolCallCompleted(**about), run.turn)
+        shown = cut(result.raw_text, run.config.limits.result_chars)
         told = {"error": shown} if result.is_error else {"output": shown}
         return ended(action, status, artifact=artifact, **told)
 
     def _failed(self, action: PlannedAction, call: McpCall, error: str) -> StepExecutionResult:
-        failed = McpToolCallFailed(turn=self.turn, number=action.step, tool_name=call.tool_name, error=error)
-        self.note(failed)
+        turn = self._run.turn
+        failed = McpToolCallFailed(turn=turn, number=action.step, tool_name=call.tool_name, error=error)
+        self._run.note(failed, turn)
         return ended(action, "failed", error=error)
 
     def _keep(self, action: PlannedAction, kind: str, content: bytes) -> str:
         """Write a whole result to a file, and return its name in the run folder."""
-        folder = self._parts.folder
+        folder = self._run.folder
         name = f"{action.step:04}-{(target_of(action) or action.type)[:60]}.{kind}"
         return "" if folder is None else folder.keep(f"artifacts/{name.replace('/', '_')}", content)
 
@@ -168,11 +137,14 @@ def is_repeatable(tool: ToolDefinition | None) -> bool:
 
     A server's own word is enough here: what it does in two calls it could have done in one.
     """
-    hints = hints_of(None if tool is None else tool.annotations)
-    return hints.read_only or hints.idempotent
+    return hints_of(None if tool is None else tool.annotations).idempotent  # a read-only tool is
 
 
 def target_of(action: PlannedAction) -> str:
     """Return what an action is about: a tool, a path, a skill; empty if nothing in particular."""
     found = (action.params.get(key) for key in _TARGETS)
     return next((value for value in found if isinstance(value, str) and value), "")
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 6)

@@ -1,13 +1,16 @@
 """What ends a run, and what follows a failed step."""
 
+import threading
+import time
 from typing import Any
 
 import msgspec
 import pytest
 from skill_runs import act, call, finish, run
 
-from grue import ToolAnnotations
+from grue import FunctionTools, Recorder, ToolAnnotations
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, RunLimits
+from grue.hosts.skill_agent.facts import StepStarted
 from grue.messages import ToolCallResult
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import error_reply, text_reply
@@ -34,6 +37,7 @@ def flaky(*, failures: int, annotations: ToolAnnotations | None = None) -> tuple
 
 
 SHOUT = ("shout", {"word": "hey"})
+REPEATABLE = ToolAnnotations(read_only=True)
 
 
 def test_a_failed_step_is_shown_to_the_model_and_the_rest_goes_on() -> None:
@@ -99,12 +103,59 @@ def test_a_limit_ends_the_run_with_its_name(limits: RunLimits, reason: str, turn
     assert ran.result.detail
 
 
-def test_the_time_limit_ends_a_tool_call_too() -> None:
-    server = FakeToolServer("cave")
-    actions = ActionRegistry()
-    late = RunLimits(time_limit_seconds=0.001)
-    ran = run([], actions=actions, config={"servers": {"cave": server}, "limits": late})
-    assert ran.result.reason == "time_limit"
+class Clock:
+    """The clock of runs; its time is over as soon as the first step has begun."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def __call__(self, envelope: Any, line: bytes) -> None:
+        self.over = self.over or isinstance(envelope.body, StepStarted)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + (7200 if self.over else 0)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """A recorder of runs whose time is over in their first step."""
+    recorder, clock = Recorder(), Clock()
+    recorder.add(clock)
+    monkeypatch.setattr("grue.hosts.skill_agent.run.time", clock)
+    return recorder
+
+
+HOUR = RunLimits(time_limit_seconds=3600)
+
+
+@pytest.mark.parametrize("on_step_failure", ["continue", "stop", "retry"])
+def test_the_time_limit_ends_an_action_of_the_programs_own_that_blocks(
+    on_step_failure: str, recorder: Recorder
+) -> None:
+    actions, release = ActionRegistry(), threading.Event()
+    actions.add("block", Word, lambda params, context: str(release.wait(120)), annotations=REPEATABLE)
+    limited = {"limits": HOUR, "on_step_failure": on_step_failure}
+    ran = run(
+        [act(("block", {}), ("note", {"text": "x"}))], actions=actions, config=limited, recorder=recorder
+    )
+    release.set()
+    assert (ran.result.reason, ran.statuses) == ("time_limit", ["failed"])
+    assert ran.result.detail == "the run's time limit of 3600 s is reached"
+    assert "block was not done after" in ran.result.steps[0].error
+    assert ran.result.steps[0].attempts == 1
+
+
+def test_the_time_limit_ends_a_tool_call_too(recorder: Recorder) -> None:
+    release = threading.Event()
+
+    def block() -> str:
+        """Wait."""
+        return str(release.wait(120))
+
+    limited = {"servers": {"cave": FunctionTools([block])}, "limits": HOUR}
+    ran = run([act(call("block"))], config=limited, recorder=recorder)
+    release.set()
+    assert (ran.result.reason, ran.statuses) == ("time_limit", ["failed"])
 
 
 def test_a_model_that_cannot_do_it_ends_the_run_as_given_up() -> None:

@@ -7,7 +7,6 @@ import pytest
 from skill_runs import Ran, act, call, finish, run
 
 from grue import ToolPolicy, ToolRule
-from grue.hosts.skill_agent.skills import Skills, granted
 from grue.testing.fake_tools import FakeToolServer
 
 ASK = ToolPolicy(rules=(ToolRule(tools=("agent.write_file", "cave.*"), verdict="ask"),))
@@ -84,7 +83,7 @@ def test_they_restrict_only_where_that_is_configured(folder: Path) -> None:
 def test_unknown_names_are_said_once(folder: Path) -> None:
     ran = use(skill(folder, "Read Bash(git:*) WebFetch"), ("note", {"text": "x"}))
     problems = [fields["problem"] for name, fields in ran.events if name == "skill_problem"]
-    assert problems == ["The skill notes allows tools that there are not: Bash, WebFetch."]
+    assert problems == ["The skill notes allows tools that do not exist here: Bash, WebFetch."]
 
 
 def test_a_malformed_skill_is_reported_and_left_out(folder: Path) -> None:
@@ -95,26 +94,3 @@ def test_a_malformed_skill_is_reported_and_left_out(folder: Path) -> None:
     (problem,) = (fields["problem"] for name, fields in ran.events if name == "skill_problem")
     assert problem.startswith(f"{folder / 'bad' / 'SKILL.md'}, line 1: ")
     assert '"name": "bad"' not in str(ran.requests[0][0]["content"])
-
-
-@pytest.mark.parametrize(
-    ("entry", "names"),
-    [
-        ("Read", {"agent.read_file"}),
-        ("read_file", {"agent.read_file", "files.read_file"}),
-        ("mcp__cave__dig", {"cave.dig"}),
-        ("mcp__cave", {"cave.dig", "cave.look"}),
-        ("mcp__cave__*", {"cave.dig", "cave.look"}),
-        ("cave.dig", {"cave.dig"}),
-        ("dig", {"cave.dig"}),
-        ("agent.read_file", {"agent.read_file"}),
-        ("Bash", set()),
-    ],
-)
-def test_names_of_other_agents_of_mcp_tools_and_of_our_own(folder: Path, entry: str, names: set[str]) -> None:
-    skills = Skills(skill(folder, entry))
-    tools = ["agent.read_file", "agent.write_file", "cave.dig", "cave.look", "files.read_file"]
-    bare = {"dig": "cave.dig", "look": "cave.look", "read_file": "files.read_file"}
-    grant = granted(skills.by_name["notes"], tools, bare)
-    assert grant.approved == grant.named == names
-    assert grant.unknown == (() if names else (entry,))

@@ -1,9 +1,12 @@
-"""The skills of a run: what the model reads of them, and which tools they allow.
+"""Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
-`allowed-tools` names tools that are approved in advance: while the skill is in use, a policy's `ask` does not
-apply to them. It never overrides a `deny`. Names are those of other agents (`Read`, `mcp__server__tool`), of
-MCP tools, or of the agent's own actions. An entry with a pattern for arguments, `Bash(git:*)`, approves
-nothing.
+Come here if your host offers skills to a model. `Skills` reads a folder of them: show the model names and
+descriptions, and give it the text of a skill, and the files beside it, when it asks for them.
+
+`granted` says what the `allowed-tools` of a skill mean for the tools of your host. They are tools that are
+approved in advance: pass `Grant.approved` to `grue.sessions.judge_calls`, so that a policy's `ask` does not
+apply to them. A `deny` stays. An entry with a pattern for arguments, `Bash(git:*)`, approves nothing, since
+the rules of a policy do not look at arguments.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,18 +14,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from grue.connections import ConfinedFolder
-from grue.settings import Skill, read_skills
+from grue.actions import AGENT
+from grue.config.skill_file import AllowedTool, Skill, read_skill, read_skills
+from grue.tool_sessions.confined_folder import ConfinedFolder
 
-_OTHER_AGENTS = {
-    "Edit": "agent.write_file",
-    "Glob": "agent.list_files",
-    "LS": "agent.list_files",
-    "MultiEdit": "agent.write_file",
-    "Read": "agent.read_file",
-    "Skill": "agent.use_skill",
-    "Write": "agent.write_file",
-}
+__all__ = ["AllowedTool", "Grant", "Skill", "Skills", "granted", "read_skill", "read_skills"]
+
+_NO_OTHERS: Mapping[str, str] = {}
 
 
 class Grant(Struct, frozen=True):
@@ -36,7 +34,11 @@ class Grant(Struct, frozen=True):
 class Skills:
     """The skills of a folder.
 
+    Args:
+        folder: Its subfolders with a `SKILL.md` are the skills; `None`: there are none.
+
     Attributes:
+        by_name: The skills.
         problems: A sentence for each skill that was left out, with file and line.
     """
 
@@ -46,8 +48,12 @@ class Skills:
     def text(self, name: str, file: str = "") -> str:
         """Return the Markdown of a skill, with the names of the files beside it; or the text of one of them.
 
+        Args:
+            name: The skill.
+            file: A file of it, by its path in the folder of the skill; empty: the skill itself.
+
         Raises:
-            ValueError: There is no such skill or file.
+            ValueError: There is no such skill or file. The text is a sentence for the model.
         """
         skill = self.by_name.get(name)
         if skill is None:
@@ -59,20 +65,26 @@ class Skills:
         return skill.text + (f"\n\nFiles of this skill: {', '.join(beside)}" if beside else "")
 
 
-def granted(skill: Skill, tools: Iterable[str], bare: Mapping[str, str]) -> Grant:
+def granted(
+    skill: Skill,
+    tools: Iterable[str],
+    bare: Mapping[str, str],
+    others: Mapping[str, str] = _NO_OTHERS,
+) -> Grant:
     """Return what a skill's `allowed-tools` mean for the tools that there are.
 
     Args:
         skill: The skill.
         tools: Canonical names (`server.tool`) of all tools.
         bare: The canonical name for each bare name.
+        others: The canonical name for names of other agents' tools, such as `Read`.
     """
     known = frozenset(tools)
     approved: set[str] = set()
     named: set[str] = set()
     unknown = []
     for entry in skill.allowed or ():
-        found = _meant(entry.name, known, bare)
+        found = _meant(entry.name, known, bare, others)
         named |= found
         if not entry.limited:
             approved |= found
@@ -81,11 +93,11 @@ def granted(skill: Skill, tools: Iterable[str], bare: Mapping[str, str]) -> Gran
     return Grant(frozenset(approved), frozenset(named), tuple(unknown))
 
 
-def _meant(name: str, known: frozenset[str], bare: Mapping[str, str]) -> set[str]:
+def _meant(name: str, known: frozenset[str], bare: Mapping[str, str], others: Mapping[str, str]) -> set[str]:
     if name.startswith("mcp__"):
         server, _, tool = name.removeprefix("mcp__").partition("__")
         if tool in ("", "*"):
             return {each for each in known if each.startswith(f"{server}.")}
         name = f"{server}.{tool}"
-    meant = {_OTHER_AGENTS.get(name, name), bare.get(name, name), f"agent.{name}"}
+    meant = {others.get(name, name), bare.get(name, name), f"{AGENT}.{name}"}
     return meant & known

@@ -1,0 +1,67 @@
+"""The skills of a folder: their texts and files, and what their `allowed-tools` mean."""
+
+from pathlib import Path
+
+import pytest
+from case_tables import each_case
+
+from grue.skills import Grant, Skills, granted
+
+
+def skill(folder: Path, allowed: str = "Read", text: str = "Do it so.") -> Path:
+    (folder / "notes").mkdir(parents=True, exist_ok=True)
+    front = f"---\ndescription: How notes are kept.\nallowed-tools: {allowed}\n---\n"
+    (folder / "notes" / "SKILL.md").write_text(f"{front}{text}")
+    (folder / "notes" / "columns.md").write_text("day, hours")
+    return folder
+
+
+def test_a_text_names_the_files_beside_it_and_they_are_read_by_their_paths(tmp_path: Path) -> None:
+    skills = Skills(skill(tmp_path))
+    assert skills.text("notes") == "Do it so.\n\nFiles of this skill: columns.md (10 bytes)"
+    assert skills.text("notes", "columns.md") == "day, hours"
+    with pytest.raises(ValueError, match="There is no skill 'other'; there are notes"):
+        skills.text("other")
+    with pytest.raises(ValueError, match="may leave"):
+        skills.text("notes", "../../x")
+
+
+def test_without_a_folder_there_are_no_skills(tmp_path: Path) -> None:
+    assert Skills(None).by_name == {}
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "SKILL.md").write_text("# no front matter")
+    skills = Skills(tmp_path)
+    assert skills.by_name == {}
+    (problem,) = skills.problems
+    assert "line 1: " in problem
+
+
+def test_a_pattern_for_arguments_names_a_tool_and_approves_nothing(tmp_path: Path) -> None:
+    found = Skills(skill(tmp_path, "Write(docs/*)")).by_name["notes"]
+    grant = granted(found, ["agent.write_file"], {}, {"Write": "agent.write_file"})
+    assert grant == Grant(frozenset(), frozenset({"agent.write_file"}), ())
+
+
+@each_case(
+    "entry, names",
+    [
+        ("Read", {"agent.read_file"}),
+        ("read_file", {"agent.read_file", "files.read_file"}),
+        ("mcp__cave__dig", {"cave.dig"}),
+        ("mcp__cave", {"cave.dig", "cave.look"}),
+        ("mcp__cave__*", {"cave.dig", "cave.look"}),
+        ("cave.dig", {"cave.dig"}),
+        ("dig", {"cave.dig"}),
+        ("agent.read_file", {"agent.read_file"}),
+        ("Bash", set()),
+    ],
+)
+def test_names_of_other_agents_of_mcp_tools_and_of_our_own(
+    tmp_path: Path, entry: str, names: set[str]
+) -> None:
+    skills = Skills(skill(tmp_path, entry))
+    tools = ["agent.read_file", "agent.write_file", "cave.dig", "cave.look", "files.read_file"]
+    bare = {"dig": "cave.dig", "look": "cave.look", "read_file": "files.read_file"}
+    grant = granted(skills.by_name["notes"], tools, bare, {"Read": "agent.read_file"})
+    assert grant.approved == grant.named == names
+    assert grant.unknown == (() if names else (entry,))
