@@ -13,7 +13,7 @@ from grue.tracing import show as table
 from grue.tracing import stats_table
 from grue.tracing.counting import EpisodeTally, count_episode
 from grue.tracing.filters import EVERYTHING, Filter
-from grue.tracing.presentation import kind_of
+from grue.tracing.presentation import kind_of_line
 from grue.tracing.reading import EpisodeReader, open_episode
 
 _UNKNOWN_WIDTH = 100
@@ -47,7 +47,7 @@ def show(options: ShowOptions) -> None:
         actors=options.actors,
         kinds=options.kinds,
         texts=options.texts,
-        facts={kind_of(envelope.body) for envelope in episode} if options.kinds else (),
+        facts=set(map(kind_of_line, episode.lines())) if options.kinds else (),
     )
     lines = _live_lines(episode, wanted, options) if options.follow else _lines(episode, wanted, options)
     _print(lines, at_once=options.follow)
@@ -78,7 +78,8 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
 
 def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
     if options.as_json:
-        yield from map(table.json_line, filter(wanted.wants, episode))
+        wanted_lines = filter(wanted.wants_line, episode.lines())
+        yield from (table.json_line(line.envelope()) for line in wanted_lines)
         return
     width = _width(options.width)
     tally = EpisodeTally() if wanted == EVERYTHING else None

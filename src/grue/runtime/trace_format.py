@@ -11,6 +11,7 @@ the end of the turn. Its base64 is cut out of each of them and written once, as 
 the same kind. The body has `""` instead, and the line has an `Extract` with the position.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -90,6 +91,18 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
 
 REFERENCE_START = b'{"$payload":'
 """First bytes of a `PayloadReference`. A message never begins with them, because its tag comes first."""
+
+
+_TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
+
+
+def tag_at_start(body: bytes | msgspec.Raw) -> str:
+    """Return the tag of a message's JSON if it comes first, where the writers of grue put it; else `""`.
+
+    It looks at the first bytes only, and does not check the rest.
+    """
+    found = _TAG_AT_START.match(body)
+    return found[1].decode() if found else ""
 
 
 def payload_path(trace: Path, sha256: str) -> Path:

@@ -2,13 +2,17 @@
 
 A trace can come from anywhere and may be damaged. Whatever the file contains, a reader returns envelopes or
 raises `TraceError`. The checks of a line are in `trace_checks`.
+
+Most of a trace is the bodies of its messages, and many readers need few of them. `TraceReader.lines` yields
+lines whose bodies are decoded when the reader asks for them.
 """
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +29,7 @@ from grue.runtime.trace_format import (
     TraceLine,
     payload_path,
     read_header,
+    tag_at_start,
 )
 
 B = TypeVar("B")
@@ -42,6 +47,38 @@ class Trace(Struct, Generic[B], frozen=True):
     header: TraceHeader
     envelopes: tuple[Envelope[B], ...]
     cut_short: bool
+
+
+class RecordedLine(Struct, Generic[B], frozen=True):
+    """A line of a trace whose body is not decoded yet.
+
+    Attributes:
+        line: All fields of the envelope but the body.
+        number: Number of the line in the file, from 1.
+        reader: Decodes the body.
+    """
+
+    line: TraceLine
+    number: int
+    reader: "TraceReader[B]"
+
+    @property
+    def tag(self) -> str:
+        """The tag of the body's type; empty if it does not come first in the body, as no grue writes it."""
+        body = self.line.body
+        tag = tag_at_start(body)
+        if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:
+            with contextlib.suppress(*UNDECODABLE):
+                return _REFERENCES.decode(body).type or ""
+        return tag
+
+    def envelope(self) -> Envelope[B]:
+        """Return the envelope with its body.
+
+        Raises:
+            TraceError: The body is damaged, or is no message that this version knows.
+        """
+        return self.reader.decoded(self.number, self.line)
 
 
 class TraceReader(Generic[B]):
@@ -73,6 +110,21 @@ class TraceReader(Generic[B]):
 
     def __iter__(self) -> Iterator[Envelope[B]]:
         """Yield the envelopes that are in the file now."""
+        decoded = self.decoded
+        for number, line in self._numbered():
+            yield decoded(number, line)
+
+    def lines(self) -> Iterator[RecordedLine[B]]:
+        """Yield the lines that are in the file now, without their bodies.
+
+        It is for readers that need the bodies of some messages only. The JSON of a body that is never decoded
+        is checked, its content is not.
+        """
+        for number, line in self._numbered():
+            yield RecordedLine(line, number, self)
+
+    def _numbered(self) -> Iterator[tuple[int, TraceLine]]:
+        """Yield the number and the fields of each line."""
         self.cut_short = False
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -82,7 +134,8 @@ class TraceReader(Generic[B]):
                 if line is None:
                     self.cut_short = True
                     return
-                yield self._envelope(number, line, after=seq)
+                check_numbers(self.path, number, line, seq)
+                yield number, line
                 number, seq = number + 1, line.seq
 
     def follow(
@@ -107,7 +160,8 @@ class TraceReader(Generic[B]):
                 text = _next_line(self.path, number, file)
                 if text.endswith(b"\n"):
                     line = _decoded(self.path, number, text)
-                    last = self._envelope(number, line, after=last.seq if last else 0)
+                    check_numbers(self.path, number, line, after=last.seq if last else 0)
+                    last = self.decoded(number, line)
                     number += 1
                     yield last
                     continue
@@ -128,8 +182,12 @@ class TraceReader(Generic[B]):
         except UNDECODABLE:
             return None
 
-    def _envelope(self, number: int, line: TraceLine, *, after: int) -> Envelope[B]:
-        check_numbers(self.path, number, line, after)
+    def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
+        """Return the envelope of a line.
+
+        Raises:
+            TraceError: Its body is damaged, or is no message that this version knows.
+        """
         written = bytes(line.body)
         if written.startswith(REFERENCE_START):
             written = self._payload(number, line)

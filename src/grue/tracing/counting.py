@@ -3,16 +3,17 @@
 It keeps one number per call and per turn, so 10,000 turns take a few megabytes of memory.
 """
 
+import functools
 import heapq
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from msgspec import Struct, field
 
-from grue.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact
 from grue.messages import (
     CallTools,
     CompletionReceived,
@@ -51,7 +52,7 @@ from grue.tracing.stats import (
     ToolStats,
     TurnStats,
 )
-from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker
+from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, moves_steps
 
 SLOWEST_TURNS = 5
 
@@ -63,8 +64,12 @@ def count_episode(episode: EpisodeReader) -> EpisodeStats:
         TraceError: The file is damaged.
     """
     tally = EpisodeTally()
-    for envelope in episode:
-        tally.take(envelope)
+    for line in episode.lines():
+        kind = episode.kind_of_line(line)
+        if kind is None or _is_counted(kind):
+            tally.take(line.envelope())
+        else:
+            tally.pass_over(line.line.turn, line.line.t)
     return tally.stats(episode)
 
 
@@ -95,14 +100,29 @@ class EpisodeTally:
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the next envelope."""
+        body = envelope.body
+        kind = type(body)
         self.messages += 1
-        self.clock.take(envelope)
         changes = self.steps.take(envelope)
+        self.clock.note(envelope.t, changes, resumed=isinstance(body, EpisodeResumed))
         self.turns.take(envelope, changes)
-        self.model.take(envelope, changes)
-        self.calls.take(envelope)
-        self._take_server(envelope)
-        match envelope.body:
+        if kind in _OF_MODEL:
+            self.model.take(envelope, changes)
+        if kind in _OF_CALLS:
+            self.calls.take(envelope)
+        if kind in _OF_SERVER and isinstance(body, _OfServer):
+            self.servers.setdefault(body.server, _Server()).take(body, envelope.turn)
+        elif isinstance(body, Fact):
+            self._take_course(body)
+
+    def pass_over(self, turn: int, t: float) -> None:
+        """Count the next message without its content: no count but that of the messages depends on it."""
+        self.messages += 1
+        self.clock.note(t)
+        self.turns.pass_over(turn, t)
+
+    def _take_course(self, fact: Fact) -> None:
+        match fact:
             case EpisodeStarted():
                 self.hosted = True
             case EpisodeResumed():
@@ -133,11 +153,6 @@ class EpisodeTally:
             slowest_turns=self.turns.slowest(),
         )
 
-    def _take_server(self, envelope: EpisodeEnvelope) -> None:
-        body = envelope.body
-        if isinstance(body, _OfServer):
-            self.servers.setdefault(body.server, _Server()).take(body, envelope.turn)
-
 
 class _Turns:
     """Counts turns. Several turns may run at the same time, so each has its own clock."""
@@ -151,6 +166,9 @@ class _Turns:
         self._clocks: dict[int, PhaseClock] = {}
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
+        if not changes:
+            self.pass_over(envelope.turn, envelope.t)
+            return
         turns = [change for change in changes if change.step.kind == "turn"]
         for change in turns:
             if isinstance(change, StepBegan):
@@ -158,13 +176,20 @@ class _Turns:
                 self._clocks[envelope.turn] = PhaseClock()
             elif not change.reported:
                 self._clocks.pop(change.step.turn, None)
-        if envelope.turn not in self._clocks:
+        clock = self._clocks.get(envelope.turn)
+        if clock is None:
             return
-        self._clocks[envelope.turn].take(envelope)
+        own = [change for change in changes if change.step.turn == envelope.turn]
+        clock.note(envelope.t, own, resumed=isinstance(envelope.body, EpisodeResumed))
         for change in turns:
             if isinstance(change, StepEnded) and change.reported:
                 clock = self._clocks.pop(envelope.turn)
                 self._ended(envelope.body, round(envelope.t - change.step.start_s, 6), clock.phases)
+
+    def pass_over(self, turn: int, t: float) -> None:
+        clock = self._clocks.get(turn)
+        if clock is not None:
+            clock.note(t)
 
     def _ended(self, end: Any, duration_s: float, phases: Phases) -> None:
         unanswered = "parked" if isinstance(end, TurnParked) else "failed"
@@ -304,6 +329,21 @@ class _Calls:
         )
 
 
+_OF_MODEL = frozenset((RequestCompletion, CompletionReceived, ReplyDropped, CompletionRetried, ReplyCut))
+_OF_CALLS = frozenset(
+    (
+        CompletionReceived,
+        CallTools,
+        ToolCalled,
+        ToolRejected,
+        ToolDenied,
+        ToolReturned,
+        ToolTimedOut,
+        ServerDied,
+        ToolSkipped,
+    )
+)
+
 _OfServer: TypeAlias = (
     SessionOpened
     | ConnectFailed
@@ -314,6 +354,15 @@ _OfServer: TypeAlias = (
     | PrewarmLost
     | ServerEnded
 )
+
+
+_OF_SERVER = frozenset(get_args(_OfServer))
+
+
+@functools.cache
+def _is_counted(kind: type[Struct]) -> bool:
+    """Return whether the content of such a message counts for anything."""
+    return kind in _OF_MODEL | _OF_CALLS | _OF_SERVER or issubclass(kind, EPISODE_FACTS) or moves_steps(kind)
 
 
 class _Server(Struct):

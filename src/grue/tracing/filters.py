@@ -8,8 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.tracing.presentation import kind_of, name_of
-from grue.tracing.reading import EpisodeEnvelope, known_kinds
+from grue.runtime.trace_reader import RecordedLine
+from grue.tracing.presentation import kind_of, kind_of_line, name_of
+from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, known_kinds
 
 T = TypeVar("T")
 
@@ -69,6 +70,20 @@ class Filter(Struct, frozen=True, kw_only=True):
             and self._says(envelope)
         )
 
+    def wants_line(self, line: RecordedLine[EpisodeBody]) -> bool:
+        """Whether the message of a line passes the filter. It is decoded only if that depends on its content.
+
+        Raises:
+            TraceError: It had to be decoded, and is damaged.
+        """
+        head = line.line
+        return (
+            _any(self.turns, lambda turns: turn_of_line(line) in turns)
+            and _any(self.actors, lambda name: name in (head.sender.lower(), head.receiver.lower()))
+            and (not self.kinds or kind_of_line(line) in self.kinds)
+            and (not self.texts or self._says(line.envelope()))
+        )
+
     def _says(self, envelope: EpisodeEnvelope) -> bool:
         if not self.texts:
             return True
@@ -83,6 +98,11 @@ def turn_of(envelope: EpisodeEnvelope) -> int:
     """Return the turn that a message belongs to; 0: none."""
     # A host also records facts between turns; most of them name the turn that they belong to.
     return envelope.turn or getattr(envelope.body, "turn", 0)
+
+
+def turn_of_line(line: RecordedLine[EpisodeBody]) -> int:
+    """Return the turn that the message of a line belongs to; 0: none."""
+    return line.line.turn or turn_of(line.envelope())
 
 
 def _any(wanted: Iterable[T], fits: Callable[[T], bool]) -> bool:

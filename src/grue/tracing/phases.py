@@ -15,6 +15,7 @@ time. The phases therefore add up to the wall time, that is, the time between th
 of each run of the host.
 """
 
+from collections.abc import Collection, Hashable, Iterable
 from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ from msgspec.structs import astuple
 
 from grue.facts import EpisodeResumed
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.steps import StepKind, StepTracker
+from grue.tracing.steps import StepBegan, StepChange, StepKind, StepTracker
 
 TimePhase: TypeAlias = Literal["model", "tools", "startup", "teardown", "host", "other"]
 PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
@@ -64,12 +65,18 @@ class Phases(Struct, frozen=True, kw_only=True):
 
 
 class PhaseClock:
-    """Takes an episode's envelopes in order and measures how long each phase has lasted."""
+    """Measures how long each phase has lasted.
+
+    Use `take` for an episode's envelopes, in order. A reader that has a `StepTracker` of its own passes its
+    changes to `note` instead.
+    """
 
     def __init__(self) -> None:
         # Integers add up exactly; the file has times in microseconds.
         self._microseconds = dict.fromkeys(PHASES, 0)
-        self._t: float | None = None
+        self._at: int | None = None
+        self._open: dict[Hashable, StepKind] = {}
+        self._phase: TimePhase = "host"
         self._steps = StepTracker()
 
     @property
@@ -80,14 +87,32 @@ class PhaseClock:
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the time until this envelope, then start or end the phases that it starts or ends."""
         resumed = isinstance(envelope.body, EpisodeResumed)
-        if self._t is not None and envelope.t >= self._t and not resumed:
-            self._microseconds[self._phase()] += round(envelope.t * 1e6) - round(self._t * 1e6)
-        self._t = envelope.t
-        self._steps.take(envelope)
+        self.note(envelope.t, self._steps.take(envelope), resumed=resumed)
 
-    def _phase(self) -> TimePhase:
-        under_way = {step.kind for step in self._steps.open.values()}
-        for kind, phase in (_ANYWHERE if "turn" not in under_way else _IN_A_TURN).items():
-            if kind in under_way:
-                return phase
-        return "other" if "turn" in under_way else "host"
+    def note(self, t: float, changes: Iterable[StepChange] = (), *, resumed: bool = False) -> None:
+        """Count the time until an envelope, then start or end the phases that its changes start or end.
+
+        Args:
+            t: Seconds since the trace began.
+            changes: The steps that begin or end with the envelope.
+            resumed: No host ran until this envelope, so the time is not counted.
+        """
+        at = round(t * 1e6)
+        if self._at is not None and at >= self._at and not resumed:
+            self._microseconds[self._phase] += at - self._at
+        self._at = at
+        for change in changes:
+            if isinstance(change, StepBegan):
+                self._open[change.step.key] = change.step.kind
+            elif not change.retried:
+                self._open.pop(change.step.key, None)
+            self._phase = _phase_of(self._open.values())
+
+
+def _phase_of(kinds: Collection[StepKind]) -> TimePhase:
+    """Return the phase while steps of these kinds are under way."""
+    in_a_turn = "turn" in kinds
+    for kind, phase in (_IN_A_TURN if in_a_turn else _ANYWHERE).items():
+        if kind in kinds:
+            return phase
+    return "other" if in_a_turn else "host"

@@ -5,7 +5,7 @@ that the table does not know is presented by its fields.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never, get_args
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,7 @@ from grue import messages as m
 from grue.facts import Fact, Severity
 from grue.protocol.tool_lock import drift_text
 from grue.runtime.supervisor import ActorFailed
+from grue.runtime.trace_reader import RecordedLine
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
@@ -61,6 +62,16 @@ def kind_of(body: Struct) -> str:
 def name_of(kind: type[Struct]) -> str:
     """Return the name of a kind of message."""
     return str(kind.__struct_config__.tag) if issubclass(kind, Fact) else kind.__name__
+
+
+def kind_of_line(line: RecordedLine[Any]) -> str:
+    """Return the name of the kind of a line's message, which is decoded only if its tag does not come first.
+
+    Raises:
+        TraceError: It had to be decoded, and is damaged.
+    """
+    tag = line.tag
+    return _NAMES.get(tag, tag) if tag else kind_of(line.envelope().body)
 
 
 def severity_of(body: Struct) -> Severity:
@@ -295,6 +306,9 @@ _FACT = _Row(
     judge=lambda fact: (fact.severity(), fact.mark()),
 )
 """A host's facts present themselves."""
+
+_NAMES = {str(kind.__struct_config__.tag): kind.__name__ for kind in (*get_args(m.AnyMessage), ActorFailed)}
+"""The names of grue's own messages by tag. The name of a host's fact is its tag."""
 
 _TABLE: dict[type, _Row] = {
     # The turn

@@ -14,8 +14,8 @@ from grue.facts import EpisodeEnded, Fact, registered_facts
 from grue.messages import AnyMessage
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
-from grue.runtime.trace_format import TraceLine
-from grue.runtime.trace_reader import Trace, TraceReader
+from grue.runtime.trace_format import TraceLine, tag_at_start
+from grue.runtime.trace_reader import RecordedLine, Trace, TraceReader
 from grue.tracing.unknown_facts import can_be_fact, tag_of, unknown_fact, with_hosts_fields
 
 EpisodeBody: TypeAlias = AnyMessage | Fact | ActorFailed
@@ -43,18 +43,30 @@ def union_of(kinds: Iterable[type[Struct]]) -> Any:
 
 
 class EpisodeReader(TraceReader[EpisodeBody]):
-    """Yield an episode's envelopes in order, one line in memory at a time; `open_episode` makes one."""
+    """Yield an episode's envelopes in order, one line in memory at a time; `open_episode` makes one.
+
+    Attributes:
+        kinds: The classes of all messages by tag. Facts of hosts that are not loaded are not among them.
+    """
 
     def __init__(self, path: Path) -> None:
-        kinds = known_kinds()
-        super().__init__(path, union_of(kinds.values()))
-        self._kinds = kinds
+        self.kinds = known_kinds()
+        super().__init__(path, union_of(self.kinds.values()))
+
+    def kind_of_line(self, line: RecordedLine[EpisodeBody]) -> type[Struct] | None:
+        """Return the class of a line's message, from its tag; `None`: it has to be decoded first."""
+        tag = line.tag
+        kind = self.kinds.get(tag)
+        # A fact of a host that is not loaded is read as data.
+        return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
         # Facts are notes. An unknown message from one actor to another is an error, because a replay needs
         # it.
-        if line.receiver == NOTES and (tag := tag_of(written)) not in self._kinds and can_be_fact(tag):
-            return unknown_fact(written)
+        if line.receiver == NOTES and tag_at_start(written) not in self.kinds:
+            tag = tag_of(written)
+            if tag not in self.kinds and can_be_fact(tag):
+                return unknown_fact(written)
         body = super()._body(line, written)
         return with_hosts_fields(body, written) if isinstance(body, Fact) else body
 

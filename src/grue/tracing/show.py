@@ -5,12 +5,15 @@ caused it, its sender and receiver, its type, and a summary. A line cannot move 
 untrusted text is made printable, and the only escape sequences are the requested colours.
 
 Only one message is in memory at a time. A finished file is read twice, first for the column widths and then
-for the lines; a file that is still being written gets columns of fixed width.
+for the lines. The first reading decodes no message unless a filter asks for its content. A file that is still
+being written gets columns of fixed width.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import compress
 from typing import Self
 
 import msgspec
@@ -18,10 +21,11 @@ from msgspec import Struct
 
 from grue.protocol.safe_text import printable
 from grue.runtime.trace_format import TraceHeader, TraceLine
+from grue.runtime.trace_reader import RecordedLine
 from grue.tracing.columns import cells, cut, pad
-from grue.tracing.filters import EVERYTHING, Filter, turn_of
-from grue.tracing.presentation import COLOURS, DIM, YELLOW, kind_of, severity_of, summarize
-from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
+from grue.tracing.filters import EVERYTHING, Filter, turn_of, turn_of_line
+from grue.tracing.presentation import COLOURS, DIM, YELLOW, kind_of, kind_of_line, severity_of, summarize
+from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader
 
 UNCUT_LIMIT = 500
 """Longest text of a message if no width is given, in characters."""
@@ -123,21 +127,19 @@ def render(
         wanted: Messages to show.
         width: Columns of the terminal, to which each line is cut; `None`: lines are not cut.
         colour: Colour the lines by escape sequences; leave it off for a pipe.
-        watch: Called with each message as the file is read for the first time, wanted or not.
+        watch: Called with each message that is shown.
 
     Raises:
         TraceError: The file is damaged.
     """
-    widths = [cells(column.heading) for column in _COLUMNS]
-    count = shown = 0
-    for envelope in episode:
-        count += 1
-        if watch is not None:
-            watch(envelope)
-        if wanted.wants(envelope):
-            shown += 1
-            widths = list(map(max, widths, map(_width, _cells(envelope))))
-    layout = _Layout.of(widths, width, colour)
+    measured = _Measured()
+    found = bytearray()
+    for line in episode.lines():
+        found.append(wanted.wants_line(line))
+        if found[-1]:
+            measured.see(line)
+    count, shown = len(found), sum(found)
+    layout = _Layout.of(measured.widths(), width, colour)
     header = episode.header
     of = "" if shown == count else f"{shown} of "
     yield layout.fit(
@@ -145,12 +147,58 @@ def render(
         _BOLD,
     )
     yield layout.headings()
-    yield from layout.rows(filter(wanted.wants, episode))
+    yield from layout.rows(_seen(compress(episode.lines(), found), watch))
     if episode.cut_short:
         yield ""
         yield layout.fit(
             "The last line of the file was cut short: its writer was killed while it wrote.", YELLOW
         )
+
+
+class _Measured:
+    """Finds the widest cell of each column, without making the cells of every message."""
+
+    def __init__(self) -> None:
+        self._last_seq = self._last_cause = 0
+        self._first_t, self._last_t = math.inf, -math.inf
+        self._turns: set[int] = set()
+        self._routes: set[tuple[str, str]] = set()
+        self._kinds: set[str] = set()
+
+    def see(self, line: RecordedLine[EpisodeBody]) -> None:
+        """Take the next line that is shown."""
+        head = line.line
+        self._last_seq = head.seq
+        self._last_cause = max(self._last_cause, head.cause or 0)
+        self._first_t, self._last_t = min(self._first_t, head.t), max(self._last_t, head.t)
+        self._turns.add(turn_of_line(line))
+        self._routes.add((head.sender, head.receiver))
+        self._kinds.add(kind_of_line(line))
+
+    def widths(self) -> list[int]:
+        """Return the widths, headings included."""
+        texts = (
+            (str(self._last_seq or ""),),
+            map(_time, {self._first_t, self._last_t} - {math.inf, -math.inf}),
+            map(str, self._turns),
+            (str(self._last_cause or ""),),
+            (_route(sender, receiver) for sender, receiver in self._routes),
+            self._kinds,
+        )
+        return [
+            max([cells(column.heading), *map(cells, found)])
+            for column, found in zip(_COLUMNS, texts, strict=True)
+        ]
+
+
+def _seen(
+    lines: Iterable[RecordedLine[EpisodeBody]], watch: Callable[[EpisodeEnvelope], object] | None
+) -> Iterator[EpisodeEnvelope]:
+    for line in lines:
+        envelope = line.envelope()
+        if watch is not None:
+            watch(envelope)
+        yield envelope
 
 
 def render_live(
@@ -202,20 +250,24 @@ def _json_escape(char: str) -> str:
 
 # A trace has few names and many messages, and measuring a text that is not ASCII is slow.
 _padded = functools.lru_cache(maxsize=512)(pad)
-_measured = functools.lru_cache(maxsize=512)(cells)
 
 
-def _width(cell: str) -> int:
-    return len(cell) if cell.isascii() else _measured(cell)
+@functools.lru_cache(maxsize=512)
+def _route(sender: str, receiver: str) -> str:
+    return printable(f"{sender} → {receiver}", _LONGEST_ROUTE)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3f}"
 
 
 def _cells(envelope: EpisodeEnvelope) -> tuple[str, ...]:
     return (
         str(envelope.seq),
-        f"{envelope.t:.3f}",
+        _time(envelope.t),
         str(turn_of(envelope)),
         "" if envelope.cause is None else str(envelope.cause),
-        printable(f"{envelope.sender} → {envelope.receiver}", _LONGEST_ROUTE),
+        _route(envelope.sender, envelope.receiver),
         kind_of(envelope.body),
     )
 

@@ -95,7 +95,7 @@ class StepTracker:
     def take(self, envelope: Envelope[Any]) -> list[StepChange]:
         """Return what begins and ends with this envelope."""
         rule = self._rules.get(type(envelope.body))
-        if rule is None and isinstance(envelope.body, Fact):
+        if rule is None and isinstance(envelope.body, Fact) and moves_steps(type(envelope.body)):
             rule = self._rules[Fact]
         if rule is None:
             return []
@@ -266,6 +266,13 @@ class StepTracker:
 
 
 _OPENING: tuple[StepKind, ...] = ("session", "startup")
+
+
+def moves_steps(kind: type) -> bool:
+    """Return whether a step may begin or end with a message of this kind."""
+    if issubclass(kind, Fact):
+        return kind.between_turns or bool(kind.step) or issubclass(kind, EpisodeResumed)
+    return kind in StepTracker._rules  # noqa: SLF001 - of this module
 
 
 def _of_server(kind: StepKind, envelope: Envelope[Any]) -> Hashable:

@@ -338,3 +338,35 @@ def test_a_follower_of_a_damaged_file_says_where(path: Path) -> None:
     reader: TraceReader[Body] = TraceReader(path, Body)
     with pytest.raises(TraceError, match="line 3: not a trace line"):
         list(reader.follow(Appending(lambda: append(path, b"rubbish\n")), 0.001))
+
+
+@pytest.mark.parametrize("options", [None, TraceOptions(max_payload_bytes=0)])
+def test_a_line_knows_its_tag_and_decodes_its_body_when_asked(
+    path: Path, options: TraceOptions | None
+) -> None:
+    recorded = write(path, Said("a"), Counted(1), options=options)
+    lines = list(TraceReader(path, Body).lines())
+    assert [(line.number, line.tag) for line in lines] == [(2, "Said"), (3, "Counted")]
+    assert [line.envelope() for line in lines] == list(map(rounded, recorded))
+
+
+@pytest.mark.parametrize("body", ['{"text":"a","type":"Said"}', '{"type":"S\\u0061id","text":"a"}'])
+def test_a_tag_that_no_grue_writes_there_is_found_by_decoding(path: Path, body: str) -> None:
+    write(path, Said("a"))
+    header, line = path.read_text().splitlines()
+    before, _, _ = line.partition('"body":')
+    path.write_text(f'{header}\n{before}"body":{body}}}\n')
+    (found,) = TraceReader(path, Body).lines()
+    assert (found.tag, found.envelope().body) == ("", Said("a"))
+
+
+def test_a_damaged_body_is_an_error_for_those_who_ask_for_it(path: Path) -> None:
+    write(path, Said("a"), Said("b"), Counted(1))
+    path.write_bytes(path.read_bytes().replace(b'"text":"b"', b'"text":true'))
+    lines = list(TraceReader(path, Body).lines())
+    assert lines[2].envelope().body == Counted(1)
+    with pytest.raises(TraceError, match=r"trace\.jsonl, line 3: not a message this version knows"):
+        lines[1].envelope()
+    path.write_bytes(path.read_bytes().replace(b'"text":true', b'"text":tru'))
+    with pytest.raises(TraceError, match=r"trace\.jsonl, line 3: not a trace line"):
+        list(TraceReader(path, Body).lines())

@@ -19,7 +19,7 @@ from grue import messages
 from grue.facts import EpisodeResumed
 from grue.hosts.zork import facts
 from grue.messages import LlmFailure, RunTurn, StartupFailed, TurnFailed, Usage
-from grue.tracing.counting import count_episode
+from grue.tracing.counting import EpisodeTally, count_episode
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
 from grue.tracing.stats_table import render
 
@@ -192,6 +192,25 @@ def test_a_trace_that_is_cut_short_is_counted_and_says_so(file: TraceFile) -> No
     assert (whole.cut_short, cut.cut_short) == (False, True)
     assert cut.messages == whole.messages - 1
     assert cut.trace_bytes == whole.trace_bytes - 5 == file.path.stat().st_size
+
+
+def test_the_counts_do_not_depend_on_the_messages_that_are_passed_over(file: TraceFile) -> None:
+    tape = Chain(file)
+    tape.say(facts.Observed(turn=1, text="It is dark.", location="Attic", score=0))
+    for number in (1, 2):
+        turn(tape, number, [Called(THINK, took_s=1.0)], "look")
+    text = file.path.read_text().replace('"type":"Observed"', '"type":"elsewhere.Seen"')
+    file.path.write_text(text.replace('"CheckAnswer","content":"look"', '"CheckAnswer","content":17'))
+    episode = file.read()
+    tally, passed = EpisodeTally(), 0
+    for line in episode.lines():
+        if line.tag == "CheckAnswer":
+            tally.pass_over(line.line.turn, line.line.t)
+            passed += 1
+        else:
+            tally.take(line.envelope())
+    assert passed == 2, "their content is damaged, so nothing has read it"
+    assert count_episode(file.read()) == tally.stats(episode)
 
 
 def test_payloads_beside_the_trace_are_measured(file: TraceFile) -> None:

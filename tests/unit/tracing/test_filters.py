@@ -1,10 +1,13 @@
 """What is wanted of a trace, as people write it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_turns import Tape
+from trace_files import TraceFile
 
 from grue import messages
 from grue.errors import MCPConfigError
@@ -124,3 +127,25 @@ def test_nothing_asked_for_lets_every_message_through() -> None:
     assert Filter.of() == EVERYTHING
     names = [name_of(kind).lower() for kind in known_kinds().values()]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        EVERYTHING,
+        Filter.of(turns=["4"]),
+        Filter.of(turns=["0-1"], actors=["host"]),
+        Filter.of(kinds=["McpInitFailed"]),
+        Filter.of(kinds=["SessionPrewarmed"]),
+        Filter.of(texts=["DUST"]),
+        Filter.of(texts=["nowhere"], actors=["host"]),
+    ],
+)
+def test_a_line_passes_as_its_envelope_does(tmp_path: Path, wanted: Filter) -> None:
+    file = TraceFile(tmp_path / "trace.jsonl")
+    tape = Tape(file)
+    tape.say(facts.Remembered(turn=4, location="Attic", text="dust"), sender="host")
+    tape.say(note(), sender="host")
+    tape.say(messages.SessionPrewarmed(server="s", elapsed_s=0.1), turn=1)
+    episode = file.read()
+    assert [wanted.wants_line(line) for line in episode.lines()] == list(map(wanted.wants, episode))
