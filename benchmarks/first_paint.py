@@ -1,10 +1,11 @@
-"""How soon the viewer's page of a long trace shows something: in Chromium, from a file.
+"""How soon the viewer's page of a long trace can be read: in Chromium, from a file.
 
     python benchmarks/first_paint.py [TURNS]        default: 4,760 turns, 100,000 messages
 
-Prints for each of three loads: the first paint, the moment at which the story can be read and used, the
-processor time that the page's process took until then, and how many elements are in the page. On a busy
-machine the processor time says more. Playwright must be installed. The browser is `chromium` on the path, or
+Prints for each of four loads, two in a window 1400 pixels wide and two in one of 400: the first paint, the
+moment at which the first screen of the story can be read and used, the moment at which the whole trace has
+been read and can be searched, the processor time that the page's process took until each of the two, and how
+many elements are in the page. On a busy machine the processor time says more. Playwright must be installed. The browser is `chromium` on the path, or
 the program that GRUE_CHROMIUM names.
 """
 
@@ -25,11 +26,12 @@ from grue.tracing.viewer import write_html
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 TURNS = 4760
-LOADS = 3
-READY = """() => new Promise((done) => {
-  const look = () => (document.documentElement.dataset.ready ? requestAnimationFrame(() => done(performance.now())) : setTimeout(look, 5));
+WIDTHS = (1400, 1400, 400, 400)
+WAIT = """(mark) => new Promise((done) => {
+  const painted = () => requestAnimationFrame(() => setTimeout(() => done(performance.now())));
+  const look = () => (document.documentElement.dataset[mark] ? painted() : setTimeout(look, 5));
   look();
-})"""  # noqa: E501
+})"""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 
@@ -49,21 +51,25 @@ def main(turns: int) -> None:
             sync_playwright() as playwright,
             playwright.chromium.launch(executable_path=executable, args=sandbox) as browser,
         ):
-            for _ in range(LOADS):
-                with browser.new_page(viewport={"width": 1400, "height": 900}) as page:
-                    print(measured(page, html))
+            for width in WIDTHS:
+                with browser.new_page(viewport={"width": width, "height": 900}) as page:
+                    print(f"{width} px, {measured(page, html)}")
 
 
 def measured(page: Page, html: Path) -> str:
     """Load the page and return what was measured, in a line."""
     page.goto(html.as_uri(), wait_until="commit")
-    ready = page.evaluate(READY)
+    shown = f"{page.evaluate(WAIT, 'shown'):.0f} ms ({_busy_s():.2f} s of processor time)"
+    ready = f"{page.evaluate(WAIT, 'ready'):.0f} ms ({_busy_s():.2f} s)"
     paint = page.evaluate(PAINT)
-    busy = max(sum(process.cpu_times()[:2]) for process in _renderers())
     elements = page.evaluate("document.querySelectorAll('*').length")
     messages = page.locator("html").get_attribute("data-ready")
-    times = f"first paint {paint:.0f} ms, story {ready:.0f} ms ({busy:.2f} s of processor time)"
+    times = f"first paint {paint:.0f} ms, first screen {shown}, all read {ready}"
     return f"{messages} messages: {times}, {elements} elements"
+
+
+def _busy_s() -> float:
+    return max(sum(process.cpu_times()[:2]) for process in _renderers())
 
 
 def _renderers() -> Iterator[psutil.Process]:

@@ -47,6 +47,62 @@ def test_a_thousand_turns_put_no_more_into_the_page_than_is_seen(open_messages: 
     watched.assert_calm()
 
 
+HELD = """
+window.held = [];
+requestIdleCallback = (act) => held.push(act);
+release = () => { requestIdleCallback = (act) => setTimeout(act); held.forEach((act) => act()); };
+let now = 0;
+performance.now = () => (now += 20);  // each piece takes longer than a page may be busy
+"""
+"""The page reads no more than the first messages until `release` is called."""
+
+
+@pytest.fixture
+def held_page(chromium: Any) -> Any:
+    with chromium.new_context(viewport={"width": 400, "height": 900}) as context:
+        context.add_init_script(HELD)
+        yield context.new_page()
+
+
+def test_the_first_turns_can_be_read_and_searched_while_the_page_reads_the_others(
+    held_page: Any, long_html: Path
+) -> None:
+    held_page.goto(long_html.as_uri())
+    held_page.locator("html[data-shown]").wait_for()
+    expect(held_page.locator("#facts")).to_contain_text("1,000 turns · 21,021 messages")
+    expect(held_page.locator(".card")).to_contain_text("1,000 turns: 990 answered, 10 forced")
+    expect(held_page.locator("#passages .prompt").first).to_contain_text("7 characters")
+    expect(held_page.locator("#turns .turn-entry").first).to_have_attribute("aria-setsize", "1001")
+    held_page.locator("#search").fill("a thought")
+    count = held_page.locator("#count")
+    expect(count).to_have_text(re.compile(r"^[\d,]+ of [\d,]+ passages, still reading$"))
+    held_page.evaluate("release()")
+    held_page.locator("html[data-ready]").wait_for()
+    expect(count).to_have_text("1,990 of 10,041 passages")
+    expect(held_page.locator("#indexed")).to_be_hidden()
+
+
+def test_a_link_leads_to_a_message_as_soon_as_it_has_been_read(held_page: Any, long_html: Path) -> None:
+    held_page.goto(f"{long_html.as_uri()}#20000")
+    held_page.locator("html[data-shown]").wait_for()
+    row = held_page.locator("#messages [aria-selected=true]")
+    expect(row).to_have_count(0)
+    held_page.evaluate("release()")
+    expect(row).to_contain_text("20000")
+
+
+def test_a_turn_that_is_read_later_stays_where_the_reader_went(held_page: Any, long_html: Path) -> None:
+    held_page.goto(f"{long_html.as_uri()}#turn-900")
+    current = held_page.locator("#passages [aria-current]")
+    expect(current).to_have_attribute("aria-label", "Turn 900")
+    held_page.evaluate("release()")
+    held_page.locator("html[data-ready]").wait_for()
+    expect(current).to_have_attribute("aria-label", "Turn 900")
+    expect(current).to_be_in_viewport()
+    after = held_page.locator("#passages [aria-current] + .passage")
+    expect(after).to_contain_text("A hall.")
+
+
 def test_the_last_message_of_a_long_trace_is_a_key_away_and_so_is_the_first(
     open_messages: Any, long_html: Path
 ) -> None:

@@ -14,11 +14,11 @@ from grue.tracing.page_feed import MAX_MESSAGE_CHARS, PageFeed
 from grue.tracing.page_file import embedded, page_parts, replacing
 from grue.tracing.page_media import ImageTable
 from grue.tracing.reading import EpisodeReader, open_episode
-from grue.tracing.viewer import STYLE, refuse_target, write_images, write_messages
+from grue.tracing.viewer import STYLE, fill_page, refuse_target, write_pieces
 
 _SCRIPTS = (
     "dom", "trace", "flow_list", "lanes", "timeline", "json_view", "tree", "matches", "detail", "filters",
-    "passages", "head", "request", "compare",
+    "passages", "head", "request", "pieces", "compare",
 )  # fmt: skip
 _MOST_DIVERGENCES = 5000
 """Most differences that a page names; one more tells that there are further ones."""
@@ -97,16 +97,11 @@ def _write(
 ) -> None:
     names = [reader.header.episode for reader in readers]
     title = f"{names[0]} and {names[1]}"
-    parts = iter(page_parts("compare", title, style=STYLE, scripts=_SCRIPTS))
-    with replacing(target) as page, tempfile.TemporaryFile() as spool:
+    parts = page_parts("compare", title, style=STYLE, scripts=_SCRIPTS)
+    with replacing(target) as page, tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
         images = ImageTable(spool)
-        episodes = []
-        for reader, name in zip(readers, names, strict=True):
-            page.write(next(parts))
-            episodes.append(write_messages(page, reader, name, PageFeed(images, max_chars)))
-        page.write(next(parts))
-        write_images(page, images)
-        for data in (*episodes, comparison):
-            page.write(next(parts))
-            page.write(embedded(data))
-        page.write(next(parts))
+        episodes = [
+            embedded(write_pieces(pieces, reader, name, PageFeed(images, max_chars), side))
+            for side, (reader, name) in enumerate(zip(readers, names, strict=True))
+        ]
+        fill_page(page, parts, (*episodes, embedded(comparison), pieces, images))

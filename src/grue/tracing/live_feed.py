@@ -10,34 +10,25 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-from msgspec import Struct
+from msgspec.structs import asdict
 
 from grue.errors import TraceError
 from grue.facts import EpisodeEnded
-from grue.tracing.digests import TurnDigest
 from grue.tracing.overview import Overview
-from grue.tracing.page_feed import EpisodePage, PageFeed, Row
+from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
 from grue.tracing.page_media import ImageTable
+from grue.tracing.page_turns import PageTurn
 from grue.tracing.reading import EpisodeReader, open_episode
-from grue.tracing.spans import Span
-from grue.tracing.story import Passage
 
-_MOST_ROWS = 2000
-"""Most messages of a piece."""
-_MOST_PIECE_CHARS = 1_000_000
-"""A piece is written as soon as its messages are longer than this together."""
 _MOST_ANSWER_BYTES = 8_000_000
 """An answer to a page has whole pieces up to about this size, and at least one."""
 _POLL_S = 0.2
 
 
-class _Piece(Struct, frozen=True, kw_only=True):
-    """New messages of a trace; `Trace.extend` in `viewer_page/trace.js` takes them."""
+class _LivePiece(Piece, frozen=True, kw_only=True):
+    """A piece of a trace that is under way: what the page shows of the episode changes with it."""
 
-    messages: tuple[Row, ...]
-    turns: tuple[TurnDigest, ...]
-    spans: tuple[Span, ...]
-    story: tuple[Passage, ...]
+    turns: tuple[PageTurn, ...]
     actors: tuple[str, ...]
     overview: Overview
 
@@ -61,8 +52,6 @@ class LiveFeed:
         self._image_spool = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
-        self._rows: list[Row] = []
-        self._chars = 0
         self._ends: list[int] = []
         self._over = False
         self._error = ""
@@ -124,11 +113,9 @@ class LiveFeed:
         try:
             for envelope in self.reader.follow(idle, _POLL_S, over=lambda _: False):
                 with self._lock:
-                    row = self._feed.see(envelope)
+                    self._feed.see(envelope)
                 self._over = isinstance(envelope.body, EpisodeEnded)
-                self._rows.append(row)
-                self._chars += len(row.body)
-                if len(self._rows) >= _MOST_ROWS or self._chars > _MOST_PIECE_CHARS:
+                if self._feed.due:
                     self._write_piece()
                 if self._stopping.is_set():
                     return
@@ -137,20 +124,12 @@ class LiveFeed:
             self._error = str(error)
 
     def _write_piece(self) -> None:
-        if not self._rows:
-            return
         feed = self._feed
-        piece = _Piece(
-            messages=tuple(self._rows),
-            turns=tuple(feed.digests()),
-            spans=tuple(feed.spans),
-            story=tuple(feed.passages.values()),
-            actors=feed.actors,
-            overview=feed.overview,
-        )
+        turns = tuple(feed.turns())
+        if not turns:
+            return
+        piece = _LivePiece(**asdict(feed.take()), turns=turns, actors=feed.actors, overview=feed.overview)
         line = msgspec.json.encode(piece) + b"\n"
-        self._rows, self._chars = [], 0
-        feed.taken()
         with self._lock:
             end = self._ends[-1] if self._ends else 0
             self._spool.seek(end)

@@ -49,7 +49,7 @@ class LiveServer(ThreadingHTTPServer):
         self.word = secrets.token_urlsafe(16)
         page = feed.page()
         parts = page_parts("page", page.title, style=STYLE, scripts=SCRIPTS, served=True)
-        self.page = b"".join((parts[0], parts[1], parts[2], embedded(page), parts[3]))
+        self.page = b"".join((parts[0], embedded(page), *parts[1:]))
 
     @property
     def url(self) -> str:

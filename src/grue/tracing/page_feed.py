@@ -1,20 +1,24 @@
 """The data of a trace's page: its messages, its turns, its spans and its story, found in one pass.
 
+The messages are in pieces, so that the page can show the first ones while it reads the others.
+
 The page of a finished trace, the comparison of two, and the page that follows a trace all read from a
 `PageFeed`.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from grue.facts import Severity
 from grue.protocol.safe_text import printable
 from grue.runtime.trace_format import TraceHeader
-from grue.tracing.digests import DigestWriter, TurnDigest
+from grue.tracing.digests import DigestWriter
 from grue.tracing.overview import Overview
 from grue.tracing.page_media import ImageTable
+from grue.tracing.page_turns import PageTurn, TurnTotals
 from grue.tracing.presentation import kind_of, mark_of, severity_of, summarize
 from grue.tracing.reading import NOTES, EpisodeEnvelope
 from grue.tracing.spans import Span, SpanFinder
@@ -24,6 +28,10 @@ MAX_MESSAGE_CHARS = 200_000
 """Longest message, as JSON, that the page holds in full; the trace holds longer ones."""
 
 _SUMMARY_CHARS = 300
+_MOST_ROWS = 1000
+"""Most messages of a piece."""
+_MOST_PIECE_CHARS = 1_000_000
+"""A piece is due as soon as its messages are longer than this together."""
 _FIRST_ACTORS = ("host", "agent", "llm")
 
 
@@ -40,7 +48,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     kind: str
     summary: str
     mark: str
-    grade: str
+    grade: Severity | Literal[""]
     batch: int | None
     redacted: bool
     chars: int
@@ -48,11 +56,12 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class EpisodePage(Struct, frozen=True, kw_only=True):
-    """The page's data apart from its messages.
+    """The page's data apart from its pieces. It is enough for the head, the list of turns and the overview.
 
     Attributes:
         live: The page follows the trace, and asks for what is new.
         images: How many different images its messages show.
+        kinds: The kinds of its messages.
     """
 
     title: str
@@ -62,14 +71,24 @@ class EpisodePage(Struct, frozen=True, kw_only=True):
     live: bool = False
     images: int = 0
     actors: tuple[str, ...] = ()
-    turns: tuple[TurnDigest, ...] = ()
-    spans: tuple[Span, ...] = ()
-    story: tuple[Passage, ...] = ()
+    kinds: tuple[str, ...] = ()
+    turns: tuple[PageTurn, ...] = ()
     overview: Overview = msgspec.field(default_factory=Overview)
 
 
+class Piece(Struct, frozen=True, kw_only=True):
+    """Messages that follow each other, with what is new since the piece before; `Trace.extend` takes it."""
+
+    messages: tuple[Row, ...]
+    spans: tuple[Span, ...]
+    story: tuple[Passage, ...]
+
+
 class PageFeed:
-    """Finds what a page holds: `see` each envelope in order, then `finish`.
+    """Finds what a page holds, piece by piece: `see` each envelope in order, then `finish`.
+
+    Only the piece at hand and the sums of each turn are in memory. A caller takes a piece when it is `due`,
+    and the last one after `finish`.
 
     Args:
         images: Takes the images out of the messages.
@@ -77,40 +96,49 @@ class PageFeed:
 
     Attributes:
         overview: The episode in figures.
-        spans: Those that have ended since they were last taken.
-        passages: Those that are new or have changed since they were last taken, by their ids.
-        changed: The turns that have changed since then.
     """
 
     def __init__(self, images: ImageTable, max_message_chars: int = MAX_MESSAGE_CHARS) -> None:
         self.overview = Overview()
-        self.spans: list[Span] = []
-        self.passages: dict[tuple[int, int], Passage] = {}
-        self.changed: set[int] = set()
         self._images = images
         self._max_chars = max_message_chars
         self._digests = DigestWriter()
         self._spans = SpanFinder()
         self._story = StoryTeller()
         self._actors = dict.fromkeys(_FIRST_ACTORS, False)
+        self._kinds: set[str] = set()
+        self._totals: dict[int, TurnTotals] = {}
+        self._changed: set[int] = set()
+        self._rows: list[Row] = []
+        self._chars = 0
+        self._new_spans: list[Span] = []
+        self._passages: dict[tuple[int, int], Passage] = {}
 
-    def see(self, envelope: EpisodeEnvelope) -> Row:
-        """Add a message and return its row."""
+    def see(self, envelope: EpisodeEnvelope) -> None:
+        """Add a message."""
         turn = self._digests.see(envelope)
-        self.changed.add(turn)
-        self.spans += self._spans.see(envelope)
-        self.passages |= {passage.id: passage for passage in self._story.see(envelope, turn)}
+        self._add_spans(self._spans.see(envelope, turn))
+        self._passages |= {passage.id: passage for passage in self._story.see(envelope, turn)}
         self.overview.see(envelope)
         self._actors |= dict.fromkeys((envelope.sender, envelope.receiver), True)
-        return self._row(envelope, turn)
+        self._add_row(self._row(envelope, turn))
 
     def finish(self) -> None:
         """Add the spans that have no end."""
-        self.spans += self._spans.finish()
+        self._add_spans(self._spans.finish())
 
-    def taken(self) -> None:
-        """Forget what is new: the caller has taken it."""
-        self.spans, self.passages, self.changed = [], {}, set()
+    @property
+    def due(self) -> bool:
+        """Whether the piece at hand is long enough."""
+        return len(self._rows) >= _MOST_ROWS or self._chars > _MOST_PIECE_CHARS
+
+    def take(self) -> Piece:
+        """Return what is new since the last call."""
+        piece = Piece(
+            messages=tuple(self._rows), spans=tuple(self._new_spans), story=tuple(self._passages.values())
+        )
+        self._rows, self._chars, self._new_spans, self._passages = [], 0, [], {}
+        return piece
 
     @property
     def images(self) -> int:
@@ -122,9 +150,34 @@ class PageFeed:
         """The actors that have sent or received a message, in the order of their lanes."""
         return tuple(actor for actor, seen in self._actors.items() if seen and actor != NOTES)
 
-    def digests(self) -> Iterator[TurnDigest]:
-        """Yield the turns that have changed, in the order in which they began."""
-        yield from (digest for turn, digest in self._digests.digests.items() if turn in self.changed)
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the messages, sorted."""
+        return tuple(sorted(self._kinds))
+
+    def turns(self) -> Iterator[PageTurn]:
+        """Yield the turns that have changed since the last call, in the order in which they began."""
+        changed, self._changed = self._changed, set()
+        for turn, digest in self._digests.digests.items():
+            if turn in changed:
+                yield self._totals[turn].page_turn(digest)
+
+    def _add_spans(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            self._new_spans.append(span)
+            self._of(span.turn).add_span(span)
+
+    def _add_row(self, row: Row) -> None:
+        self._rows.append(row)
+        self._chars += len(row.body)
+        self._kinds.add(row.kind)
+        totals = self._of(row.turn)
+        if row.mark:
+            totals.add_mark(row.mark, row.grade)
+
+    def _of(self, turn: int) -> TurnTotals:
+        self._changed.add(turn)
+        return self._totals.setdefault(turn, TurnTotals())
 
     def _row(self, envelope: EpisodeEnvelope, turn: int) -> Row:
         body: Any = envelope.body

@@ -4,7 +4,7 @@
 where the host was killed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -13,7 +13,7 @@ from grue import messages
 from grue.facts import Fact, Severity
 from grue.tracing.presentation import severity_of
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.steps import Step, StepEnded, StepTracker
+from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker
 
 SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]
 """The kind of a span: a whole turn, a whole session, a part of either, or the pause before a retry."""
@@ -23,7 +23,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     """A period in which an actor was busy with one step.
 
     Attributes:
-        turn: Its turn's number.
+        turn: Number of the turn that its first message belongs to.
         lane: Name of the actor.
         label: Short description; may be untrusted text.
         start_s: Seconds since the trace began.
@@ -49,12 +49,22 @@ class SpanFinder:
 
     def __init__(self) -> None:
         self._steps = StepTracker()
+        self._turns: dict[tuple[Hashable, int], int] = {}
         self._at_s = 0.0
         self._seq = 0
 
-    def see(self, envelope: EpisodeEnvelope) -> Iterator[Span]:
-        """Yield the spans that end with this envelope."""
-        ended = [change for change in self._steps.take(envelope) if isinstance(change, StepEnded)]
+    def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
+        """Yield the spans that end with this envelope.
+
+        Args:
+            envelope: The next envelope of the trace.
+            turn: The turn that it is counted to; default: the one that it names.
+        """
+        changes = self._steps.take(envelope)
+        for change in changes:
+            if isinstance(change, StepBegan) and turn is not None:
+                self._turns[change.step.key, change.step.first] = turn
+        ended = [change for change in changes if isinstance(change, StepEnded)]
         yield from (self._span(end, None) for end in ended if not end.reported)
         self._at_s, self._seq = envelope.t, envelope.seq
         for end in ended:
@@ -73,7 +83,7 @@ class SpanFinder:
         if by is not None:
             grade = _GRADES.get(severity_of(by.body), "")
         return Span(
-            turn=step.turn,
+            turn=self._turns.pop((step.key, step.first), step.turn),
             lane=_lane(step),
             phase="model" if step.kind == "check" else step.kind,
             label=_label(step),

@@ -2,15 +2,20 @@
 
 The page's style and script are in `viewer_page/` and are put into the file, with the trace as JSON between
 them. `page_file.py` says why text from models, tools and games cannot run as code there.
+
+The page's head, its turns and its script come first, then the messages in pieces. The script runs while the
+browser still reads the pieces, so the first turns of a long trace can be read at once.
 """
 
+import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from grue.errors import TraceError
 from grue.tracing.overview import Overview
-from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed
+from grue.tracing.page_feed import MAX_MESSAGE_CHARS, EpisodePage, PageFeed, Piece
 from grue.tracing.page_file import embedded, page_parts, replacing
 from grue.tracing.page_media import ImageTable
 from grue.tracing.reading import EpisodeReader, open_episode
@@ -36,6 +41,7 @@ SCRIPTS = (
     "address",
     "keys",
     "viewer",
+    "pieces",
     "live",
     "main",
 )
@@ -83,25 +89,32 @@ def refuse_target(target: Path, *traces: Path) -> None:
 
 
 def _write_page(page: BinaryIO, reader: EpisodeReader, title: str, max_message_chars: int) -> Overview:
-    before, between, third, after = page_parts("page", title, style=STYLE, scripts=SCRIPTS)
-    with tempfile.TemporaryFile() as spool:
+    parts = page_parts("page", title, style=STYLE, scripts=SCRIPTS)
+    with tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
         images = ImageTable(spool)
-        page.write(before)
-        episode = write_messages(page, reader, title, PageFeed(images, max_message_chars))
-        page.write(between)
-        write_images(page, images)
-        page.write(third)
-    page.write(embedded(episode))
-    page.write(after)
+        episode = write_pieces(pieces, reader, title, PageFeed(images, max_message_chars))
+        fill_page(page, parts, (embedded(episode), pieces, images))
     return episode.overview
 
 
-def write_messages(page: BinaryIO, reader: EpisodeReader, title: str, feed: PageFeed) -> EpisodePage:
-    """Write a trace's messages and return the rest of the page's data."""
-    for number, envelope in enumerate(reader):
-        page.write(b",\n" if number else b"\n")
-        page.write(embedded(feed.see(envelope)))
+def write_pieces(
+    pieces: BinaryIO, reader: EpisodeReader, title: str, feed: PageFeed, side: int = 0
+) -> EpisodePage:
+    """Write a trace's messages, a script element for each piece, and return the rest of the page's data.
+
+    Args:
+        pieces: A file for them. They come after the rest in the page, but are known before it.
+        reader: The trace.
+        title: The page's title for it.
+        feed: Finds what the page holds.
+        side: Which of the traces of the page it is, counted from 0.
+    """
+    for envelope in reader:
+        feed.see(envelope)
+        if feed.due:
+            _write_piece(pieces, feed.take(), side)
     feed.finish()
+    _write_piece(pieces, feed.take(), side)
     return EpisodePage(
         title=title,
         header=reader.header,
@@ -109,15 +122,33 @@ def write_messages(page: BinaryIO, reader: EpisodeReader, title: str, feed: Page
         cut_short=reader.cut_short,
         images=feed.images,
         actors=feed.actors,
-        turns=tuple(feed.digests()),
-        spans=tuple(feed.spans),
-        story=tuple(feed.passages.values()),
+        kinds=feed.kinds,
+        turns=tuple(feed.turns()),
         overview=feed.overview,
     )
 
 
-def write_images(page: BinaryIO, images: ImageTable) -> None:
-    """Write the images that the messages refer to."""
+def _write_piece(pieces: BinaryIO, piece: Piece, side: int) -> None:
+    pieces.write(b'<script type="application/json" data-piece="%d">' % side)
+    pieces.write(embedded(piece))
+    pieces.write(b"</script>\n")
+
+
+def fill_page(page: BinaryIO, parts: Sequence[bytes], data: Sequence[bytes | BinaryIO | ImageTable]) -> None:
+    """Write a page: the parts of its template, and between them its data."""
+    page.write(parts[0])
+    for part, between in zip(parts[1:], data, strict=True):
+        if isinstance(between, bytes):
+            page.write(between)
+        elif isinstance(between, ImageTable):
+            _write_images(page, between)
+        else:
+            between.seek(0)
+            shutil.copyfileobj(between, page)
+        page.write(part)
+
+
+def _write_images(page: BinaryIO, images: ImageTable) -> None:
     for number, (name, mime, data) in enumerate(images):
         page.write(b",\n" if number else b"\n")
         # Base64 and media types hold nothing that has to be escaped.

@@ -138,7 +138,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_long_trace_comes_in_several_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grue.tracing.live_feed._MOST_ROWS", 5)
+    monkeypatch.setattr("grue.tracing.page_feed._MOST_ROWS", 5)
     monkeypatch.setattr("grue.tracing.live_feed._MOST_ANSWER_BYTES", 1)
     with EpisodeTape(tmp_path / "trace.jsonl") as tape:
         Story(tape).write()

@@ -45,8 +45,14 @@ def rows(page: str) -> list[dict[str, Any]]:
     """The page's messages, by the names that the page's script gives to their fields."""
     names = NAMES.search(page)
     assert names is not None
-    data = json.loads(element(page, '<script type="application/json" id="trace-messages">', "</script>"))
-    return [dict(zip(names[1].split(", "), row, strict=True)) for row in data]
+    messages = [row for piece in pieces(page) for row in piece["messages"]]
+    return [dict(zip(names[1].split(", "), row, strict=True)) for row in messages]
+
+
+def pieces(page: str) -> list[Any]:
+    """The page's pieces, as a parser of HTML sees them: each up to the first end of a script element."""
+    opening = '<script type="application/json" data-piece="0">'
+    return [json.loads(rest.partition("</script>")[0]) for rest in page.split(opening)[1:]]
 
 
 def episode(page: str) -> Any:
@@ -75,7 +81,7 @@ def test_the_policy_allows_the_pages_own_script_and_style_by_their_hashes_and_no
 ) -> None:
     page = written(trace)
     policy = element(page, '<meta http-equiv="Content-Security-Policy" content="', '">')
-    script = element(page, '<script type="module">', "</script>")
+    script = element(page, '<script type="module" async>', "</script>")
     style = element(page, "<style>", "</style>")
     assert script.strip().endswith(";")
     assert policy.split("; ") == [
@@ -106,7 +112,7 @@ def test_the_page_refers_to_nothing_outside_and_has_no_inline_code(trace: Path) 
 
 
 def test_the_script_makes_no_markup_of_text_and_runs_no_text(trace: Path) -> None:
-    script = element(written(trace), '<script type="module">', "</script>")
+    script = element(written(trace), '<script type="module" async>', "</script>")
     forbidden = (
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|\bFunction\(|setHTML|DOMParser"
     )
@@ -127,7 +133,7 @@ def test_any_text_comes_back_from_the_page_and_none_can_end_its_element(
     with EpisodeTape(folder / "trace.jsonl", episode=text) as tape:
         tape.say(Observed(turn=1, text=text))
     page = written(folder / "trace.jsonl")
-    data = element(page, '<script type="application/json" id="trace-messages">', "\n]</script>")
+    data = element(page, '<script type="application/json" data-piece="0">', "</script>\n")
     assert not set(data) & set("<>&\u2028\u2029")
     assert json.loads(rows(page)[0]["body"])["text"] == text
     assert episode(page)["header"]["episode"] == text

@@ -177,7 +177,7 @@ function pairsOf([left, right]) {
 }
 
 const read = (id) => JSON.parse(byId(id).textContent);
-const traces = [new Trace(read("trace-messages"), read("trace-episode")), new Trace(read("other-messages"), read("other-episode"))];
+const traces = ["trace-episode", "other-episode"].map((id, side) => wholeTrace(read(id), side));
 const comparison = new Comparison(traces, read("trace-comparison"));
 byId("pairs").focus({ preventScroll: true });
 document.documentElement.dataset.ready = String(comparison.count);

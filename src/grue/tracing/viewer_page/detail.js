@@ -103,7 +103,7 @@ function episodeDetail(trace) {
       ["episode", header.episode],
       ["started", clock(header.started_at)],
       ["turns", outcomes(trace)],
-      ["messages", trace.messages.length.toLocaleString("en")],
+      ["messages", trace.overview.messages.toLocaleString("en")],
       ["file", file],
     ]),
     ...section("Turns in which something went wrong", wrong.map((turn) => () => turnLine(turn, turnMarks(turn)))),

@@ -17,7 +17,7 @@ class Filters {
   /** Offer the actors and kinds that the trace has; what was chosen stays chosen. */
   fill(trace) {
     fillSelect(this.actor, trace.actors);
-    fillSelect(this.kind, [...new Set(trace.messages.map((message) => message.kind))].sort());
+    fillSelect(this.kind, [...trace.kinds].sort());
   }
 
   /** What is searched for, in the forms that it can have in a message. */

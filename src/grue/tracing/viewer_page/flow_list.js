@@ -44,6 +44,26 @@ class FlowList {
     this.redraw();
   }
 
+  /** Show more or other items. Those that remain stay as they are drawn, and the one at the top stays there. */
+  change(items, outdated = new Set()) {
+    const pinned = this.items[this.items.length ? this.firstVisible : -1];
+    const below = pinned ? this.box.scrollTop - this.tops[this.indexOf.get(pinned)] : 0;
+    const drawn = [...this.drawn].map(([index, made]) => [this.items[index], made]);
+    this.items = items;
+    this.indexOf = new Map(items.map((item, index) => [item, index]));
+    this.drawn = new Map();
+    for (const [item, made] of drawn) {
+      const index = this.indexOf.get(item);
+      if (index === undefined || outdated.has(item)) {
+        this.observer.unobserve(made);
+        made.remove();
+      } else this.drawn.set(index, this.numbered(made, index));
+    }
+    for (const item of outdated) this.heights.delete(item);
+    this.place();
+    this.redraw(this.indexOf.has(pinned) ? { index: this.indexOf.get(pinned), below } : null);
+  }
+
   /** Draw every item anew, or only this one. */
   forget(item = null) {
     for (const [index, made] of [...this.drawn]) {
@@ -139,11 +159,15 @@ class FlowList {
 
   make(index) {
     const made = this.draw(this.items[index]);
+    made.tabIndex = -1;
+    if (this.items[index] === this.active) made.setAttribute("aria-current", "true");
+    return this.numbered(made, index);
+  }
+
+  numbered(made, index) {
     made.dataset.index = index;
     made.setAttribute("aria-posinset", index + 1);
     made.setAttribute("aria-setsize", this.items.length);
-    made.tabIndex = -1;
-    if (this.items[index] === this.active) made.setAttribute("aria-current", "true");
     return made;
   }
 

@@ -1,23 +1,23 @@
-// Start the page with the data that it holds. The episode's head is painted first: the messages of a long trace
-// take a second or two.
+// Start the page with the data that it holds: first the episode and its turns with the first messages, then the
+// rest, while the reader can use the page. `data-shown` says that the first screen is drawn, `data-ready` that
+// everything has been read.
 
-const LONGEST_WAIT_MS = 100; // a page in a background tab gets no frames
-
-/** Wait until what is drawn has been painted. */
-const painted = () => new Promise((done) => {
-  requestAnimationFrame(() => setTimeout(done));
-  setTimeout(done, LONGEST_WAIT_MS);
-});
+const FIRST_WAIT_MS = 1000;
 
 const read = (id) => JSON.parse(byId(id).textContent);
 const episode = read("trace-episode");
 images.served = episode.live;
-byId("title").textContent = episode.title;
-const preview = byId("passages").appendChild(drawCard({ episode, overview: episode.overview, turns: [] }));
-await painted();
-const trace = new Trace(read("trace-messages"), episode);
-preview.remove();
+const trace = new Trace(episode);
+const pieces = new Pieces();
+const latest = performance.now() + FIRST_WAIT_MS;
+let first = pieces.take();
+while (!first && !pieces.done && performance.now() < latest) {
+  await idle();
+  first = pieces.take();
+}
+if (first) trace.extend(first);
 const viewer = new Viewer(trace);
-if (episode.live) follow(viewer);
 viewer.focusTab();
-document.documentElement.dataset.ready = String(trace.messages.length);
+document.documentElement.dataset.shown = String(trace.messageOf.size);
+if (episode.live) follow(viewer);
+await viewer.readRest(pieces);

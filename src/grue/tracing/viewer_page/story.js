@@ -22,6 +22,12 @@ class Story {
 
   /** Show the passages that the filters let through; return how many. */
   apply() {
+    const { items, count } = this.filtered();
+    this.list.show(items);
+    return count;
+  }
+
+  filtered() {
     const { trace, filters } = this;
     const test = filters.test();
     this.words = filters.words;
@@ -32,17 +38,17 @@ class Story {
       if (passages.length || (!filters.inUse && turn.number)) items.push(turn, ...passages);
       count += passages.length;
     }
-    this.list.show(items);
-    return count;
+    return { items, count };
   }
 
-  /** Show what is new in a trace that is under way; the reader stays where he is, or at the end. */
+  /** Show what is new; the reader stays where he is, or at the end of a trace that is under way. Return how many. */
   update(touched) {
     const { box } = this.list;
-    const atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 40;
-    for (const item of touched) this.list.heights.delete(item);
-    this.apply();
+    const atEnd = this.trace.episode.live && box.scrollTop + box.clientHeight > box.scrollHeight - 40;
+    const { items, count } = this.filtered();
+    this.list.change(items, new Set(touched));
     if (atEnd) this.toEnd();
+    return count;
   }
 
   toEnd() {

@@ -1,32 +1,42 @@
-// The trace: parsed once, linked once. Messages are grouped by turn, in the order in which the turns began.
+// The trace: its turns are known from the beginning, its messages come in pieces and are linked once. They are
+// grouped by turn, in the order in which the turns began.
 
 const NONE = Object.freeze([]);
 const NONE_OPEN = new Map(); // shared by the passages in which the reader has opened nothing
 const UNDRAWN_PHASES = new Set(["turn", "session"]);
 
 class Trace {
-  constructor(rows, episode) {
+  constructor(episode) {
     this.episode = episode;
     this.turns = [];
     this.turnOf = new Map();
     this.messageOf = new Map();
     this.passageOf = new Map();
-    this.extend({ ...episode, messages: rows });
+    this.kinds = new Set(episode.kinds);
+    this.describe(episode);
   }
 
-  /** Add a piece of a trace: what a page begins with, or what is new in a trace that is under way. */
-  extend({ messages, turns, spans, story, actors, overview }) {
+  /** Is every message here? A trace that is under way has those that its server has sent. */
+  get whole() {
+    return this.episode.live || this.messageOf.size >= this.overview.messages;
+  }
+
+  /** Take what is known of the episode without its messages; return the turns that are new or have changed. */
+  describe({ turns, actors, overview }) {
     this.overview = overview;
     this.actors = actors;
     this.lanes = new Map(actors.map((actor, lane) => [actor, lane]));
     const touched = turns.map((digest) => this.addTurn(digest));
-    for (const row of messages) this.addMessage(newMessage(row));
-    for (const row of spans) touched.push(this.addSpan(newSpan(row)));
-    const passages = story.map((row) => this.addPassage(row));
-    for (const turn of new Set(touched)) finishTurn(turn);
-    this.messages = this.turns.flatMap((turn) => turn.messages);
     this.longest = this.turns.reduce((most, turn) => Math.max(most, turn.length), 1e-9);
-    return { turns: new Set(touched), passages };
+    return touched;
+  }
+
+  /** Add a piece; return what is new in it or has changed. One of a trace that is under way describes it anew. */
+  extend(piece) {
+    const turns = piece.turns ? this.describe(piece) : [];
+    for (const row of piece.messages) this.addMessage(newMessage(row));
+    for (const row of piece.spans) this.addSpan(newSpan(row));
+    return [...turns, ...piece.story.map((row) => this.addPassage(row))];
   }
 
   addTurn(digest) {
@@ -69,6 +79,7 @@ class Trace {
     message.place = turn.messages.length;
     turn.messages.push(message);
     this.messageOf.set(message.seq, message);
+    this.kinds.add(message.kind);
     const cause = this.messageOf.get(message.cause);
     if (cause) cause.effects = added(cause.effects, message);
   }
@@ -81,7 +92,6 @@ class Trace {
     turn.spans.push(span);
     if (last.turn === first.turn && last !== first) last.ends = added(last.ends, span);
     turn.unmarked.push([span, first, last]);
-    return turn;
   }
 }
 
@@ -100,13 +110,13 @@ function newSpan(row) {
 
 function newTurn(digest) {
   return {
-    ...digestOf(digest), messages: [], spans: [], unmarked: [], passages: [], marks: [], phases: [], length: 0, grade: "",
+    ...digestOf(digest), messages: [], spans: [], unmarked: [], passages: [],
     name: digest.turn ? `Turn ${digest.turn}` : "Before the first turn",
   };
 }
 
-function digestOf({ turn: number, start_s: start, end_s: end, ...rest }) {
-  return { ...rest, number, start, end };
+function digestOf({ turn: number, start_s: start, end_s: end, took_s: length, phases, marks, ...rest }) {
+  return { ...rest, number, start, end, length, marks, phases: Object.entries(phases), grade: marks[0]?.grade ?? "" };
 }
 
 function newPassage(row) {
@@ -138,31 +148,6 @@ function markActivity(turn, span, first, last) {
       lane: span.lane, phase: span.phase, starts: place === first, ends: place === last,
     });
   }
-}
-
-function finishTurn(turn) {
-  const whole = turn.spans.find((span) => span.phase === "turn");
-  turn.length = whole ? whole.end - whole.start : turn.end - turn.start;
-  turn.end = turn.spans.reduce((end, span) => Math.max(end, span.end), turn.end);
-  const sums = new Map();
-  for (const span of turn.spans) {
-    if (UNDRAWN_PHASES.has(span.phase) || span.phase === "host") continue;
-    sums.set(span.phase, (sums.get(span.phase) ?? 0) + span.end - span.start);
-  }
-  turn.phases = [...sums];
-  turn.marks = countMarks(turn.messages);
-  turn.grade = turn.marks[0]?.grade ?? "";
-}
-
-/** Return how often each mark comes up in messages, the bad ones first. */
-function countMarks(messages) {
-  const counts = new Map();
-  for (const { mark: word, grade } of messages) {
-    if (!word) continue;
-    if (!counts.has(word)) counts.set(word, { word, grade, count: 0 });
-    counts.get(word).count += 1;
-  }
-  return [...counts.values()].sort((one, other) => (one.grade === "warn") - (other.grade === "warn"));
 }
 
 /** Return the pieces of time that people look for, longest first. */

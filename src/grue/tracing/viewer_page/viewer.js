@@ -2,6 +2,7 @@
 
 const TURN_ROW = 44;
 const ADDRESS_DELAY_MS = 200;
+const UPDATE_MS = 400;
 const TABS = ["story", "messages", "plot"];
 
 class Viewer {
@@ -47,7 +48,7 @@ class Viewer {
   sayFacts() {
     const { trace } = this;
     const length = trace.turns.reduce((total, turn) => total + turn.length, 0);
-    byId("facts").textContent = `${many(trace.turns.filter((turn) => turn.number).length, "turn")} · ${many(trace.messages.length, "message")} · ${duration(length)} in turns`;
+    byId("facts").textContent = `${many(trace.turns.filter((turn) => turn.number).length, "turn")} · ${many(trace.overview.messages, "message")} · ${duration(length)} in turns`;
   }
 
   // --- what is where ---
@@ -108,12 +109,13 @@ class Viewer {
   applyFilters() {
     byId("clear").hidden = !this.filters.inUse;
     const [count, all, noun] = this.tab === "messages" ? this.showMessages() : this.showStory();
-    byId("count").textContent = this.filters.inUse && this.tab !== "plot" ? `${count.toLocaleString("en")} of ${many(all, noun)}` : "";
-    byId("nothing").hidden = count > 0 || this.tab === "plot" || !this.filters.inUse;
+    const reading = this.trace.whole ? "" : ", still reading";
+    byId("count").textContent = this.filters.inUse && this.tab !== "plot" ? `${count.toLocaleString("en")} of ${many(all, noun)}${reading}` : "";
+    byId("nothing").hidden = count > 0 || !this.trace.whole || this.tab === "plot" || !this.filters.inUse;
   }
 
   showStory() {
-    if (this.tab === "story") this.passages = this.story.apply();
+    if (this.tab === "story") this.passages = this.updating ? this.story.update(this.updating) : this.story.apply();
     return [this.passages ?? 0, this.trace.passageOf.size, "passage"];
   }
 
@@ -129,11 +131,11 @@ class Viewer {
     }
     this.indexOf = new Map(items.map((item, index) => [item, index]));
     const { scrollTop } = this.list.box;
-    this.list.show(items);
+    this.list.show(items, (this.updating && this.indexOf.get(this.selected)) ?? -1);
     if (this.updating) this.list.box.scrollTop = scrollTop;
     else if (this.selected && this.indexOf.has(this.selected)) this.list.activate(this.indexOf.get(this.selected), "mid");
     else this.list.box.scrollTop = 0;
-    return [count, this.trace.messages.length, "message"];
+    return [count, this.trace.messageOf.size, "message"];
   }
 
   orderTurns() {
@@ -292,6 +294,7 @@ class Viewer {
   // Browsers refuse to change the address many times a second, as a key that is held down would.
   addressSoon() {
     clearTimeout(this.addressing);
+    this.awaited = null;
     this.addressing = setTimeout(() => history.replaceState(null, "", this.address), ADDRESS_DELAY_MS);
   }
 
@@ -299,6 +302,7 @@ class Viewer {
   goToAddress() {
     clearTimeout(this.addressing);
     const parts = readAddress(location.hash);
+    this.awaited = this.isHere(parts) ? null : parts;
     const filtered = this.filters.restore(parts);
     if (parts.tab !== this.tab || filtered || !this.root.dataset.tab) this.showTab(parts.tab);
     const turn = parts.turn === undefined ? null : this.trace.turnOf.get(parts.turn) ?? null;
@@ -309,25 +313,62 @@ class Viewer {
     else if (byId("request").open) byId("request").close();
   }
 
+  /** Is what an address names among the messages that have been read? */
+  isHere({ tab, message, passage, request, turn }) {
+    const { trace } = this;
+    if (trace.whole) return true;
+    const turnIsHere = tab !== "messages" || !trace.turnOf.has(turn) || trace.turnOf.get(turn).messages.length > 0;
+    const passageIsHere = !passage || trace.passageOf.has(passage);
+    return tab !== "plot" && turnIsHere && passageIsHere && [message, request].every((seq) => !seq || trace.messageOf.has(Number(seq)));
+  }
+
   copyLink() {
     history.replaceState(null, "", this.address);
     copyText(location.href, byId("copy-link"));
   }
 
-  // --- a trace that is under way ---
+  // --- messages that come later ---
 
-  /** Add what is new; what the reader looks at stays. */
+  /** Add what is new in a trace that is under way; what the reader looks at stays. */
   extend(pieces) {
-    const touched = pieces.map((piece) => this.trace.extend(piece));
+    const touched = pieces.flatMap((piece) => this.trace.extend(piece));
     this.filters.fill(this.trace);
     this.sayFacts();
-    this.updating = true;
-    if (this.tab === "story") this.story.update([CARD, ...touched.flatMap(({ turns, passages }) => [...turns, ...passages])]);
-    else this.applyFilters();
+    this.update([CARD, ...touched]);
     this.layOut();
     this.orderTurns();
-    this.updating = false;
-    this.root.dataset.ready = String(this.trace.messages.length);
+    this.root.dataset.ready = String(this.trace.messageOf.size);
+  }
+
+  /** Show what has been read since the last time. */
+  update(touched) {
+    this.updating = touched;
+    this.applyFilters();
+    this.updating = null;
+    if (this.awaited && this.isHere(this.awaited)) this.goToAddress();
+    else if (this.trace.whole && this.tab === "plot") this.plot.show();
+    else if (this.trace.whole && this.tab === "messages" && !this.selected?.seq) this.showDetail();
+  }
+
+  /** Read the rest of the page's messages, and show from time to time what is new. */
+  async readRest(pieces) {
+    const progress = byId("indexed");
+    progress.max = Math.max(this.trace.overview.messages, 1);
+    let touched = [];
+    let shown = performance.now();
+    const whole = this.trace.whole;
+    for await (const piece of pieces) {
+      for (const item of this.trace.extend(piece)) touched.push(item);
+      progress.hidden = this.trace.whole;
+      progress.value = this.trace.messageOf.size;
+      const now = performance.now();
+      if (now - shown < UPDATE_MS && !(this.awaited && this.isHere(this.awaited))) continue;
+      this.update(touched);
+      touched = [];
+      shown = performance.now();
+    }
+    if (!whole) this.update(touched);
+    this.root.dataset.ready = String(this.trace.messageOf.size);
   }
 
   step(by) {

@@ -19,9 +19,9 @@ class VirtualList {
     new ResizeObserver(this.redraw).observe(box);
   }
 
-  show(items) {
+  show(items, active = -1) {
     this.items = items;
-    this.active = -1;
+    this.active = active;
     this.space.style.height = `${items.length * this.rowHeight}px`;
     this.forget();
     this.redraw();
