@@ -4,9 +4,9 @@
 
 Prints for each of four loads, two in a window 1400 pixels wide and two in one of 400: the first paint, the
 moment at which the first screen of the story can be read and used, the moment at which the whole trace has
-been read and can be searched, the processor time that the page's process took until each of the two, and how
-many elements are in the page. On a busy machine the processor time says more. Playwright must be installed. The browser is `chromium` on the path, or
-the program that GRUE_CHROMIUM names.
+been read and can be searched, the processor time that the page's process took until each of the two, and
+how many elements are in the page. On a busy machine the processor time says more. Playwright must be
+installed. The browser is `chromium` on the path, or the program that GRUE_CHROMIUM names.
 """
 
 import contextlib
