@@ -23,7 +23,6 @@ from grue.engine.episode import Episode, SpawnAhead, sessions_of
 from grue.engine.outside_turns import OutsideTurns
 from grue.engine.own_trace import OwnTrace
 from grue.engine.presumed_listings import PresumedListings
-from grue.engine.server_sessions import SessionWork
 from grue.engine.tool_access import AsyncToolAccess
 from grue.engine.tool_policy import usable_policy
 from grue.engine.tool_servers import ToolServer
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from grue.conversation import Conversation
     from grue.engine.batch import BatchItem
     from grue.engine.kept_conversation import KeptConversation
+    from grue.engine.server_sessions import SessionWork
     from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
     from grue.runtime.trace_file import TraceWriter
 
@@ -472,11 +472,11 @@ class Runner(AsyncToolAccess, Closing):
             guard.start()
         self._episode.run_beside(self._prepare_endpoint)
 
-    def _outside_turns(self, work: SessionWork[V]) -> V:
+    def _outside_turns(self, work: "SessionWork[V]") -> V:
         calls = OutsideTurns(self._settings(), work)
         return self._episode.run_outside_turns(calls.run)
 
-    async def _outside_turns_async(self, work: SessionWork[V]) -> V:
+    async def _outside_turns_async(self, work: "SessionWork[V]") -> V:
         calls = OutsideTurns(self._settings(), work)
         return await self._episode.run_outside_turns_async(calls.run)
 

@@ -60,3 +60,19 @@ def test_type_checkers_and_the_interpreter_look_in_the_same_places() -> None:
     assert set(grue.__all__) == {*grue._HOMES, "__version__"}
     for name, home in grue._HOMES.items():
         assert getattr(importlib.import_module(home), name) is getattr(grue, name)
+
+
+def test_a_runner_with_function_tools_loads_neither_the_mcp_client_nor_a_command_line() -> None:
+    code = (
+        "from grue import FunctionTools, LlmSettings, Runner\n"
+        "functions = FunctionTools({'echo': lambda text: text})\n"
+        "runner = Runner(llm=LlmSettings(model='m'), servers={'tools': functions})\n"
+        "runner.warm_up()\n"
+        "import sys\n"
+        "names = ('httpx._main', 'grue.mcp_transport.client', 'grue.engine.server_sessions', 'httpx')\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True
+    )
+    assert done.stdout.splitlines() == ["['httpx']"]

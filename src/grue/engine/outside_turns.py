@@ -1,17 +1,20 @@
 """Where a runner's calls outside turns get their sessions from."""
 
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from grue.engine.server_sessions import SessionSources, SessionWork, with_sessions
 from grue.engine.tool_servers import startup_timeouts
 from grue.engine.turn import TurnSettings, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
 from grue.engine.wiring import connect_fresh
+from grue.loading import importing
 from grue.messages import ServerName
 from grue.tool_sessions.connection import Connect
 from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
 from grue.tool_sessions.shared_session import SharedSession
+
+if TYPE_CHECKING:
+    from grue.engine.server_sessions import SessionWork
 
 T = TypeVar("T")
 
@@ -31,7 +34,7 @@ class OutsideTurns(Generic[T]):
         MCPError: The caller is inside a turn of the same runner.
     """
 
-    def __init__(self, settings: TurnSettings, work: SessionWork[T]) -> None:
+    def __init__(self, settings: TurnSettings, work: "SessionWork[T]") -> None:
         refuse_inside_turn(settings.wiring)
         self._settings = settings
         self._work = work
@@ -42,6 +45,10 @@ class OutsideTurns(Generic[T]):
         Args:
             resources: The processes and sessions that the calls may use.
         """
+        # Many programs only run turns.
+        with importing():
+            from grue.engine.server_sessions import SessionSources, with_sessions
+
         settings, pool = self._settings, resources.pool
         keeping = pool if pool is not None and pool.sessions == "kept" else None
         servers = settings.wiring.servers

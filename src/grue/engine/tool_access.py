@@ -5,12 +5,14 @@ A subclass says where the work runs (`_outside_turns`). What the work is stands 
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from grue.engine.server_sessions import ServerSessions, SessionWork
 from grue.errors import MCPError, MCPToolCallError
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition, TurnLimits
 from grue.protocol.tool_results import json_object
+
+if TYPE_CHECKING:
+    from grue.engine.server_sessions import ServerSessions, SessionWork
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ class ToolAccess(ABC):
     limits: TurnLimits
 
     @abstractmethod
-    def _outside_turns(self, work: SessionWork[T]) -> T:
+    def _outside_turns(self, work: "SessionWork[T]") -> T:
         """Run `work` and return its result, blocking."""
 
     def tools(self) -> tuple[ToolDefinition, ...]:
@@ -137,7 +139,7 @@ class ToolAccess(ABC):
 
     def _calling(
         self, name: str, arguments: Mapping[str, object] | None, timeout_s: float | None, *, check: bool
-    ) -> SessionWork[ToolCallResult]:
+    ) -> "SessionWork[ToolCallResult]":
         if not isinstance(arguments, Mapping | None):
             raise MCPError(
                 f"call({name!r:.60}): arguments are a dictionary, such as {{'text': 'hello'}}, not a"
@@ -145,7 +147,7 @@ class ToolAccess(ABC):
             )
         limit_s, given = self._limit_s(timeout_s), json_object(arguments or {})
 
-        async def calling(sessions: ServerSessions) -> ToolCallResult:
+        async def calling(sessions: "ServerSessions") -> ToolCallResult:
             try:
                 return await sessions.call(name, given, limit_s)
             except MCPToolCallError as error:
@@ -157,13 +159,13 @@ class ToolAccess(ABC):
 
     def _requesting(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
-    ) -> SessionWork[JsonObject]:
+    ) -> "SessionWork[JsonObject]":
         limit_s, given = self._limit_s(timeout_s), json_object(params or {})
         return lambda sessions: sessions.request(server, method, given, limit_s)
 
     def _requesting_all(
         self, server: str, method: str, params: Mapping[str, object] | None, timeout_s: float | None
-    ) -> SessionWork[tuple[JsonObject, ...]]:
+    ) -> "SessionWork[tuple[JsonObject, ...]]":
         limit_s, given = self._limit_s(timeout_s), json_object(params or {})
         return lambda sessions: sessions.request_all(server, method, given, limit_s)
 
@@ -172,7 +174,7 @@ class AsyncToolAccess(ToolAccess):
     """`ToolAccess` with async twins, which do the same without blocking the caller's event loop."""
 
     @abstractmethod
-    async def _outside_turns_async(self, work: SessionWork[T]) -> T:
+    async def _outside_turns_async(self, work: "SessionWork[T]") -> T:
         """Run `work` and return its result."""
 
     async def tools_async(self) -> tuple[ToolDefinition, ...]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from grue.errors import MCPConfigError
-from grue.mcp_transport.client import McpClient
+from grue.loading import load
 from grue.mcp_transport.client_options import ClientOptions, Pinning
 from grue.mcp_transport.sdk_version import require_mcp
 from grue.messages import (
@@ -79,6 +79,9 @@ def _mcp_client(
     def became_task(tool: str, task: ToolTask) -> None:
         note(TaskCreated(server=ServerName(server.name), tool=tool, task=task), sender=server.name)
 
+    # `usable_servers` has imported it if there is an MCP server; a runner with function tools does without.
+    from grue.mcp_transport.client import McpClient
+
     pins = options.pinning
     if pins is not None:
         pins = replace(pins, on_drift=lambda drifted: note(drifted, sender=server.name))
@@ -112,6 +115,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
     _refuse_ambiguous(named.keys())
     if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
         require_mcp()
+        load("grue.mcp_transport.client")
     return named
 
 

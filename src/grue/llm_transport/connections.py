@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from urllib.request import getproxies
 
-import httpx
+from grue.lean_httpx import httpx
 
 
 class Connections:

@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import httpx
 import msgspec
 from anyio.lowlevel import RunVar
 
 from grue.errors import MCPConfigError
+from grue.lean_httpx import httpx
 from grue.llm_transport.connections import Connections, open_transport
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout, telling
 from grue.llm_transport.keys import api_key, key_sentence
@@ -32,7 +32,6 @@ from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.model_list import ListedModel, find_model, read_models
 from grue.protocol.chat_wire.profile import ModelSettings, WireName, WireProfile, with_inputs
-from grue.protocol.chat_wire.profile_adaptation import adapt_profile
 from grue.protocol.chat_wire.profiles import profile_for
 from grue.protocol.chat_wire.provider_names import provider_name
 from grue.protocol.content_encoding import ACCEPTED
@@ -354,6 +353,9 @@ class LlmEndpoint:
             followed: The profile of the failed request; default: the present one. Another conversation may
                 have changed the endpoint's profile since the request was made.
         """
+        # Imported at the first refusal, because it compiles many patterns.
+        from grue.protocol.chat_wire.profile_adaptation import adapt_profile
+
         if adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False
         self.profile = adapt_profile(self.profile, fault.status, fault.message) or self.profile

@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import httpx
 from msgspec import Struct
 
+from grue.lean_httpx import httpx
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.reply import cost
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent

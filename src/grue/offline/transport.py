@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
 import anyio
-import httpx
 import msgspec
 
+from grue.lean_httpx import httpx
 from grue.messages import JsonObject
 from grue.offline.chat_request import BadRequestError, ChatRequest, decode_body, read_request
 from grue.offline.playbook import Playbook

@@ -30,7 +30,6 @@ from msgspec.structs import replace
 from grue.messages import LlmFailure, Usage
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
-from grue.protocol.chat_wire.profile_adaptation import adapt_profile, may_blame_attachments
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
@@ -279,6 +278,9 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
     """Return the one change that makes it worth sending the request again at once; empty if there is none."""
+    # Imported at the first failure, because it compiles many patterns.
+    from grue.protocol.chat_wire.profile_adaptation import adapt_profile, may_blame_attachments
+
     if adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)
     if event.attachments and may_blame_attachments(event.fault.status):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace, TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
-import httpx
 from msgspec.structs import replace
 
 from grue import LlmSettings
@@ -29,6 +28,7 @@ from grue.hosts.zork.chat_messages import (
 from grue.hosts.zork.overrides import is_overridden, own_methods
 from grue.hosts.zork.replies import LLMResponse
 from grue.hosts.zork.tool_support import asked_of_client
+from grue.lean_httpx import httpx
 from grue.messages import (
     AnswerSchema,
     LlmFailure,
