@@ -33,7 +33,9 @@ PUBLIC = (
 
 def public_names(module: str) -> list[str]:
     """Return the public names of a module, sorted."""
-    path = SOURCE / (f"{module}.py" if module else "__init__.py")
+    path = SOURCE / f"{module}.py"
+    if not path.is_file():
+        path = SOURCE / module / "__init__.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     defined = list(_defined(tree))
     for node in tree.body:

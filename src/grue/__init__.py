@@ -10,7 +10,7 @@ with Runner.from_toml("pyproject.toml") as runner:
 
 Public names are imported on first use, which keeps `import grue` fast.
 
-To learn the system, read in this order: `messages.py` (all messages), `protocol/tool_loop.py` (the turn as a
+To learn the system, read in this order: `messages/` (all messages), `protocol/tool_loop.py` (the turn as a
 pure state machine), `actors/agent.py` (the actor that runs it), `runtime/supervisor.py` (how crashes are
 handled), `runner.py` (how the parts are wired together).
 """

@@ -2,7 +2,7 @@
 
 Come here to write an `approve` callback, or a program that shows parked questions to a person. A decision is
 made from its question (`question.approve()`), because it counts only for that call: its name, its arguments
-and the tool's definition. The types are part of the messages, and `messages.py` exports them.
+and the tool's definition. The types are part of the messages, and `grue.messages` exports them.
 """
 
 from typing import Literal

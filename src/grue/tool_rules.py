@@ -1,7 +1,7 @@
 """The policy for tools, as data: `ToolPolicy`, a table of `ToolRule`s, and the annotations that they match.
 
 Come here to see what a rule can say. `protocol/tool_policy.py` applies the table. The types are part of the
-messages, and `messages.py` exports them, so that a trace tells which policy a turn had.
+messages, and `grue.messages` exports them, so that a trace tells which policy a turn had.
 """
 
 from typing import Literal
