@@ -252,11 +252,20 @@ faults.run_matrix.__defaults__ = ((msgspec.structs.replace(faults.TOLERATED[0], 
 """
 
 
-@pytest.mark.parametrize(("outcome", "status"), [("answered", 0), ("forced", 1)])
-def test_doctor_tries_the_faults(tmp_path: Path, outcome: str, status: int) -> None:
-    found = grue("doctor", "--faults", cwd=tmp_path, before=ONE_FAULT.format(outcome=outcome))
+@pytest.mark.parametrize(
+    ("mode", "outcome", "status"), [("", "answered", 0), (" (beside)", "answered", 0), ("", "forced", 1)]
+)
+def test_doctor_tries_the_faults(tmp_path: Path, mode: str, outcome: str, status: int) -> None:
+    options = ("--mode", mode.strip(" ()")) if mode else ()
+    found = grue("doctor", "--faults", *options, cwd=tmp_path, before=ONE_FAULT.format(outcome=outcome))
     assert found.returncode == status, found.stdout
     line, total = found.stdout.splitlines()
-    assert re.match(r"well-behaved +answered returned +\d+\.\d\d s  ", line)
+    assert re.match(rf"well-behaved{re.escape(mode)} +answered returned +\d+\.\d\d s  ", line)
     assert line.endswith("  ok") == (status == 0)
     assert total.startswith(f"1 faults, {status} of them wrong, ")
+
+
+def test_doctor_refuses_a_mode_that_there_is_not(tmp_path: Path) -> None:
+    found = grue("doctor", "--faults", "--mode", "besides", cwd=tmp_path)
+    assert found.returncode == 2
+    assert "--mode is one of turn, episode, ahead, kept, beside, presumed, not 'besides'" in found.stderr

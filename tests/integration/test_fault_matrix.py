@@ -27,9 +27,26 @@ def _libraries() -> None:
     drive_turn(TOLERATED[0])
 
 
+NEVER_LEFT_OUT = {
+    "beside": (
+        "dies-at-call",
+        "ignores-eof-and-term",
+        "spare-is-killed-before-use",
+        "spare-and-the-next-fail",
+    ),
+    "presumed": ("dies-at-listing", "silent-at-initialize", "changes-its-tools", "killed-at-call"),
+}
+"""Rows that differ most in these modes. They run together with those of the default mode."""
+
+
+def marks(mode: Mode, fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
+    always = mode == "turn" or fault.name in NEVER_LEFT_OUT.get(mode, ())
+    return () if always else (pytest.mark.slow,)
+
+
 ROWS = [
     # The default mode in every run, the others where there is time for all of it.
-    pytest.param(fault, mode, id=f"{mode}-{fault.name}", marks=() if mode == "turn" else pytest.mark.slow)
+    pytest.param(fault, mode, id=f"{mode}-{fault.name}", marks=marks(mode, fault))
     for mode in MODES
     for fault in FAULTS
     if mode in fault.modes
@@ -44,7 +61,7 @@ LONG = [fault for fault in FAULTS if fault.name.endswith("-mb") and fault.drive 
 def test_p9_the_fault_is_borne(
     fault: Fault, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replayed = mode == "turn" and fault.drive is None and fault not in LONG
+    replayed = mode in ("turn", *NEVER_LEFT_OUT) and fault.drive is None and fault not in LONG
     with traced(tmp_path / "trace.jsonl", monkeypatch) if replayed else contextlib.nullcontext():
         # The seconds of a row are for a machine with nothing else to do: `grue doctor --faults` in CI.
         result = try_fault(replace(fault, within_s=GUARD_S), mode)
@@ -124,8 +141,14 @@ def test_the_ending_is_judged_in_every_mode(mode: Mode) -> None:
 
 def test_a_row_is_tried_in_its_modes_only() -> None:
     assert list(run_matrix([row("spare-dies-before-use")])) == []
-    (result,) = run_matrix([row("spare-dies-before-use")], modes=MODES)
-    assert "(ahead)" in result.line()
+    results = run_matrix([row("spare-dies-before-use")], modes=MODES)
+    assert [result.fault.mode for result in results] == ["ahead", "beside"]
+
+
+def test_a_row_in_which_nothing_is_presumed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_turns, "usual_tools", lambda: None)
+    result = try_fault(WELL, "presumed")
+    assert "the outcome should be answered, not nothing was presumed" in result.wrong[0]
 
 
 def test_what_is_left_behind_is_told() -> None:

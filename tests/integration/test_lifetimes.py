@@ -1,4 +1,4 @@
-"""What a turn does is the same however long its loop and its servers live: one suite, four lifetimes."""
+"""What a turn does is the same however long its loop and its servers live: one suite for every mode."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from lifetimes import DONE, ECHO, SAMPLED, Episode, Step, episode, living
+from lifetimes import DONE, ECHO, PLAIN_MODES, SAMPLED, Episode, Step, episode, living
 from msgspec.structs import replace
 from transport_servers import faulty
 
@@ -61,7 +61,11 @@ def _libraries() -> None:
     drive_turn(TOLERATED[0])
 
 
-@pytest.fixture(params=MODES)
+LATER = [pytest.param(mode, marks=pytest.mark.slow) for mode in MODES if mode not in PLAIN_MODES]
+in_all_modes = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture(params=[*PLAIN_MODES, *LATER])
 def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param  # type: ignore[no-any-return]  # pytest does not know it
 
@@ -92,6 +96,7 @@ def test_p24_calls_are_served_in_order_turn_after_turn(mode: Mode, tmp_path: Pat
     assert played.named(TurnCompleted) == ["TurnCompleted"] * 3
 
 
+@in_all_modes
 def test_several_servers_and_functions_serve_one_turn(mode: Mode, tmp_path: Path) -> None:
     def add(left: int, right: int) -> int:
         """Add."""
@@ -187,16 +192,17 @@ def test_r6_1_the_first_connect_failing_ends_the_first_turn(mode: Mode, tmp_path
     assert not played.said(PrewarmLost)
 
 
+@in_all_modes
 def test_p26_r6_7_a_later_connect_is_tried_once_more(mode: Mode, tmp_path: Path) -> None:
     """One start fails in the second turn; ahead, it is the spare, and then the turn's own first attempt."""
-    failing = {"ahead": "2,3", "kept": ""}.get(mode, "2")
+    failing = {"ahead": "2,3", "beside": "2,3", "kept": ""}.get(mode, "2")
     servers = {"faulty": living(tmp_path, failing, "--exit-at", "initialize")}
     with episode(mode, tmp_path, *ONCE * 3, servers=servers) as played:
         assert [settlements(played.turn()) for _ in range(3)] == [["returned"]] * 3
     retried = mode != "kept"
     assert [body.then for body in played.said(ConnectFailed)] == ["retry"] * retried
     assert [body.attempt for body in played.said(SessionOpened)] == [1, 1 + retried, 1]
-    assert len(played.said(PrewarmLost)) == (mode == "ahead")
+    assert len(played.said(PrewarmLost)) == (mode in ("ahead", "beside"))
 
 
 def test_p26_a_spare_that_fails_is_no_attempt_of_the_turns(tmp_path: Path) -> None:
@@ -219,7 +225,7 @@ def test_p27_r6_10_a_server_that_fails_again_is_given_up_and_never_spawned_again
     assert [body.then for body in played.said(ConnectFailed)] == ["retry", "disable"]
     assert played.runner.disabled.keys() == {"faulty"}
     spawned = (tmp_path / "lives").stat().st_size
-    assert spawned == {"ahead": 4}.get(mode, 3), "none for the third turn, and no spare"
+    assert spawned == {"ahead": 4, "beside": 4}.get(mode, 3), "none for the third turn, and no spare"
 
 
 def dying_server(folder: Path) -> StdioServer:
@@ -312,7 +318,7 @@ def test_new_tools_are_offered_and_a_kept_session_goes_on_with_them(mode: Mode, 
     assert played.named(ToolsChanged) == ["ToolsChanged"]
     first, _, changed, second = played.offered()
     assert "faulty.added" in changed
-    assert second == (changed if mode == "kept" else first)
+    assert second == (changed if mode in ("kept", "presumed") else first)
 
 
 def test_a_tool_lock_holds_in_every_session(mode: Mode, tmp_path: Path) -> None:
@@ -332,16 +338,17 @@ def test_a_tool_lock_holds_in_every_session(mode: Mode, tmp_path: Path) -> None:
 # --- Processes ---
 
 
+@in_all_modes
 def test_p6_a_fresh_process_each_turn_or_one_for_all(mode: Mode, tmp_path: Path) -> None:
     with episode(mode, tmp_path, *ONCE * 4) as played:
         for _ in range(4):
             played.turn()
-        if mode == "turn":
+        if mode in ("turn", "presumed"):
             assert not any(live_members(pid) for pid in played.pids), "none is alive after its turn"
     assert len({*played.pids}) == (1 if mode == "kept" else 4)
     ended = [body.pid for body in played.said(ServerEnded)]
     closed = [body.ending for body in played.said(SessionClosed)]
-    if mode in ("turn", "episode"):
+    if mode in ("turn", "episode", "presumed"):
         assert closed == ["polite"] * 4
         assert ended == []
     else:
@@ -456,7 +463,7 @@ def without_lifetime(path: Path) -> list[EpisodeEnvelope]:
     ]
 
 
-@pytest.mark.parametrize("other", ["episode", "ahead", "kept"])
+@pytest.mark.parametrize("other", ["episode", "ahead", "kept", "beside"])
 def test_traces_are_the_same_but_for_what_a_lifetime_adds(other: Mode, tmp_path: Path) -> None:
     script: list[Step] = [echoes("1", "2"), echoes("3"), DONE]
     for mode in ("turn", other):

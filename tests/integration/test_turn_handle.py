@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from lifetimes import PLAIN_MODES
 from patient_turns import ASK, DEADLINE_S, PatientModel, patient_model, wait_until
 from promises import within
 
 from grue import AnswerError, AnswerSpec, LLMError, MCPServerStartupError, TurnCancelled, TurnRequest
-from grue.testing.fault_turns import MODES, Mode
+from grue.testing.fault_turns import Mode
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import error_reply
 
@@ -31,7 +32,7 @@ def model() -> Iterator[PatientModel]:
         yield model
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=PLAIN_MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
     """Every lifetime: for turns with a server."""
     return request.param  # type: ignore[no-any-return]  # pytest does not know it
@@ -116,12 +117,13 @@ PHASES = {
     "start": ("starting faulty", ("--silent-at", "initialize")),
     "closing": ("closing", STUBBORN),
 }
-OPEN_ON = ("ahead", "kept")
+OPEN_ON = ("ahead", "kept", "beside")
 """Where a session is not closed by the turn that used it."""
 
 
 @pytest.mark.parametrize(
-    ("mode", "phase"), [(m, p) for m in MODES for p in PHASES if p != "closing" or m not in OPEN_ON]
+    ("mode", "phase"),
+    [(m, p) for m in (*PLAIN_MODES, "beside") for p in PHASES if p != "closing" or m not in OPEN_ON],
 )
 def test_cancel_ends_it_in_every_phase(model: PatientModel, mode: Mode, phase: str) -> None:
     doing, flags = PHASES[phase]

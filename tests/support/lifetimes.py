@@ -1,4 +1,4 @@
-"""Episodes in each of a runner's four lifetimes: a scripted model, real servers, and a trace of it all."""
+"""Episodes in each of a runner's lifetimes: a scripted model, real servers, and a trace of it all."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +17,9 @@ from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tex
 
 Step: TypeAlias = str | Sequence[tuple[str, dict[str, Any]]]
 """What the model says: a text, or calls, each a tool's full name and its arguments."""
+
+PLAIN_MODES: tuple[Mode, ...] = ("turn", "episode", "ahead", "kept")
+"""The lifetimes. The further modes, `beside` and `presumed`, change only when a server starts."""
 
 ECHO: Step = [("faulty.echo", {"text": "hi"})]
 DONE: Step = "done"

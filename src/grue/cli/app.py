@@ -391,6 +391,9 @@ def doctor(
         bool,
         typer.Option("--faults", help="Run the fault matrix instead; it takes half a minute."),
     ] = False,
+    mode: Annotated[
+        str, typer.Option(help="With --faults: turn, episode, ahead, kept, beside or presumed.")
+    ] = "turn",
 ) -> None:
     """Check everything that an episode needs, and print what is wrong and how to fix it."""
     with plain_errors():
@@ -398,7 +401,7 @@ def doctor(
 
         take_interrupts()
         if not (
-            try_faults()
+            try_faults(mode)
             if faults
             else examine(mcp_config, network=not no_network, base_url=base_url, model=model)
         ):

@@ -69,12 +69,23 @@ def examine(
     return in_order
 
 
-def try_faults() -> bool:
-    """Run the fault matrix, print a line for each fault, and return whether all were handled as required."""
+def try_faults(mode: str = "turn") -> bool:
+    """Run the fault matrix, print a line for each fault, and return whether all were handled as required.
+
+    Args:
+        mode: How the turns run, as in `fault_turns.MODES`.
+
+    Raises:
+        MCPConfigError: There is no such mode.
+    """
+    from grue.testing.fault_turns import MODES
     from grue.testing.faults import run_matrix
 
+    chosen = tuple(known for known in MODES if known == mode)
+    if not chosen:
+        raise MCPConfigError(f"--mode is one of {', '.join(MODES)}, not {printable(mode, 60)!r}.")
     results = []
-    for result in run_matrix():
+    for result in run_matrix(modes=chosen):
         say(result.line())
         results.append(result)
     wrong = sum(bool(result.wrong) for result in results)

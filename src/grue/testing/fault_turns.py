@@ -5,6 +5,7 @@ process and a scripted model, and returns a `RowOutcome`. The matrix in `faults.
 """
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -23,22 +24,26 @@ from grue.messages import (
     ServerNoted,
     SessionClosed,
     SessionOpened,
+    ToolsPresumed,
     TurnLimits,
 )
 from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry
+from grue.protocol.tool_lock import ToolLock, lock_of
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Envelope, Recorder
 from grue.testing import faulty_server
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tool_client import ToolClient
 from grue.tool_sessions.server_specs import StdioServer
 
 SERVER = "faulty"
 GRACE_S = 0.2
 """Seconds that a server gets for each step of its shutdown. A server that ignores both costs a row 0.4 s."""
 
-Mode: TypeAlias = Literal["turn", "episode", "ahead", "kept"]
-"""How long the event loop and the sessions of a turn live."""
+Mode: TypeAlias = Literal["turn", "episode", "ahead", "kept", "beside", "presumed"]
+"""How long the event loop and the sessions of a turn live, or `presumed`: as `turn`, and the model is asked
+while the server starts."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 LIFETIMES: Mapping[Mode, Mapping[str, Any]] = {
@@ -46,6 +51,8 @@ LIFETIMES: Mapping[Mode, Mapping[str, Any]] = {
     "episode": {"lifetime": "episode"},
     "ahead": {"lifetime": "episode", "spawn_ahead": True},
     "kept": {"lifetime": "episode", "keep_sessions": True},
+    "beside": {"lifetime": "episode", "spawn_ahead": "beside"},
+    "presumed": {"presume_tools": "seen"},
 }
 """The arguments of `Runner` for each mode."""
 
@@ -138,6 +145,8 @@ def drive_turn(fault: Fault) -> RowOutcome:
         runner_for(fault, llm, trace) as runner,
     ):
         outcome, settlements, text = run_and_summarize(fault, runner)
+    if fault.mode == "presumed" and not any(isinstance(body, ToolsPresumed) for body in trace):
+        outcome = "nothing was presumed"
     return RowOutcome(
         outcome=outcome,
         settlements=settlements,
@@ -156,8 +165,10 @@ def runner_for(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner
 
     recorder = Recorder()
     recorder.add(keep)
+    presumes = fault.mode == "presumed"
     return Runner(
         llm=LlmSettings(base_url=llm.base_url, model="scripted"),
+        tool_lock=usual_tools() if presumes else None,
         servers={SERVER: fault.server()},
         limits=TurnLimits(server_startup_timeout_s=fault.startup_s, tool_call_timeout_s=fault.call_s),
         policy=fault.policy,
@@ -165,6 +176,15 @@ def runner_for(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner
         process_limits=_process_limits(fault),
         **LIFETIMES[fault.mode],
     )
+
+
+@functools.cache
+def usual_tools() -> ToolLock:
+    """Return a lock with the tools of a `faulty_server` without faults: what the mode `presumed` presumes."""
+    command, *args = faulty_server.argv()
+    with ToolClient({SERVER: StdioServer(name=SERVER, command=command, args=tuple(args))}) as client:
+        tools = client.tools()
+    return ToolLock({SERVER: lock_of(tools)}, listings={SERVER: tools})
 
 
 def _process_limits(fault: Fault) -> ProcessLimits:

@@ -47,6 +47,9 @@ STUBBORN = ("--ignore-eof", "--ignore-term")
 _LINUX: tuple[Mode, ...] = MODES if sys.platform == "linux" else ()
 """Modes of rows with a process that has left its group. grue can find such a process only on Linux."""
 
+_LISTED: tuple[Mode, ...] = ("turn", "episode", "ahead", "kept", "beside")
+"""Modes of rows whose model can only call a tool that has been listed."""
+
 _HANGS_S = 15.0
 """How many seconds beyond its limit a row may take before the matrix stops waiting for it."""
 
@@ -151,6 +154,7 @@ CALLS: Sequence[Fault] = (
         arguments={},
         says=("the library is closed",),
         notes=frozenset(["progress"]),
+        modes=_LISTED,
     ),
     _calls(
         "task-never-ends",
@@ -159,6 +163,7 @@ CALLS: Sequence[Fault] = (
         arguments={},
         became="timed_out",
         call_s=0.5,
+        modes=_LISTED,
     ),
     _calls(
         "task-is-lost",
@@ -166,6 +171,7 @@ CALLS: Sequence[Fault] = (
         tool="research",
         arguments={},
         says=("interrupted; it may have taken effect",),
+        modes=_LISTED,
     ),
     _calls("silent-at-call", "--silent-at", "call", became="timed_out", call_s=0.3),
     _calls("wrong-ids", "--wrong-id", became="timed_out", call_s=0.3),

@@ -1,7 +1,8 @@
 """Rows of the fault matrix where a prewarmed session fails before its turn.
 
-The server works at its first start, which serves the first turn. It has the fault at its second start, and in
-some rows at later ones. The matrix judges the second turn, which must open another session and record why.
+The server works at its first start, which serves the first turn. It has the fault at its second start, after
+the first turn or beside it, and in some rows at later ones. The matrix judges the second turn, which must
+open another session and record why.
 """
 
 import tempfile
@@ -14,7 +15,15 @@ from msgspec.structs import replace
 
 from grue.messages import ConnectFailed, McpDisabled, PrewarmLost, ServerNoted, SessionPrewarmed
 from grue.processes.process_table import all_processes
-from grue.testing.fault_turns import Fault, RowOutcome, last_ending, run_and_summarize, runner_for, scripted
+from grue.testing.fault_turns import (
+    Fault,
+    Mode,
+    RowOutcome,
+    last_ending,
+    run_and_summarize,
+    runner_for,
+    scripted,
+)
 from grue.testing.llm_server import ScriptedLlmServer
 
 _WAITS_S = 10.0
@@ -94,8 +103,9 @@ def _spare(name: str, lives: str, *flags: str, lost: bool = True, **more: Any) -
     """Return a row whose server has the fault at these starts; the second turn's call must still return."""
     notes = more.pop("notes", frozenset()) | ({"spare lost"} if lost else frozenset())
     known = {"settlements": ("returned",), "within_s": 6.0, "notes": notes, **more}
+    modes: tuple[Mode, ...] = ("ahead", "beside")
     return Fault(
-        name=f"spare-{name}", flags=(lives, *flags), drive=drive_prewarmed_turn, modes=("ahead",), **known
+        name=f"spare-{name}", flags=(lives, *flags), drive=drive_prewarmed_turn, modes=modes, **known
     )
 
 
@@ -144,4 +154,4 @@ SPARE_FAULTS: Sequence[Fault] = (
         notes=frozenset(["retry", "disable", "disabled"]),
     ),
 )
-"""All rows of this module, for the mode `ahead`. After each, no process of any start may be left."""
+"""All rows of this module, for the modes with spares. After each, no process of any start may be left."""

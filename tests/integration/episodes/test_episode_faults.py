@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from lifetimes import PLAIN_MODES
 from patient_turns import wait_until
 from sniffio import current_async_library_cvar
 from transport_servers import faulty
@@ -222,11 +223,10 @@ def test_a_lifetime_that_is_none_is_refused(model: WordedModel) -> None:
 def test_a_configured_runner_lives_as_long_as_the_program_says(tmp_path: Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text('[tool.zorkgpt.llm]\nclient_base_url = "http://127.0.0.1:9/v1"\nagent_model = "m"\n')
-    for lives in LIFETIMES.values():
-        made = Runner.from_toml(file, **lives)
-        assert (made._episode.lasting, made._episode._sessions) == (
-            bool(lives),
-            "ahead" if "spawn_ahead" in lives else "kept" if "keep_sessions" in lives else "fresh",
-        )
+    of_their_own = ("ahead", "kept", "beside")
+    for mode in (*PLAIN_MODES, "beside"):
+        made = Runner.from_toml(file, **LIFETIMES[mode])
+        sessions = mode if mode in of_their_own else "fresh"
+        assert (made._episode.lasting, made._episode._sessions) == (mode != "turn", sessions)
     with pytest.raises(MCPConfigError, match='spawn_ahead needs lifetime="episode"'):
         Runner.from_toml(file, spawn_ahead=True)

@@ -1,10 +1,9 @@
 """The shell tool in turns of every lifetime: beside servers, at the turn's limit, under a policy."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from lifetimes import DONE, episode
+from lifetimes import DONE, PLAIN_MODES, episode
 from transport_servers import faulty
 
 from grue import (
@@ -20,8 +19,7 @@ from grue import (
 from grue.messages import ToolCalled
 from grue.testing.fault_turns import Mode
 
-MODES: tuple[Mode, ...] = get_args(Mode)
-in_every_lifetime = pytest.mark.parametrize("mode", MODES)
+in_every_lifetime = pytest.mark.parametrize("mode", [*PLAIN_MODES, "beside"])
 
 
 @in_every_lifetime
