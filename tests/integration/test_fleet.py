@@ -232,6 +232,29 @@ def said(*words: str) -> str:
     return CliRunner().invoke(app, words).output
 
 
+def imports_for_workers(process: psutil.Process) -> bool:
+    """Whether a process is the one that workers are forked from, and has begun to import."""
+    try:
+        return "forkserver" in " ".join(process.cmdline()) and process.memory_info().rss > 20_000_000
+    except psutil.Error:
+        return False
+
+
+def test_ctrl_c_while_the_workers_start_prints_no_traceback(tmp_path: Path) -> None:
+    command = [str(GRUE), "fleet", "run", str(sweep(tmp_path, 500)), "--dir", "interrupted"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as driver:
+        while not any(map(imports_for_workers, psutil.Process(driver.pid).children())):
+            time.sleep(0.001)
+        os.killpg(driver.pid, signal.SIGINT)  # as a terminal does
+        _, err = driver.communicate(timeout=HANG_S)
+    assert driver.returncode == 1
+    assert "Traceback" not in err
+    assert "KeyboardInterrupt" not in err
+
+
 def test_ctrl_c_lets_the_running_episodes_end(tmp_path: Path) -> None:
     path = sweep(tmp_path, 500)
     command = [str(GRUE), "fleet", "run", str(path), "--dir", "interrupted"]

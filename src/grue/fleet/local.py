@@ -9,6 +9,8 @@ import contextlib
 import functools
 import importlib
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import queue
 import sys
@@ -22,7 +24,7 @@ from grue.fleet.broker import Limits
 from grue.fleet.broker_server import BrokerServer
 from grue.fleet.engine import Costs, Ended, Lost
 from grue.fleet.folder import FleetFolder
-from grue.runtime.interrupts import ignore_interrupts
+from grue.runtime.interrupts import born_without_interrupts, ignore_interrupts
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -70,6 +72,9 @@ class LocalEngine:
         self._broker = self._stack.enter_context(BrokerServer(folder, limits))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([name for name in _PRELOADED if _can_import(name)])
+        multiprocessing.resource_tracker.ensure_running()  # it would lift the block below when it starts
+        with born_without_interrupts():
+            multiprocessing.forkserver.ensure_running()
         self._new_pool = functools.partial(
             ProcessPool,
             max_workers=workers,

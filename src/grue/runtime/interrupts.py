@@ -85,6 +85,21 @@ def block_signals() -> None:
 def ignore_interrupts() -> None:
     """Ignore Ctrl-C in this process, whose parent decides what it means. Call it in the main thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def born_without_interrupts() -> Iterator[None]:
+    """Start processes that a Ctrl-C cannot reach until they call `ignore_interrupts`.
+
+    A Ctrl-C at a terminal goes to all processes of the command. One that is still importing would print a
+    traceback and end. A process inherits the signals that are blocked in the thread that starts it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def may_handle_interrupts() -> bool:
