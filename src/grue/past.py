@@ -36,6 +36,7 @@ from grue.messages import (
     RunTurn,
     ServerName,
     SessionOpened,
+    ToolDefinition,
     TurnCompleted,
     TurnFailed,
     TurnParked,
@@ -81,6 +82,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         spent: Requests, tokens and cost of all turns, an unfinished one included.
         tool_calls: Number of tool calls.
         connections: The state of the connection to each tool server, for `Runner.remember`.
+        listings: What each server listed last, for `Runner.remember`: turns may presume it.
         ended: How the episode ended the last time, if it did.
         conditions: The conditions, such as the model, of the last run.
         max_turns: The turn limit of the last resume; 0: that of the start.
@@ -95,6 +97,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
     spent: Spent = Spent()
     tool_calls: int = 0
     connections: dict[ServerName, Settled] = field(default_factory=dict)
+    listings: dict[ServerName, tuple[ToolDefinition, ...]] = field(default_factory=dict)
     ended: EpisodeEnded | None = None
     conditions: dict[str, str] = field(default_factory=dict)
     max_turns: int = 0
@@ -139,8 +142,10 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.tool_calls += len(end.tool_calls)
                 self.spent = self.spent.plus(end.requests, end.usage)
                 return Spent()
-            case SessionOpened(server=server):
+            case SessionOpened(server=server, tools=tools) as opened:
                 self.connections[server] = Proven()
+                if not (envelope.redacted or opened.serves_unlisted):
+                    self.listings[server] = tools
             case McpDisabled(server=server, reason=reason):
                 self.connections[server] = Disabled(reason)
             case EpisodeResumed(max_turns=most, conditions=conditions):

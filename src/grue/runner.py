@@ -38,6 +38,7 @@ from grue.messages import (
     FailurePolicy,
     ServerName,
     TextDelta,
+    ToolDefinition,
     ToolPolicy,
     TurnLimits,
 )
@@ -99,10 +100,10 @@ class Runner(AsyncToolAccess, Closing):
             `map`, with any lifetime. Such a process has not seen what this turn's calls change.
         keep_sessions: With `lifetime="episode"`: all turns share one session per server.
         presume_tools: When a turn's first request may offer the tools that a server listed before, while the
-            server starts. `locked`: if the tool lock has its listing. `seen`: also if an earlier turn of this
-            runner has seen it. `never`. A server's own `ServerOptions.presume_tools` wins. No call is made
-            before all servers have listed their tools; a reply that calls a tool which has changed is
-            dropped, and costs a request.
+            server starts. `locked`: if the tool lock has its listing. `seen`: also if it was seen before, by
+            this runner, in the trace that is resumed, or in the user's cache. `never`. A server's own option
+            wins. No call is made before all servers have listed their tools; a reply that calls a tool which
+            has changed is dropped, and costs a request.
 
     Raises:
         MCPConfigError: A server name, `lifetime`, `spawn_ahead` or `tool_policy` is invalid. Or
@@ -152,7 +153,7 @@ class Runner(AsyncToolAccess, Closing):
             elicit=elicit,
             tool_lock=tool_lock,
         )
-        presumed = PresumedListings(self._wiring.servers, tool_lock, presume_tools)
+        self._presumed = presumed = PresumedListings(self._wiring.servers, tool_lock, presume_tools)
         self.tool_policy = usable_policy(tool_policy, self._wiring.servers)
         parking = Parking(self.recorder) if self.tool_policy.parking else None
         self._wiring = replace(self._wiring, approval=Approval(approve, parking), presumed=presumed)
@@ -211,8 +212,7 @@ class Runner(AsyncToolAccess, Closing):
     def close(self) -> None:
         """End the episode's sessions and event loop within seconds. A second call does nothing.
 
-        Running turns and batches are cancelled. A later turn starts a new loop; with `trace` there can be
-        none, because the trace is closed too.
+        Running turns and batches are cancelled. A later turn starts a new loop, unless there is a `trace`.
         """
         for batch in list(self._batches):
             batch.close()
@@ -261,19 +261,19 @@ class Runner(AsyncToolAccess, Closing):
         """Return the episode's state of a server, as plain data that can be stored."""
         return self._memory.connections.get(ServerName(server), Untried())
 
-    def remember(self, server: str, connection: Settled) -> None:
-        """Restore the state of a server from an earlier part of the episode."""
+    def remember(self, server: str, connection: Settled, listing: Sequence[ToolDefinition] = ()) -> None:
+        """Restore the state of a server, and what it listed last, from an earlier part of the episode."""
         self._memory.learn({ServerName(server): connection})
+        self._presumed.recall({ServerName(server): tuple(listing)})
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn and return its outcome, blocking.
 
-        With `lifetime="turn"` this is exactly one `anyio.run`. When it returns or raises, no process of this
-        turn is alive. With `lifetime="episode"` the turn runs in the episode's loop. With `spawn_ahead`
-        its processes are ended in the background, before the next turn's first tool call.
+        With `lifetime="turn"` this is one `anyio.run`. When it returns or raises, no process of this turn is
+        alive. With `lifetime="episode"` the turn runs in the episode's loop. With `spawn_ahead` its processes
+        are ended in the background, before the next turn's first tool call.
 
-        It also works inside a running event loop, with a warning. If a signal handler raises, the turn is
-        cancelled and the exception is raised.
+        It also works inside a running event loop, with a warning. If a signal handler raises, the turn ends.
 
         Raises:
             MCPServerStartupError: The first connect of the episode failed.

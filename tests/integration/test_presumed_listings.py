@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from transport_servers import faulty
+from typer.testing import CliRunner
 
 from grue import (
     FailurePolicy,
@@ -22,6 +23,7 @@ from grue import (
     TurnOutcome,
     TurnRequest,
 )
+from grue.cli.app import app
 from grue.errors import MCPConfigError, TurnTimedOut
 from grue.messages import (
     Budget,
@@ -35,11 +37,12 @@ from grue.messages import (
     TextDelta,
     ToolAnnotations,
     ToolDefinition,
+    ToolPolicy,
     ToolsPresumed,
     ToolsVerified,
     TurnFailed,
 )
-from grue.protocol.connection import Disabled
+from grue.protocol.connection import Disabled, Proven
 from grue.protocol.tool_lock import ToolLock, lock_of
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import (
@@ -338,6 +341,80 @@ def test_the_host_sees_no_text_before_the_tools_are_verified(
             runner.run_turn(TurnRequest(system="s", user="u", on_delta=on_delta))
     assert "".join(texts) == "done"
     assert "TextDelta" in seen
+
+
+def sources(trace: Path) -> list[str]:
+    presumed = (each.body for each in open_episode(trace) if isinstance(each.body, ToolsPresumed))
+    return [listing.source for body in presumed for listing in body.listings]
+
+
+def test_seen_in_another_process_the_listing_comes_from_the_cache_and_is_screened(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRUE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for number in ("first", "second"):
+        (tmp_path / number).mkdir()
+    first = Presumed(tmp_path / "first", [DONE], presume_tools="seen")
+    assert first.of(ToolsPresumed) == []
+    drifted = ToolLock({"faulty": lock_of((reworded(listed[0]), *listed[1:]))})
+    second = Presumed(
+        tmp_path / "second",
+        [FAIL, DONE],
+        presume_tools="seen",
+        tool_lock=drifted,
+        policy=FailurePolicy(on_tool_drift="refuse"),
+    )
+    assert sources(second.trace) == ["cache"]
+    assert "faulty.echo" not in second.offered(0), "the cache holds it, and the lock refuses it"
+    assert second.dropped == 0
+    assert Presumed(tmp_path, [DONE], presume_tools="locked").of(ToolsPresumed) == []
+    told = CliRunner().invoke(app, ["doctor", "--no-network"]).output
+    assert '1 cached tool listing, for presume_tools = "seen"' in told
+    assert f"To clear it: rm -r {tmp_path / 'cache' / 'listings'}" in told
+
+
+def test_a_listing_with_a_secret_in_it_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRUE_CACHE", str(tmp_path / "cache"))
+    telling = replace(faulty(), env={"API_KEY": "The tool echo."})
+    turn = Presumed(tmp_path, [DONE], server=telling, presume_tools="seen")
+    assert turn.outcome is not None
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_turn_that_is_resumed_presumes_what_its_trace_has_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRUE_CACHE", str(tmp_path / "cache"))
+    policy = ToolPolicy(parking=True)
+    begun = Presumed(tmp_path, [DONE], tool_policy=policy)
+    lines = begun.trace.read_bytes().splitlines(keepends=True)
+    asked = next(n for n, line in enumerate(lines) if b'"type":"RequestCompletion"' in line)
+    begun.trace.write_bytes(b"".join(lines[: asked + 1]))
+    with assert_nothing_left(), ScriptedLlmServer([DONE]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with Runner(
+            llm=settings, servers={"faulty": faulty()}, tool_policy=policy, presume_tools="seen"
+        ) as runner:
+            assert runner.resume(begun.trace).response == "done"
+    assert sources(begun.trace) == ["trace"]
+
+
+def test_an_episode_that_is_resumed_presumes_what_its_trace_has_listed_where_the_lock_allows_it(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    reader = Presumed(tmp_path, [DONE])
+    opened = reader.of(SessionOpened)[0]
+    lock = locked(reworded(listed[0]), *listed[1:])
+    for tool_lock, expected in ((lock, ["trace"]), (None, [])):
+        with ScriptedLlmServer([ECHO, DONE]) as llm:
+            settings = LlmSettings(base_url=llm.base_url, model="m")
+            trace = tmp_path / f"{len(expected)}.jsonl"
+            servers = {"faulty": faulty()}
+            with Runner(llm=settings, servers=servers, trace=trace, tool_lock=tool_lock) as runner:
+                runner.remember("faulty", Proven(), opened.tools)
+                assert runner.run_turn(TurnRequest(system="s", user="u")).requests == 2
+        assert sources(trace) == expected
 
 
 _COLD = """

@@ -15,6 +15,7 @@ from grue.messages import (
     RequireAnswer,
     RunTurn,
     SessionOpened,
+    ToolDefinition,
     TurnCompleted,
     TurnFailed,
     TurnParked,
@@ -101,10 +102,18 @@ def test_a_turn_that_was_resumed_is_counted_once(tmp_path: Path, earlier: tuple[
 
 def test_the_state_of_each_server_and_the_last_runs_conditions_are_known(tmp_path: Path) -> None:
     resumed = EpisodeResumed(episode_id="e", turns=0, max_turns=9, conditions={"model": "n"})
-    opened, gone = SessionOpened(server="a", tools=()), McpDisabled(server="b", reason="r")
+    tool = ToolDefinition(server="a", tool="t", input_schema={})
+    opened, gone = SessionOpened(server="a", tools=(tool,)), McpDisabled(server="b", reason="r")
     read = past(tmp_path, STARTED, opened, gone, resumed)
     assert read.connections == {"a": Proven(), "b": Disabled("r")}
     assert (read.conditions, read.max_turns) == ({"model": "n"}, 9)
+    assert read.listings == {"a": (tool,)}
+
+
+def test_a_listing_from_which_a_secret_was_removed_is_not_known(tmp_path: Path) -> None:
+    tool = ToolDefinition(server="a", tool="t", description="Say hello-hello-hello.", input_schema={})
+    read = past(tmp_path, STARTED, SessionOpened(server="a", tools=(tool,)), secret="hello-hello-hello")
+    assert (read.connections, read.listings) == ({"a": Proven()}, {})
 
 
 def test_a_trace_that_cannot_be_resumed_says_why(tmp_path: Path) -> None:

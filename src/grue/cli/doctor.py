@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.games.interpreters import choose_interpreter
+from grue.mcp_transport.listing_cache import ListingCache
 from grue.mcp_transport.node_version import node_too_old
 from grue.mcp_transport.sdk_version import require_mcp
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
@@ -46,6 +48,7 @@ _PACKAGES = ("anyio", "httpx", "msgspec", "pydantic", "mcp")
 _NODE = ("node", "npx", "npm", "pnpm", "yarn")
 _ASK_S = 5.0
 _MOST_PROGRAMS, _MOST_CHARS = 50, 200_000
+_MOST_FAULTS = 5
 
 
 def examine(
@@ -115,6 +118,7 @@ def _findings(
     yield from _logins(known)
     yield from _node(known)
     yield from _servers(known, config, network=network)
+    yield from _listing_cache()
     yield from look_at_llm(config, network=network)
     yield from _interpreters()
 
@@ -204,6 +208,20 @@ def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) ->
         case "none" | "polite" | "handed_over":
             return Finding("ok", text)
     assert_never(closed.ending)
+
+
+def _listing_cache() -> Iterator[Finding]:
+    """Name the cache of listings, if there is one, and what is wrong with it."""
+    cache = ListingCache()
+    faults = list(cache.faults())
+    count = cache.count()
+    if not (count or faults):
+        return
+    listings = f"{count} cached tool listing{'' if count == 1 else 's'}"
+    text = f'{shown_path(cache.folder)}: {listings}, for presume_tools = "seen"'
+    shown = [printable(fault) for fault in faults[:_MOST_FAULTS]]
+    how = f"To clear it: rm -r {shlex.quote(str(cache.folder))}"
+    yield Finding("note" if faults else "ok", "\n".join([text, *shown, how]))
 
 
 def _keys(known: KnownServers) -> Iterator[Finding]:

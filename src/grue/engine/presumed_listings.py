@@ -1,10 +1,10 @@
-"""What a turn may presume that its servers list, and what the turns of a runner have seen.
+"""What a turn may presume that its servers list: what its runner, its trace or the cache has seen, or a file.
 
 Come here to change where a presumed listing comes from. What the turn's machine makes of it is in
 `protocol/turn_presuming.py`. Decision 035 says why.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import get_args
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from grue.engine.tool_servers import ToolServer
 from grue.errors import MCPConfigError
 from grue.messages import (
     FailurePolicy,
+    ListingSource,
     PresumedListing,
     RunTurn,
     ServerName,
@@ -25,7 +26,7 @@ from grue.protocol.tool_lock import ToolLock, screen
 from grue.tool_sessions.connection import Listing
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.server_options import PresumeTools
-from grue.tool_sessions.server_specs import HttpServer, StdioServer
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.tool_sessions.shell_tool import ShellTool
 
 
@@ -51,6 +52,9 @@ class PresumedListings:
         self._lock = lock
         self._mode = mode
         self._last: dict[ServerName, tuple[ToolDefinition, ...]] = {}
+        self._recalled: dict[ServerName, tuple[ToolDefinition, ...]] = {}
+        self._cached: dict[ServerName, tuple[ToolDefinition, ...] | None] = {}
+        self._unsaved: dict[ServerName, tuple[ToolDefinition, ...]] = {}
         approved = {} if lock is None else {name: lock.listing(name) for name in lock.listings}
         self._locked = {name: tools for name, tools in approved.items() if tools is not None}
 
@@ -78,8 +82,50 @@ class PresumedListings:
         if self._may_presume(name):
             self._last[name] = tools
 
+    def recall(self, listings: Mapping[ServerName, tuple[ToolDefinition, ...]]) -> None:
+        """Take over what servers had listed in a trace that is resumed. What this runner has seen wins."""
+        self._recalled.update((name, tools) for name, tools in listings.items() if tools)
+
+    def on_listed(self, name: ServerName) -> Callable[[tuple[ToolDefinition, ...]], None] | None:
+        """Return what takes a server's listings as they come; `None`: they are not cached."""
+        if self._mode_of(name) != "seen":
+            return None
+        return lambda tools: self._unsaved.update({name: tools})
+
+    def unsaved(self) -> list[tuple[McpServer, tuple[ToolDefinition, ...]]]:
+        """Return what servers have listed and the cache does not hold. It counts as stored from now on."""
+        new, self._unsaved = self._unsaved, {}
+        changed = {name: tools for name, tools in new.items() if self._cached.get(name) != tools}
+        self._cached |= changed
+        servers = ((self._servers[name], tools) for name, tools in changed.items())
+        return [(server, tools) for server, tools in servers if isinstance(server, StdioServer | HttpServer)]
+
     def _is_known(self, name: ServerName) -> bool:
-        return self._may_presume(name) and (name in self._last or name in self._locked)
+        return self._may_presume(name) and self._found(name) is not None
+
+    def _found(self, name: ServerName) -> tuple[ListingSource, tuple[ToolDefinition, ...]] | None:
+        """Return the listing of a server that counts most, with its source."""
+        sources: tuple[tuple[ListingSource, Mapping[ServerName, tuple[ToolDefinition, ...]]], ...] = (
+            ("runner", self._last),
+            ("trace", self._recalled),
+        )
+        for source, listings in sources:
+            if name in listings:
+                return source, listings[name]
+        cached = self._from_cache(name)
+        if cached is not None:
+            return "cache", cached
+        return ("locked", self._locked[name]) if name in self._locked else None
+
+    def _from_cache(self, name: ServerName) -> tuple[ToolDefinition, ...] | None:
+        server = self._servers[name]
+        if self._mode_of(name) != "seen" or not isinstance(server, StdioServer | HttpServer):
+            return None
+        if name not in self._cached:
+            from grue.mcp_transport.listing_cache import ListingCache  # few programs need it
+
+            self._cached[name] = ListingCache().load(name, server)
+        return self._cached[name]
 
     def _of(
         self, name: ServerName, policy: FailurePolicy, registry: ProcessRegistry
@@ -89,23 +135,29 @@ class PresumedListings:
                 return _known(name, functions.connect(name).listing)
             case ShellTool() as shell:
                 return _known(name, shell.connect(name, registry).listing)
-        if name in self._last:
-            return PresumedListing(server=name, tools=self._last[name], source="runner")
-        tools = self._screened(name, self._locked[name], policy)
-        return PresumedListing(server=name, tools=tools, source="locked")
+        found = self._found(name)
+        if found is None:
+            return None
+        source, tools = found
+        if source != "runner":
+            tools = self._screened(name, tools, policy)
+        return PresumedListing(server=name, tools=tools, source=source)
 
     def _may_presume(self, name: ServerName) -> bool:
+        mode = self._mode_of(name)
+        return mode == "seen" or (mode == "locked" and name in self._locked)
+
+    def _mode_of(self, name: ServerName) -> PresumeTools:
         server = self._servers.get(name)
         own = server.options.presume_tools if isinstance(server, StdioServer | HttpServer) else None
-        mode = own or self._mode
-        return mode == "seen" or (mode == "locked" and name in self._locked)
+        return own or self._mode
 
     def _screened(
         self, name: ServerName, tools: tuple[ToolDefinition, ...], policy: FailurePolicy
     ) -> tuple[ToolDefinition, ...]:
         """Return what a session would offer if the server listed these tools."""
         server = self._servers[name]
-        tools = tuple(tool if tool.server == name else _under(name, tool) for tool in tools)
+        tools = tuple(replace(tool, server=name, trusted=False) for tool in tools)
         if isinstance(server, StdioServer | HttpServer):
             tools = server.options.select(tools, lambda _kind, _text: None)
         if self._lock is not None:
@@ -117,8 +169,3 @@ def _known(name: ServerName, listing: Listing) -> PresumedListing | None:
     if listing.serves_unlisted:
         return None
     return PresumedListing(server=name, tools=listing.tools, source="known")
-
-
-def _under(name: ServerName, tool: ToolDefinition) -> ToolDefinition:
-    """Return a tool under the name that the server has here; a host may have given it another one."""
-    return replace(tool, server=name)

@@ -23,6 +23,8 @@ from grue.messages import (
     RunTurn,
     ServerCall,
     ServerFailure,
+    ServerName,
+    SessionOpened,
     TaskCreated,
     ToolCalled,
     ToolDefinition,
@@ -58,6 +60,7 @@ class RecordedTurn:
         run: The message that started this part.
         end: How it ended; `None`: the trace does not say.
         tools: The tools that were offered last.
+        listings: What each server has listed last in the trace, in whichever turn.
         last_seq: Number of its last envelope.
         redacted: A secret was removed from a message of the turn.
         said: What makes up its conversation, earlier parts included.
@@ -68,6 +71,7 @@ class RecordedTurn:
         self.end: TurnEnd | None = None
         self.tools: tuple[ToolDefinition, ...] = before.tools if before else ()
         self.last_seq = begun.seq
+        self.listings: dict[ServerName, tuple[ToolDefinition, ...]] = {}
         self._began_s = self._last_s = begun.t
         self._events: list[TurnEvent] = [run]
         self._called: dict[CallId, ToolCalled] = {}
@@ -212,11 +216,15 @@ def asks_again(resumed: Resumption) -> bool:
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return the last part of each turn that can be resumed, or whose end says that it cannot."""
     parts: dict[int, RecordedTurn] = {}
+    listings: dict[ServerName, tuple[ToolDefinition, ...]] = {}
     for envelope in open_episode(path):
         body, number = envelope.body, envelope.turn
+        if isinstance(body, SessionOpened) and not (envelope.redacted or body.serves_unlisted):
+            listings[body.server] = body.tools
         if isinstance(body, RunTurn):
             before = parts.get(number) if body.resumed is not None else None
             parts[number] = RecordedTurn(envelope, body, before)
+            parts[number].listings = listings
         elif number in parts:
             parts[number].add(envelope)
             if not parts[number].is_open and parts[number].end is not None:

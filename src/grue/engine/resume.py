@@ -152,6 +152,8 @@ def resumed_turn(asked: ResumeRequest, writer: TraceWriter, settings: TurnSettin
         check_fit(part.run, spec_of(asked.answer), settings)
         check_changes(where.parked.questions, asked.decisions)
         with conversation_of(part, where, asked.conversation, asked.trace, settings.wiring) as kept:
+            if settings.wiring.presumed is not None:
+                settings.wiring.presumed.recall(part.listings)
             expired = _note(where, part, writer, settings)
             yield _going_on(asked, part, where, kept, settings, expired=expired)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import anyio
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -37,6 +38,7 @@ from grue.protocol.turn_time import kept_for_closing
 from grue.runtime.actor import Note
 from grue.runtime.channel import Mailbox
 from grue.runtime.clock import now
+from grue.runtime.daemon_thread import call_in_daemon_thread
 from grue.runtime.host_code import host_code
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope
@@ -48,6 +50,7 @@ from grue.tool_sessions.shell_tool import ShellTool
 
 OnDelta: TypeAlias = Callable[[TextDelta], None]
 
+_SAVING_S = 1.0
 _STOP_GRACE_S = 0.05
 """How long actors may take to stop after the turn's end. At most an unwanted completion is still running."""
 
@@ -127,6 +130,7 @@ class TurnActors:
             connections: The episode's state of each server.
         """
         end = await self._within_limit(connections)
+        await self._save_listings()
         # The host gets the result only after all messages of the turn are in the trace.
         await self._wiring.recorder.shown()
         return end
@@ -229,6 +233,23 @@ class TurnActors:
             for name, session in self._sessions.items():
                 if session.listed is not None:
                     self._wiring.presumed.learn(name, session.listed)
+
+    async def _save_listings(self) -> None:
+        """Store new listings in the user's cache, within a second; a folder may be on a slow network."""
+        unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
+        if not unsaved:
+            return
+        from grue.mcp_transport.listing_cache import ListingCache  # few programs need it
+
+        def save() -> None:
+            for server, tools in unsaved:
+                written = msgspec.json.encode(tools)
+                # A server may have put a secret that it was given into a description.
+                if self._wiring.recorder.redacted(written) == written:
+                    ListingCache().save(server, tools)
+
+        with anyio.move_on_after(_SAVING_S):
+            await call_in_daemon_thread(save)
 
     def _approval(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Mailbox[AskApproval] | None:
         """Start the actor that has questions answered, if the turn's policy can ask any."""

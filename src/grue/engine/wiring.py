@@ -138,6 +138,7 @@ def connect_fresh(
         pinning=pinning(wiring.tool_lock, name, on_tool_drift),
         on_secret=wiring.recorder.hide,
         before_import=before_import,
+        on_listed=None if wiring.presumed is None else wiring.presumed.on_listed(name),
     )
     return connect_to(name, wiring.servers[name], registry, options)
 

@@ -416,6 +416,8 @@ class McpClient:
 
     def _select(self, listed: tuple[ToolDefinition, ...]) -> tuple[ToolDefinition, ...]:
         """Return the listed tools that the server's options and the tool lock allow."""
+        if self._options.on_listed is not None:
+            self._options.on_listed(listed)
         tools = self._server.options.select(listed, self._notify)
         pinning = self._options.pinning
         if pinning is not None:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from grue.messages import OnToolDrift, ToolDrifted, ToolTask
+from grue.messages import OnToolDrift, ToolDefinition, ToolDrifted, ToolTask
 from grue.processes.limits import ProcessLimits
 from grue.protocol.tool_lock import ServerPins
 from grue.tool_sessions.notices import ServerNotice
@@ -37,6 +37,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         before_import: Awaited before the SDK is imported, which then happens in a thread; `None`: it is
             imported at once. Has no effect if it is imported already.
         on_secret: Called with the name and the value of each token that is obtained, before it is used.
+        on_listed: Called with each listing, before the server's options and the tool lock have screened it.
         on_task: Called with the tool and the handle when the server makes a task of a call.
     """
 
@@ -47,4 +48,5 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     pinning: Pinning | None = None
     on_secret: Callable[[str, str], None] | None = None
     before_import: Callable[[], Awaitable[None]] | None = None
+    on_listed: Callable[[tuple[ToolDefinition, ...]], None] | None = None
     on_task: Callable[[str, ToolTask], None] | None = None

@@ -126,9 +126,10 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
-ListingSource = Literal["runner", "locked", "known"]
-"""Where a presumed listing is from: an earlier turn of this runner, or the listing file beside the tool lock.
-`known`: it cannot change, as that of functions."""
+ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
+"""Where a presumed listing is from: an earlier turn of this runner, the trace of an episode or a turn that is
+resumed, the user's cache, or the listing file beside the tool lock. `known`: it cannot change, as that of
+functions."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from grue.tool_sessions.notices import Notify
 PresumeTools: TypeAlias = Literal["locked", "seen", "never"]
 """When the first request of a turn may offer the tools that a server listed before, while it starts.
 
-`locked`: if the listing file beside the tool lock has them. `seen`: also if an earlier turn of this runner
-has seen them. `never`.
+`locked`: if the listing file beside the tool lock has them. `seen`: also if they were seen before: by this
+runner, in the trace that is resumed, or by any process of this user, in the cache folder. `never`.
 """
 
 

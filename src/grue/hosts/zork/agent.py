@@ -19,7 +19,7 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.listeners import add_langfuse, add_loggers
 from grue.hosts.zork.prompts import SYSTEM_PROMPT
 from grue.hosts.zork.response import AgentResponse, answer_spec
-from grue.messages import FailurePolicy, ServerName, TextDelta, TurnCompleted, TurnFailed
+from grue.messages import FailurePolicy, ServerName, TextDelta, ToolDefinition, TurnCompleted, TurnFailed
 from grue.sessions import Disabled, Settled, Spent, error_for, hide_secrets
 from grue.settings import GameConfiguration, episode_budget, on_tool_drift, turn_limits
 from grue.traces import LangfuseObserver
@@ -181,8 +181,16 @@ class ZorkAgent:
         assert response is not None, "this host has a fallback"
         return self._result(outcome_of(end, response, 0.0))
 
-    def resume(self, turns: int, spent: Spent, connections: Mapping[ServerName, Settled]) -> None:
+    def resume(
+        self,
+        turns: int,
+        spent: Spent,
+        connections: Mapping[ServerName, Settled],
+        listings: Mapping[ServerName, tuple[ToolDefinition, ...]] | None = None,
+    ) -> None:
         """Continue an episode after `turns` turns, with what they spent and the states of the connections.
+
+        `listings` is what the servers listed last, which turns may presume.
 
         A resumed turn does not count as the first: a server that was connected before gets its retry.
 
@@ -191,7 +199,7 @@ class ZorkAgent:
         self.turn = turns
         self._runner.spent = spent
         for server, connection in connections.items():
-            self._runner.remember(server, connection)
+            self._runner.remember(server, connection, (listings or {}).get(server, ()))
         self._after_turn()
 
     async def _generate_action_async(

@@ -200,7 +200,7 @@ class ZorkOrchestratorV2:
         self.changes: tuple[ConditionChanged, ...] = ()
         if past is not None:
             require_same_tools(past.started, self.agent.server)
-            self.agent.resume(past.turns, past.spent, past.connections)
+            self.agent.resume(past.turns, past.spent, past.connections, past.listings)
             self._record_resumption(past, unrecorded)
 
     def play_episode(self) -> EpisodeResult:
