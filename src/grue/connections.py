@@ -10,6 +10,7 @@ from grue.engine.tool_servers import ToolServer
 from grue.processes.server_exit import ServerExit
 from grue.protocol import tool_results
 from grue.protocol.tool_names import split_name
+from grue.protocol.tool_routes import ToolRoutes, tool_routes
 from grue.protocol.tool_schemas import openai_tool
 from grue.runtime.actor import Note
 from grue.tool_sessions.confined_folder import ConfinedFolder, RefusedPath
@@ -30,9 +31,11 @@ __all__ = [
     "ServerExit",
     "ServerFailed",
     "ToolConnection",
+    "ToolRoutes",
     "ToolServer",
     "ToolTimedOutError",
     "openai_tool",
     "split_name",
     "tool_results",
+    "tool_routes",
 ]

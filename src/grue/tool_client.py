@@ -52,6 +52,8 @@ class ToolClient(ToolAccess):
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: always declined.
+        max_reconnects: How often each server that has died is connected again, before the next call to it;
+            `None`: without limit. The call that met its death is never repeated.
 
     Raises:
         MCPConfigError: A server name cannot be used.
@@ -68,6 +70,7 @@ class ToolClient(ToolAccess):
         recorder: Recorder | None = None,
         process_limits: ProcessLimits | None = None,
         elicit: Elicit | None = None,
+        max_reconnects: int | None = 0,
     ) -> None:
         refuse_other_kinds(recorder=recorder, elicit=elicit, process_limits=process_limits)
         self.limits = settings_or_default("limits", limits, TurnLimits())
@@ -79,6 +82,7 @@ class ToolClient(ToolAccess):
             on_secret=self.recorder.hide,
         )
         hide_secrets(self.recorder, self._servers.values())
+        self._max_reconnects = max_reconnects
         self._registry = ProcessRegistry()
         self._sessions = self._new_sessions()
         self._loop: EpisodeLoop | None = None
@@ -140,6 +144,7 @@ class ToolClient(ToolAccess):
                 recorder=self.recorder,
                 startup_timeout_s=self.limits.server_startup_timeout_s,
                 startup_timeouts_s=startup_timeouts(self._servers, self.limits.server_startup_timeout_s),
+                max_reconnects=self._max_reconnects,
                 lasting=True,
             )
         )

@@ -7,6 +7,7 @@ themselves: anyio's cancel scopes must be left in the task that entered them.
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 import anyio
 from msgspec import Struct
@@ -131,6 +132,7 @@ class OwnedSession:
         self._wiring = wiring
         self._client: CancellableConnection | None = None
         self._actor: SessionActor | None = None
+        self._group: Supervisor | None = None
         self._one_call_at_a_time = asyncio.Lock()
         self._calls = 0
         self._loop = asyncio.get_running_loop()
@@ -148,7 +150,8 @@ class OwnedSession:
     @property
     def usable(self) -> bool:
         """Whether the session is open and its process runs. Sends nothing to the server."""
-        return self.alive and self._opened.done() and self._client is not None and self._client.status.alive
+        opened = self.alive and self._opened.done() and self.died is None
+        return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> ConnectOutcome | None:
         """Wait for the result of the connect; `None`: the owner ended first. Cancelled, end the session."""
@@ -164,18 +167,29 @@ class OwnedSession:
             await asyncio.wait({self._owner})
         return outcome
 
-    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(
+        self, tool: str, arguments: JsonObject, timeout_s: float, *, turn: int = 0
+    ) -> ToolCallResult:
         """Call a tool, one at a time. Cancellation cancels this call only; the session stays open.
 
         The result has the server's content blocks in `blocks`. The trace has them only where a turn's result
         has them too, so that a text is not recorded twice.
+
+        Args:
+            tool: Its bare name.
+            arguments: A JSON object.
+            timeout_s: Starts when the call is sent.
+            turn: The turn that the call is recorded in; 0: none.
 
         Raises:
             TimeoutError: No answer within `timeout_s`.
             MCPError: The session has ended, or its server has died.
         """
         async with self._one_call_at_a_time:
-            settlement = await self._settlement(tool, arguments, timeout_s)
+            if self.died is not None:
+                raise MCPError(self.died.cause)
+            with self._working_for(turn):
+                settlement = await self._settlement(tool, arguments, timeout_s)
             blocks = () if self._client is None else self._client.blocks
         match settlement:
             case ToolReturned(result=result):
@@ -227,6 +241,18 @@ class OwnedSession:
                 await self._actor.mailbox.send(close, sender=_ME)
         await asyncio.wait({self._owner})
 
+    @contextlib.contextmanager
+    def _working_for(self, turn: int) -> Iterator[None]:
+        """Record what happens in the session meanwhile in a turn."""
+        if self._group is None:
+            yield
+            return
+        before, self._group.turn = self._group.turn, turn or self._group.turn
+        try:
+            yield
+        finally:
+            self._group.turn = before
+
     async def _settlement(self, tool: str, arguments: JsonObject, timeout_s: float) -> Settlement | None:
         if not self.alive or self._actor is None or self._client is None:
             return None
@@ -272,6 +298,7 @@ class OwnedSession:
     async def _run(self) -> None:
         server, wiring = self._command.server, self._wiring
         async with Supervisor(wiring.recorder, turn=self._command.turn) as supervisor:
+            self._group = supervisor
             inbox = supervisor.mailbox(_ME)
             self._actor = SessionActor(
                 supervisor.mailbox(server),

@@ -78,6 +78,8 @@ class SessionSources(Struct, frozen=True, kw_only=True):
         recorder: Records the sessions' messages.
         startup_timeout_s: Limit for opening a session.
         startup_timeouts_s: The same for single servers, by name.
+        max_reconnects: How often a server that has died is connected again, before the next call or request
+            to it; `None`: without limit.
         tool_policy: Its denials hold. Its questions do not apply, since the host itself makes the call.
         lasting: The sessions stay open after a request, so that subscriptions make sense.
     """
@@ -86,6 +88,7 @@ class SessionSources(Struct, frozen=True, kw_only=True):
     recorder: Recorder
     startup_timeout_s: float
     startup_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+    max_reconnects: int | None = 0
     tool_policy: ToolPolicy = ToolPolicy()
     lasting: bool = False
 
@@ -161,13 +164,16 @@ class ServerSessions:
         session = await self._session(server)
         return next((tool for tool in session.tools if tool.name == name), None)
 
-    async def call(self, name: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+    async def call(
+        self, name: str, arguments: JsonObject, timeout_s: float, *, turn: int = 0
+    ) -> ToolCallResult:
         """Call a tool and return its result.
 
         Args:
             name: `SERVER.TOOL`.
             arguments: A JSON object.
             timeout_s: Starts when the call is sent.
+            turn: The turn that the call is recorded in; 0: none.
 
         Raises:
             MCPToolCallError: The call failed; its subclasses say why. It has the result for the caller.
@@ -175,7 +181,7 @@ class ServerSessions:
             MCPServerStartupError: The server could not be started.
         """
         server, tool = self._split(name)
-        session = await self._session(server)
+        session = await self._session(server, again=True)
         unlisted = (server,) if session.serves_unlisted else ()
         definition = tool_of(name, {each.name: each for each in session.tools}, unlisted)
         if definition is None:
@@ -192,7 +198,7 @@ class ServerSessions:
                 ),
             )
         try:
-            result = await session.call(tool, arguments, timeout_s)
+            result = await session.call(tool, arguments, timeout_s, turn=turn)
         except TimeoutError as error:
             raise _failed(ToolCallTimedOut, name, tool_results.timed_out(timeout_s)) from error
         except MCPError as error:
@@ -211,7 +217,7 @@ class ServerSessions:
         """
         name = self._known(server)
         self._refuse(method)
-        session = await self._session(name)
+        session = await self._session(name, again=True)
         started, error = anyio.current_time(), ""
         try:
             return await session.request(method, params, timeout_s)
@@ -289,9 +295,21 @@ class ServerSessions:
                 'lifetime="episode" and keep_sessions=True.'
             )
 
-    async def _session(self, server: ServerName) -> OwnedSession:
-        outcome = await self._connected(server)
-        session = self._states[server].session
+    async def _session(self, server: ServerName, *, again: bool = False) -> OwnedSession:
+        """Return a server's session, opened if necessary.
+
+        Args:
+            server: The server's name.
+            again: Replace a session whose server has died, as far as the limit allows.
+        """
+        state, most = self._states[server], self._sources.max_reconnects
+        outcome = state.outcome if state.reconnects else None
+        if not isinstance(outcome, ServerFailure) or most is None:
+            died = again and state.session is not None and not state.session.usable
+            anew = died and (most is None or state.reconnects < most)
+            state.reconnects += anew
+            outcome = await self._connected(server, anew=anew)
+        session = state.session
         if isinstance(outcome, ServerFailure) or session is None:
             assert isinstance(outcome, ServerFailure), "an opened session is kept"
             raise error_for(TurnFailed(turn=0, failure=outcome))
@@ -342,6 +360,7 @@ class _ServerState:
     Attributes:
         lock: Held while its session is opened.
         attempts: Number of finished connect attempts.
+        reconnects: How often it was connected again after it had died.
         outcome: Result of the last attempt.
         session: The last session that was opened.
     """
@@ -349,6 +368,7 @@ class _ServerState:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.attempts = 0
+        self.reconnects = 0
         self.outcome: SessionOpened | ServerFailure | None = None
         self.session: OwnedSession | None = None
 

@@ -60,6 +60,7 @@ class ToolAccess(ABC):
         timeout_s: float | None = None,
         *,
         check: bool = False,
+        turn: int = 0,
     ) -> ToolCallResult:
         """Call a tool and return its result. Connects if necessary.
 
@@ -72,6 +73,8 @@ class ToolAccess(ABC):
             arguments: A JSON object; `None`: no arguments.
             timeout_s: `None`: `limits.tool_call_timeout_s`. It starts when the call is sent.
             check: Raise an error for a call that failed. By default the result is an error result.
+            turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
+                itself; 0: it belongs to no turn.
 
         Raises:
             MCPToolCallError: With `check`: the tool reported an error. `ToolCallTimedOut`, `ToolCallDenied`,
@@ -81,7 +84,7 @@ class ToolAccess(ABC):
 
         Source: R6.4, R6.5
         """
-        return self._outside_turns(self._calling(name, arguments, timeout_s, check=check))
+        return self._outside_turns(self._calling(name, arguments, timeout_s, check=check, turn=turn))
 
     def request(
         self,
@@ -138,7 +141,13 @@ class ToolAccess(ABC):
         return self.limits.tool_call_timeout_s if timeout_s is None else timeout_s
 
     def _calling(
-        self, name: str, arguments: Mapping[str, object] | None, timeout_s: float | None, *, check: bool
+        self,
+        name: str,
+        arguments: Mapping[str, object] | None,
+        timeout_s: float | None,
+        *,
+        check: bool,
+        turn: int,
     ) -> "SessionWork[ToolCallResult]":
         if not isinstance(arguments, Mapping | None):
             raise MCPError(
@@ -149,7 +158,7 @@ class ToolAccess(ABC):
 
         async def calling(sessions: "ServerSessions") -> ToolCallResult:
             try:
-                return await sessions.call(name, given, limit_s)
+                return await sessions.call(name, given, limit_s, turn=turn)
             except MCPToolCallError as error:
                 if check or not isinstance(error.result, ToolCallResult):
                     raise
@@ -192,9 +201,12 @@ class AsyncToolAccess(ToolAccess):
         timeout_s: float | None = None,
         *,
         check: bool = False,
+        turn: int = 0,
     ) -> ToolCallResult:
         """Call a tool, as `call` does. Cancellation cancels the call."""
-        return await self._outside_turns_async(self._calling(name, arguments, timeout_s, check=check))
+        return await self._outside_turns_async(
+            self._calling(name, arguments, timeout_s, check=check, turn=turn)
+        )
 
     async def request_async(
         self,

@@ -5,7 +5,8 @@ in between. It does no I/O and reads no clock.
 
 Causes decide where an envelope belongs: it belongs to the turn of the envelope that caused it. An envelope
 without a cause (a deadline, a crash) belongs to the latest open turn with its number. A session that was
-opened outside a turn, for example by `MCPManager`, is a child of the episode.
+opened outside a turn, for example by `MCPManager`, is a child of the episode. A call that the host makes in
+such a session belongs to it, even if it is recorded with the number of a turn.
 
 These rules hold for any sequence of envelopes:
 - Each span that is opened is closed exactly once, after everything inside it (`finish` closes what is left).
@@ -244,7 +245,18 @@ class SpanFeed:
     def _find(self, envelope: Envelope[Any]) -> _Scope | None:
         if envelope.cause in self._scope_of:
             return self._scope_of[envelope.cause]
-        return next((scope for scope in reversed(self._scopes) if scope.turn == envelope.turn), None)
+        turns = (scope for scope in reversed(self._scopes) if isinstance(scope.command, RunTurn))
+        turn = next((scope for scope in turns if scope.turn == envelope.turn), None)
+        if turn is not None:
+            return turn
+        # A call that a host makes itself has the number of a turn that may be over. It is in its session.
+        sessions = {
+            scope.command.server: scope for scope in self._scopes if isinstance(scope.command, OpenSession)
+        }
+        server = getattr(envelope.body, "server", ServerName(""))
+        if server in sessions or isinstance(envelope.body, OpenSession):
+            return sessions.get(server)
+        return next((scope for scope in [*sessions.values()][::-1] if scope.turn == envelope.turn), None)
 
     def _assign(self, envelope: Envelope[Any], scope: _Scope) -> None:
         self._scope_of[envelope.seq] = scope

@@ -55,6 +55,9 @@ class Supervisor:
         turn: Number of the turn that the envelopes belong to; 0 outside turns.
         stop_grace_s: Seconds an actor has to finish by itself.
 
+    Attributes:
+        turn: As the argument. A group that outlives turns may change it while it works for one.
+
     Raises:
         ActorCrashed: On leaving, if an actor raised an `Exception`, which is its cause.
         BaseException: On leaving, if an actor raised it and it is no `Exception`.
@@ -62,7 +65,7 @@ class Supervisor:
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
         self._recorder = recorder
-        self._turn = turn
+        self.turn = turn
         self._stop_grace_s = stop_grace_s
         self._mailboxes: list[Mailbox[Any]] = []
         self._group: TaskGroup = anyio.create_task_group()
@@ -79,7 +82,7 @@ class Supervisor:
 
     def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
         """Record a fact that no actor reacts to."""
-        return self._recorder.record(body, sender=sender, cause=cause, turn=self._turn)
+        return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> None:
         """Run an actor in a new task until its mailbox is closed.
@@ -139,7 +142,7 @@ class Supervisor:
         finally:
             for mailbox in self._mailboxes:
                 mailbox.abandon()
-                self._recorder.forget_text(mailbox.name, self._turn)
+                self._recorder.forget_text(mailbox.name, self.turn)
 
     async def _run(self, actor: Actor[Any], whole: bool) -> None:
         try:
@@ -170,7 +173,7 @@ class Supervisor:
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
     ) -> Envelope[Any]:
         return self._recorder.record(
-            body, sender=sender, receiver=receiver, cause=cause, turn=self._turn, reply_to=reply_to
+            body, sender=sender, receiver=receiver, cause=cause, turn=self.turn, reply_to=reply_to
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from grue.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact
 from grue.messages import (
@@ -164,6 +165,7 @@ class _Turns:
         self._durations = array("d")
         self._slowest: list[tuple[float, int, SlowTurn]] = []
         self._clocks: dict[int, PhaseClock] = {}
+        self._after: Counter[int] = Counter()  # calls that a host made itself, after the turn of its reply
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         if not changes:
@@ -178,6 +180,8 @@ class _Turns:
                 self._clocks.pop(change.step.turn, None)
         clock = self._clocks.get(envelope.turn)
         if clock is None:
+            if isinstance(envelope.body, ToolCalled):
+                self._after[envelope.turn] += 1
             return
         own = [change for change in changes if change.step.turn == envelope.turn]
         clock.note(envelope.t, own, resumed=isinstance(envelope.body, EpisodeResumed))
@@ -211,7 +215,10 @@ class _Turns:
             heapq.heappop(self._slowest)
 
     def slowest(self) -> tuple[SlowTurn, ...]:
-        return tuple(turn for _, _, turn in sorted(self._slowest, reverse=True))
+        return tuple(
+            replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn])
+            for _, _, turn in sorted(self._slowest, reverse=True)
+        )
 
     def stats(self) -> TurnStats:
         unfinished = self._started - len(self._durations)

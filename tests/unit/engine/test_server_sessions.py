@@ -8,9 +8,18 @@ import pytest
 from scripted_server import ScriptedConnection, ScriptedServer
 
 from grue.engine.server_sessions import ServerSessions, SessionSources, with_sessions
-from grue.errors import MCPError, MCPRequestError
-from grue.messages import JsonObject, ServerName, ServerRequested
-from grue.runtime.trace import Recorder
+from grue.errors import MCPError, MCPRequestError, MCPServerStartupError, ToolServerDied
+from grue.messages import (
+    CallTools,
+    JsonObject,
+    OpenSession,
+    ServerName,
+    ServerRequested,
+    ToolCalled,
+    ToolReturned,
+)
+from grue.runtime.trace import Envelope, Recorder
+from grue.testing.fake_tools import FakeToolServer
 from grue.tool_sessions.failures import ToolRefusedError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -132,3 +141,80 @@ async def test_a_cancelled_call_closes_its_session() -> None:
             group.cancel_scope.cancel()
     assert not scope.cancelled_caught
     assert bench.server.log[-1] == "leave"
+
+
+class Cave:
+    """Sessions with a fake server, and what they record."""
+
+    def __init__(self, max_reconnects: int | None = 0) -> None:
+        self.server = FakeToolServer("a")
+        self.recorded: list[Envelope[Any]] = []
+        recorder = Recorder()
+        recorder.add(lambda envelope, _: self.recorded.append(envelope))
+        sources = SessionSources(
+            connect={A: self.server}, recorder=recorder, startup_timeout_s=5.0, max_reconnects=max_reconnects
+        )
+        self.sessions = ServerSessions(sources)
+
+    def times(self, kind: type) -> int:
+        return sum(isinstance(envelope.body, kind) for envelope in self.recorded)
+
+    async def dig(self, *, turn: int = 0) -> object:
+        return (await self.sessions.call("a.dig", {}, 5.0, turn=turn)).content
+
+    async def dies(self) -> None:
+        self.server.dies("dig")
+        with pytest.raises(ToolServerDied):
+            await self.dig()
+
+
+async def test_a_call_to_a_server_that_has_died_is_not_sent() -> None:
+    cave = Cave()
+    await cave.dies()
+    with pytest.raises(ToolServerDied, match=r"the server ended during tools/call"):
+        await cave.dig()
+    assert (cave.times(OpenSession), cave.times(ToolCalled)) == (1, 1)
+    await cave.sessions.close()
+
+
+@pytest.mark.parametrize(("most", "sessions"), [(1, 2), (None, 3)])
+async def test_a_server_that_has_died_is_connected_again_as_often_as_the_limit_says(
+    most: int | None, sessions: int
+) -> None:
+    cave = Cave(most)
+    await cave.dies()
+    cave.server.answers("dig", "a hole")
+    assert await cave.dig() == "a hole"
+    await cave.dies()
+    cave.server.answers("dig", "a hole")
+    if most is None:
+        assert await cave.dig() == "a hole"
+    else:
+        with pytest.raises(ToolServerDied):
+            await cave.dig()
+    assert cave.times(OpenSession) == sessions
+    await cave.sessions.close()
+
+
+async def test_a_server_that_could_not_be_connected_again_is_left_alone() -> None:
+    cave = Cave(1)
+    await cave.dies()
+    cave.server.fails_to_start()
+    for _ in range(2):
+        with pytest.raises(MCPServerStartupError, match="told to fail"):
+            await cave.dig()
+    assert cave.server.sessions == 2
+    await cave.sessions.close()
+
+
+async def test_a_call_is_recorded_in_the_turn_that_its_host_names() -> None:
+    cave = Cave()
+    cave.server.answers("dig", "a hole")
+    await cave.dig(turn=3)
+    await cave.dig()
+    turns = {
+        kind: [envelope.turn for envelope in cave.recorded if isinstance(envelope.body, kind)]
+        for kind in (OpenSession, CallTools, ToolCalled, ToolReturned)
+    }
+    assert turns == {OpenSession: [0], CallTools: [3, 0], ToolCalled: [3, 0], ToolReturned: [3, 0]}
+    await cave.sessions.close()

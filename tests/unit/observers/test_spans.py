@@ -12,6 +12,8 @@ from grue.errors import ActorCrashed
 from grue.facts import EpisodeResumed
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
+    BatchId,
+    CallId,
     CallTools,
     CompletionReceived,
     CompletionRetried,
@@ -26,6 +28,7 @@ from grue.messages import (
     RequireAnswer,
     RunTurn,
     ServerCall,
+    ServerName,
     SessionClosed,
     StartupFailed,
     ToolCalled,
@@ -359,3 +362,21 @@ def test_everything_that_can_happen_is_noted_where_it_happens() -> None:
     # Their envelopes name no cause here: then they are in what is innermost.
     assert where["completion_retried"] == session.span
     assert first.subject.asks.model == "m-2"
+
+
+def test_a_call_that_a_host_makes_itself_is_in_the_session_with_its_server() -> None:
+    feed, tape = SpanFeed(), Tape()
+    a, b = ServerName("a"), ServerName("b")
+    call = ServerCall(call_id=CallId("c"), tool="dig", arguments={})
+    tape.say(OpenSession(server=a, turn=0, timeout_s=5), OpenSession(server=b, turn=0, timeout_s=5))
+    for server in (a, b):
+        tape.say(CallTools(server=server, batch=BatchId(1), calls=(call,), timeout_s=5), turn=4)
+        tape.say(
+            ToolCalled(server=server, batch=BatchId(1), call_id=call.call_id, tool="dig", arguments={}),
+            turn=4,
+        )
+    spans = [each for envelope in tape.envelopes for each in feed.feed(envelope)]
+    opened = [each for each in spans if isinstance(each, SpanOpened)]
+    servers = {each.span: each.subject.servers for each in opened if isinstance(each.subject, ToolSession)}
+    parents = [each.parent for each in opened if isinstance(each.subject, ToolUse)]
+    assert [servers.get(parent or 0) for parent in parents] == [(a,), (b,)]

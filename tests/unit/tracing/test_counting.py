@@ -18,7 +18,17 @@ from turns import DEADLINE, INTERRUPT
 from grue import messages
 from grue.facts import EpisodeResumed
 from grue.hosts.zork import facts
-from grue.messages import LlmFailure, RunTurn, StartupFailed, TurnFailed, Usage
+from grue.messages import (
+    BatchId,
+    CallId,
+    LlmFailure,
+    RunTurn,
+    ServerName,
+    StartupFailed,
+    ToolCalled,
+    TurnFailed,
+    Usage,
+)
 from grue.tracing.counting import EpisodeTally, count_episode
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
 from grue.tracing.stats_table import render
@@ -36,6 +46,18 @@ def file(tmp_path: Path) -> TraceFile:
 
 def turn(tape: Tape, number: int, *replies: Any, **play: Any) -> None:
     Play(tape, RunTurn(turn=number, system="s", user="u", servers=("thoughtbox",)), replies, **play)
+
+
+def test_calls_that_a_host_makes_after_a_turn_count_for_it(file: TraceFile) -> None:
+    tape = Chain(file)
+    turn(tape, 1, "look")
+    turn(tape, 2, "look")
+    dig = ToolCalled(
+        server=ServerName("cave"), batch=BatchId(1), call_id=CallId("c"), tool="dig", arguments={}
+    )
+    tape.say(dig, dig, dig, turn=1)
+    slow = {each.turn: each.tool_calls for each in count_episode(file.read()).slowest_turns}
+    assert slow == {1: 3, 2: 0}
 
 
 def test_turns_are_counted_by_outcome_with_their_durations(file: TraceFile) -> None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from grue import HttpServer, MCPConfigError, MCPToolCallError, StdioServer, ToolClient, ToolServerDied
+from grue import HttpServer, MCPConfigError, StdioServer, ToolClient
 from grue.connections import ToolServer
 from grue.hosts.agent_loop.injected import MCP, PREFIX
 from grue.messages import ToolCallResult, ToolDefinition
@@ -37,7 +37,6 @@ class _SharedClient:
         self._lock = threading.RLock()
         self._client: ToolClient | None = None
         self._server: Server | None = None
-        self._died = False
 
     def configure(self, server: Server | None) -> None:
         with self._lock:
@@ -47,31 +46,19 @@ class _SharedClient:
     def close(self) -> None:
         with self._lock:
             client, self._client = self._client, None
-            self._died = False
         if client is not None:
             client.close()
 
     def get(self) -> ToolClient:
         with self._lock:
             if self._client is None:
-                self._client = ToolClient({MCP: self._configured()}).__enter__()
-            client, died, self._died = self._client, self._died, False
-        if died:
-            client.connect(MCP)
-        return client
+                # A call that meets the server's death is not repeated; the next one starts it again.
+                client = ToolClient({MCP: self._configured()}, max_reconnects=None)
+                self._client = client.__enter__()
+            return self._client
 
     def invoke(self, name: str, arguments: Mapping[str, object] | None) -> ToolCallResult:
-        client = self.get()
-        try:
-            return client.call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments, check=True)
-        except MCPToolCallError as failed:
-            if isinstance(failed, ToolServerDied):
-                # The next call starts the server again. This one is not repeated: it may have taken effect.
-                with self._lock:
-                    self._died = self._client is client
-            if not isinstance(failed.result, ToolCallResult):
-                raise
-            return failed.result
+        return self.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
 
     def forget(self) -> None:
         """Drop what a forked process has inherited: the loop of the client is its parent's."""

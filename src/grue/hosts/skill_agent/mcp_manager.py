@@ -9,15 +9,15 @@ means that of the later server, and the other tool is listed as `server.tool`.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from grue import MCPError, MCPToolCallError, Recorder, ToolClient, ToolNotFound, ToolServerDied
-from grue.connections import ToolServer
+from grue import MCPError, MCPToolCallError, Recorder, ToolClient, ToolNotFound
+from grue.connections import ToolRoutes, ToolServer, tool_routes
 from grue.facts import Fact
 from grue.hosts.skill_agent.facts import McpConnectionFailed, McpToolShadowed
 from grue.messages import (
@@ -62,17 +62,11 @@ class McpCallResult(Struct, frozen=True):
 
 
 class _Connected(Struct, frozen=True):
-    """State of a connected manager. It is replaced as a whole, so that threads can read it without a lock.
-
-    Attributes:
-        tools: What the model is shown, in the order of the servers.
-        definitions: The server's definition of each tool, by each name under which it can be called.
-    """
+    """State of a connected manager. It is replaced as a whole, so that threads can read it without a lock."""
 
     client: ToolClient
     servers: tuple[str, ...]
-    tools: tuple[McpToolInfo, ...]
-    definitions: dict[str, ToolDefinition]
+    routes: ToolRoutes
 
 
 class McpManager:
@@ -105,9 +99,7 @@ class McpManager:
         self.tool_call_timeout_s = tool_call_timeout_s
         self.on_connect_failure: OnConnectFailure = on_connect_failure
         self._recorder = recorder or Recorder()
-        self._may_reconnect = reconnect
-        self._dead: dict[str, str] = {}
-        self._reconnected: set[str] = set()
+        self._max_reconnects = 1 if reconnect else 0
         self._connected: _Connected | None = None
         self._lock = threading.Lock()
 
@@ -122,7 +114,10 @@ class McpManager:
     @property
     def tools(self) -> list[McpToolInfo]:
         """The tools of all connected servers."""
-        return [] if self._connected is None else list(self._connected.tools)
+        return [
+            McpToolInfo(tool.server, name, tool.description, tool.input_schema)
+            for name, tool in self._listed.items()
+        ]
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -132,12 +127,15 @@ class McpManager:
     @property
     def names(self) -> Mapping[str, str]:
         """The canonical name, `server.tool`, of each tool in `tools`, by the name that it has there."""
-        definitions = {} if self._connected is None else self._connected.definitions
-        return {tool.name: _full_name(definitions[tool.name]) for tool in self.tools}
+        return {name: _full_name(tool) for name, tool in self._listed.items()}
+
+    @property
+    def _listed(self) -> Mapping[str, ToolDefinition]:
+        return {} if self._connected is None else self._connected.routes.listed
 
     def definition(self, tool_name: str) -> ToolDefinition | None:
         """Return the server's definition of a tool, by any name that `call_tool` takes; `None`: unknown."""
-        return None if self._connected is None else self._connected.definitions.get(tool_name)
+        return None if self._connected is None else self._connected.routes.called.get(tool_name)
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
         """Connect the servers, all at once, and return their tools.
@@ -159,10 +157,15 @@ class McpManager:
             if not servers:
                 return []
             self._connected = self._connect(_as_servers(servers))
-            return list(self._connected.tools)
+            return self.tools
 
     def call_tool(
-        self, tool_name: str, arguments: Mapping[str, object] | None = None, timeout: float | None = None
+        self,
+        tool_name: str,
+        arguments: Mapping[str, object] | None = None,
+        timeout: float | None = None,
+        *,
+        turn: int = 0,
     ) -> McpCallResult:
         """Call a tool and return its result. Nothing is repeated.
 
@@ -170,6 +173,7 @@ class McpManager:
             tool_name: A bare name, or `server.tool`. An unknown name gives an error result.
             arguments: A JSON object; `None`: no arguments.
             timeout: In seconds; `None`: `tool_call_timeout_s`. It starts when the call is sent.
+            turn: Number of the turn that the call is recorded in; 0: it belongs to no turn.
 
         Raises:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
@@ -182,19 +186,15 @@ class McpManager:
         connected = self._connected
         if connected is None:
             raise MCPError("The McpManager is not connected: call connect_all() first.")
-        tool = connected.definitions.get(tool_name)
+        routes = connected.routes
+        tool = routes.called.get(tool_name)
         if tool is None:
-            return _unknown(tool_name, connected.tools)
-        if tool.server in self._dead:
-            self._connect_once_more(connected.client, tool)
+            return _unknown(tool_name, routes)
         limit_s = self.tool_call_timeout_s if timeout is None else timeout
         try:
-            result = connected.client.call(_full_name(tool), arguments, limit_s, check=True)
+            result = connected.client.call(_full_name(tool), arguments, limit_s, check=True, turn=turn)
         except ToolNotFound:  # the server has removed it since
-            return _unknown(tool_name, connected.tools)
-        except ToolServerDied as died:
-            self._dead[tool.server] = str(died)
-            raise
+            return _unknown(tool_name, routes)
         except MCPToolCallError as failed:
             if type(failed) is not MCPToolCallError or not isinstance(failed.result, ToolCallResult):
                 raise
@@ -208,14 +208,15 @@ class McpManager:
         """
         with self._lock:
             connected, self._connected = self._connected, None
-            self._dead.clear()
-            self._reconnected.clear()
             if connected is not None:
                 connected.client.close()
 
     def _connect(self, servers: Mapping[str, ToolServer]) -> _Connected:
         client = ToolClient(
-            servers, limits=TurnLimits(tool_call_timeout_s=self.tool_call_timeout_s), recorder=self._recorder
+            servers,
+            limits=TurnLimits(tool_call_timeout_s=self.tool_call_timeout_s),
+            recorder=self._recorder,
+            max_reconnects=self._max_reconnects,
         )
         client.__enter__()
         try:
@@ -224,10 +225,10 @@ class McpManager:
             for name, failure in outcomes.items():
                 if isinstance(failure, ServerFailure):
                     self._refuse_or_skip(name, failure, tuple(opened))
-            shadowed, definitions = _routes(opened)
-            for fact in shadowed:
-                self._note(fact)
-            return _Connected(client, tuple(opened), _listed(opened, definitions), definitions)
+            routes = tool_routes(tool for session in opened.values() for tool in session.tools)
+            for tool, other in routes.shadowed:
+                self._note(McpToolShadowed(tool=tool.tool, server=tool.server, shadowed=other.server))
+            return _Connected(client, tuple(opened), routes)
         except BaseException:
             client.close()
             raise
@@ -237,21 +238,6 @@ class McpManager:
         if self.on_connect_failure == "raise":
             raise error
         self._note(McpConnectionFailed(server=server, error=str(error), goes_on_with=others))
-
-    def _connect_once_more(self, client: ToolClient, tool: ToolDefinition) -> None:
-        """Replace the session of a server that has died, if that is allowed and was not done before."""
-        server = tool.server
-        with self._lock:
-            died = self._dead.get(server)
-            if died is None:
-                return  # another thread has just replaced it
-            if not self._may_reconnect or server in self._reconnected:
-                raise ToolServerDied(died, tool=_full_name(tool))
-            self._reconnected.add(server)
-            outcome = client.connect(server)[server]
-            if isinstance(outcome, ServerFailure):
-                raise error_for(TurnFailed(turn=0, failure=outcome))
-            del self._dead[server]
 
     def _note(self, fact: Fact) -> None:
         self._recorder.record(fact, sender="host")
@@ -273,45 +259,12 @@ def _as_servers(servers: Mapping[str, ToolServer | Mapping[str, object]]) -> dic
     return usable
 
 
-def _routes(
-    opened: Mapping[str, SessionOpened],
-) -> tuple[list[McpToolShadowed], dict[str, ToolDefinition]]:
-    """Return which tools shadow others, and the definition that each name stands for.
-
-    Full names go in last: a tool of the bare name `a.b` must not take the name of the tool `b` of server `a`.
-    """
-    bare: dict[str, ToolDefinition] = {}
-    shadowed = []
-    for server, session in opened.items():
-        for tool in session.tools:
-            before = bare.get(tool.tool)
-            if before is not None:
-                shadowed.append(McpToolShadowed(tool=tool.tool, server=server, shadowed=before.server))
-            bare[tool.tool] = tool
-    return shadowed, bare | {_full_name(tool): tool for each in opened.values() for tool in each.tools}
-
-
-def _listed(
-    opened: Mapping[str, SessionOpened], definitions: Mapping[str, ToolDefinition]
-) -> tuple[McpToolInfo, ...]:
-    return tuple(
-        McpToolInfo(
-            tool.server,
-            tool.tool if definitions[tool.tool] is tool else _full_name(tool),
-            tool.description,
-            tool.input_schema,
-        )
-        for session in opened.values()
-        for tool in session.tools
-    )
-
-
 def _full_name(tool: ToolDefinition) -> str:
     return f"{tool.server}.{tool.tool}"
 
 
-def _unknown(name: str, tools: Sequence[McpToolInfo]) -> McpCallResult:
-    known = ", ".join(tool.name for tool in tools) or "none"
+def _unknown(name: str, routes: ToolRoutes) -> McpCallResult:
+    known = ", ".join(routes.listed) or "none"
     text = f"Unknown MCP tool: {name}. Available tools: {known}"
     return McpCallResult("", name, [{"type": "text", "text": text}], True, text)
 

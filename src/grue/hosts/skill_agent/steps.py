@@ -93,7 +93,7 @@ class StepRunner:
         began = time.monotonic()
         try:
             limit_s = min(run.config.tool_call_timeout_s, max(run.left_s, 0.001))
-            result = run.manager.call_tool(call.tool_name, call.arguments, limit_s)
+            result = run.manager.call_tool(call.tool_name, call.arguments, limit_s, turn=run.turn)
         except MCPError as error:
             return self._failed(action, call, str(error))
         artifact = self._keep(action, "json", msgspec.json.encode(result))

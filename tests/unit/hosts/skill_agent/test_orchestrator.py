@@ -14,10 +14,12 @@ from grue import MCPError
 from grue.errors import MissingDependencyError
 from grue.hosts.skill_agent import ActionContext, ActionRegistry, AgentConfig, McpManager, Orchestrator
 from grue.hosts.skill_agent.facts import RunEnded
-from grue.messages import ToolCallResult
+from grue.messages import ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
-from grue.traces import read_episode
+from grue.traces import open_episode, read_episode
+from grue.tracing.counting import count_episode
+from grue.tracing.turn_slices import split_turns
 
 CALLED = ["mcp_tool_call_started", "mcp_tool_call_completed"]
 
@@ -97,6 +99,18 @@ def test_connected_tools_are_in_the_prompt_exactly_so_and_a_call_has_its_events(
     assert server.calls == [("read_file", {"path": "/tmp/x"})]
     (result,) = ran.results()
     assert (result["target"], result["output"]) == ("read_file", "dark")
+
+
+def test_a_tool_call_stands_in_the_turn_of_its_action(tmp_path: Path) -> None:
+    replies = [act(("note", {"text": "x"})), act(call("look")), act(finish())]
+    run(replies, folder=tmp_path / "run", config={"servers": {"cave": cave()}})
+    envelopes = [*open_episode(tmp_path / "run")]
+    called = [each.turn for each in envelopes if isinstance(each.body, ToolCalled | ToolReturned)]
+    assert called == [2, 2]
+    (turn,) = (each for each in split_turns(envelopes) if each.turn == 2)
+    assert any(isinstance(each.body, ToolCalled) for each in turn.envelopes)
+    slowest = count_episode(open_episode(tmp_path / "run")).slowest_turns
+    assert {each.turn: each.tool_calls for each in slowest} == {1: 0, 2: 1, 3: 0}
 
 
 def test_servers_that_cannot_be_connected_leave_a_run_without_mcp() -> None:
