@@ -10,7 +10,7 @@ from pathlib import Path
 import conformance_client
 import pytest
 from commands import forked
-from real_servers import DEADLINE_S, installed
+from real_servers import installed
 
 from grue.testing.leftovers import assert_nothing_left
 
@@ -21,7 +21,12 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 from grue.testing.mock_features import reference_server  # noqa: E402
 
 SUITE = "@modelcontextprotocol/conformance"
-CLIENT_LIMIT_MS = 20_000
+SUITE_S = 240.0
+"""The time limit of one run of the suite. It only catches a hang: a busy machine is ten times slower."""
+
+CLIENT_LIMIT_MS = 200_000
+"""How long the suite waits for the client, likewise."""
+
 AUTHORIZATION = (
     *(f"metadata-{kind}" for kind in ("default", "var1", "var2", "var3")),
     "basic-cimd",
@@ -38,13 +43,13 @@ AUTHORIZATION = (
     "offline-access-not-supported",
     "client-credentials-jwt",
     "client-credentials-basic",
+    "cross-app-access-complete-flow",
 )
-"""The scenarios `auth/*` that pass. Two of them are left out, and `NOT_PASSED` says why."""
+"""The scenarios `auth/*` that pass. One is left out, and `NOT_PASSED` says why."""
 
 NOT_PASSED = {
     "2025-03-26-oauth-metadata-backcompat": "the SDK refuses metadata whose issuer is not the expected one"
     " (RFC 8414), and the scenario serves such metadata",
-    "cross-app-access-complete-flow": "grue has no identity assertion grant (SEP-990)",
 }
 
 CHECKS = {
@@ -97,7 +102,7 @@ def test_the_authorization_conforms(suite: list[str], scenario: str, tmp_path: P
 
 def test_every_client_scenario_is_run_or_has_a_reason(suite: list[str]) -> None:
     listed = subprocess.run(
-        [*suite, "list", "--client"], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        [*suite, "list", "--client"], capture_output=True, text=True, timeout=SUITE_S, check=True
     ).stdout
     names = {line.split()[1] for line in listed.splitlines() if line.startswith("  - ")}
     assert names == {*CHECKS, *(f"auth/{name}" for name in (*AUTHORIZATION, *NOT_PASSED))}
@@ -113,7 +118,7 @@ def run_client(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=SUITE_S,
         check=False,
     )
     (checks,) = folder.rglob("checks.json")
@@ -132,7 +137,7 @@ def test_the_mock_server_conforms(suite: list[str], tmp_path: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=DEADLINE_S * 3,
+            timeout=SUITE_S,
             check=False,
         )
     scenarios = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/checks.json")}

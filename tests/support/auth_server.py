@@ -16,6 +16,7 @@ from mcp.server.auth.provider import (
     AccessToken,
     AuthorizationCode,
     AuthorizationParams,
+    IdentityAssertionParams,
     OAuthAuthorizationServerProvider,
     RefreshToken,
     TokenError,
@@ -37,6 +38,8 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         refuses_refresh: Refuse every refresh token.
         registered: How often a client was registered.
         refreshed: How often a token was refreshed.
+        assertions: The assertions of the identity provider that it trusts, with their claims.
+        asserted: Who a token was issued to in exchange for an assertion, one after the other.
     """
 
     def __init__(self) -> None:
@@ -47,6 +50,8 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
         self.codes: dict[str, AuthorizationCode] = {}
         self.access: dict[str, AccessToken] = {}
         self.refresh: dict[str, RefreshToken] = {}
+        self.assertions: dict[str, dict[str, str]] = {}
+        self.asserted: list[str] = []
 
     async def get_client(self, client_id: str) -> OAuthClientInformationFull | None:
         return self.clients.get(client_id)
@@ -92,6 +97,15 @@ class Issuer(OAuthAuthorizationServerProvider[AuthorizationCode, RefreshToken, A
             raise TokenError("invalid_grant")
         self.refreshed += 1
         return self._issue(client.client_id, scopes)
+
+    async def exchange_identity_assertion(
+        self, client: OAuthClientInformationFull, params: IdentityAssertionParams
+    ) -> OAuthToken:
+        claims = self.assertions.pop(params.assertion, None)
+        if claims is None or claims["resource"] != params.resource:
+            raise TokenError("invalid_grant")
+        self.asserted.append(claims["sub"])
+        return self._issue(client.client_id, params.scopes or ["read"])
 
     async def load_access_token(self, token: str) -> AccessToken | None:
         found = self.access.get(token)
@@ -149,6 +163,7 @@ def guarded_server() -> Iterator[Guarded]:
                 enabled=True, valid_scopes=["read", "write"], default_scopes=["read"]
             ),
             revocation_options=RevocationOptions(enabled=True),
+            identity_assertion_enabled=True,
         )
         app = MCPServer("far", auth_server_provider=issuer, auth=settings)
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 from grue.mcp_transport.login import log_in
 from grue.messages import JsonObject, ServerFailure, ToolCallResult
@@ -37,7 +38,7 @@ def press_yes(address: str) -> None:
     urllib.request.urlopen(address, timeout=60).read()
 
 
-def authorisation(context: dict[str, Any]) -> OAuth:
+def authorisation(url: str, context: dict[str, Any]) -> OAuth:
     """Return the settings for what the suite says of the client, in its own environment variable."""
     known: dict[str, Any] = {
         name: context[name] for name in ("client_id", "client_secret") if name in context
@@ -45,9 +46,26 @@ def authorisation(context: dict[str, Any]) -> OAuth:
     if "private_key_pem" in context:
         algorithm = context.get("signing_algorithm", "ES256")
         known |= {"private_key": context["private_key_pem"], "signing_algorithm": algorithm}
+    if "idp_id_token" in context:
+        return OAuth(
+            grant="identity_assertion",
+            issuer=authorization_server(url),
+            identity_provider=context["idp_issuer"],
+            identity_client_id=context["idp_client_id"],
+            identity_token=context["idp_id_token"],
+            **known,
+        )
     if context.get("name", "").startswith("auth/client-credentials"):
         return OAuth(grant="client_credentials", **known)
     return OAuth(client_metadata_url=None if known else _METADATA_URL, **known)
+
+
+def authorization_server(url: str) -> str:
+    """Return the issuer as an administrator knows it; the suite only says it in the server's metadata."""
+    parts = urlsplit(url)
+    metadata = f"{parts.scheme}://{parts.netloc}/.well-known/oauth-protected-resource{parts.path}"
+    with urllib.request.urlopen(metadata, timeout=60) as answer:
+        return str(json.load(answer)["authorization_servers"][0])
 
 
 def calls_succeed(server: HttpServer) -> bool | str:
@@ -77,7 +95,7 @@ def main(url: str) -> int:
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRUE_TOKENS"] = folder
-        server = HttpServer(name="suite", url=url, auth=authorisation(context))
+        server = HttpServer(name="suite", url=url, auth=authorisation(url, context))
         for _ in range(_LOGINS):
             done = calls_succeed(server)
             if isinstance(done, bool):

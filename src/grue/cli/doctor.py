@@ -35,6 +35,7 @@ from grue.errors import MCPConfigError, MissingDependencyError
 from grue.games.interpreters import choose_interpreter
 from grue.mcp_transport.listing_cache import ListingCache
 from grue.mcp_transport.node_version import node_too_old
+from grue.mcp_transport.oauth_faults import AuthorizationRefused
 from grue.mcp_transport.sdk_version import require_mcp
 from grue.messages import ServerFailure, SessionClosed, SessionOpened
 from grue.processes.process_group import ProcessRegistry
@@ -245,7 +246,13 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
 def _logins(known: KnownServers) -> Iterator[Finding]:
     """Say which logins are stored, and until when."""
     for name, server in known.servers.items():
-        told = stored_login(server) if isinstance(server, HttpServer) else None
+        try:
+            told = stored_login(server) if isinstance(server, HttpServer) else None
+        except AuthorizationRefused as refused:
+            fault = refused.fault
+            text = f"{name} ({known.source}), login: {fault.cause}.\n{fault.remedy}"
+            yield Finding("WRONG", text)
+            continue
         if told is not None:
             yield Finding("ok", f"{name} ({known.source}), login: {told}")
 

@@ -10,7 +10,8 @@ from grue.cli.project import known_servers, no_such_server, project_configuratio
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
 from grue.loading import load
-from grue.mcp_transport.token_store import TokenRecord, TokenStore
+from grue.mcp_transport.keyring_store import token_store
+from grue.mcp_transport.token_store import TokenRecord
 from grue.tool_sessions.server_specs import HttpServer
 
 
@@ -34,7 +35,7 @@ def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: b
             webbrowser.open(address)
 
     record = load("grue.mcp_transport.login").log_in(chosen, show, scope=scope)
-    say(f"Logged in to {server}: {stored(record)}.")
+    say(f"Logged in to {server}: {stored(record)}; in {token_store(chosen).place}.")
 
 
 def logout(server: str, mcp_config: Path | None) -> None:
@@ -43,20 +44,25 @@ def logout(server: str, mcp_config: Path | None) -> None:
     Raises:
         MCPConfigError: There is no such server.
     """
-    found, revoked = load("grue.mcp_transport.login").log_out(_by_url(server, mcp_config))
+    chosen = _by_url(server, mcp_config)
+    found, revoked = load("grue.mcp_transport.login").log_out(chosen)
     if not found:
-        say(f"There is no login to {server}.")
+        say(f"There is no login to {server} in {token_store(chosen).place}.")
     else:
         say(f"Logged out of {server}." + (" Its tokens are revoked." if revoked else ""))
 
 
 def stored_login(server: HttpServer) -> str | None:
-    """Return what is stored for a server and until when, without any secret; `None`: nothing is."""
-    store = TokenStore(server)
+    """Return what is stored for a server, until when and where, without any secret; `None`: nothing is.
+
+    Raises:
+        AuthorizationRefused: The keyring cannot be used.
+    """
+    store = token_store(server)
     record = store.load()
     if record is None:
         return None
-    return f"{stored(record)}; in {store.file}"
+    return f"{stored(record)}; in {store.place}"
 
 
 def stored(record: TokenRecord) -> str:

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grue.errors import MCPConfigError
-from grue.tool_sessions.oauth_settings import OAuth
+from grue.tool_sessions.oauth_settings import Grant, OAuth, SecretMethod, TokenPlace
 
 
 class AuthConfig(BaseModel):
     """How grue authorises itself at a server by URL. The texts may refer to variables.
 
     Attributes:
-        grant: `authorization_code` (`grue login`) or `client_credentials`.
+        grant: `authorization_code` (`grue login`), `client_credentials` or `identity_assertion`.
         client_id: The registered client; `None`: grue registers itself.
         client_secret: Its secret.
         private_key: Its private key in the PEM format.
@@ -25,21 +25,33 @@ class AuthConfig(BaseModel):
         scope: The scopes to ask for, separated by spaces.
         client_metadata_url: An https URL with the client's metadata.
         redirect_port: The port that the browser returns to; 0: any.
+        keep_tokens_in: `file`, or the system's `keyring`.
+        identity_provider: The URL of the identity provider.
+        identity_client_id: The client as it is registered there.
+        identity_client_secret: Its secret there.
+        identity_token: The person's identity token.
+        identity_token_file: A file with that token, relative to the configuration file.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
-    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
+    grant: Grant = "authorization_code"
     client_id: str | None = None
     client_secret: str | None = Field(default=None, repr=False)
     private_key: str | None = Field(default=None, repr=False)
     private_key_file: str | None = None
     signing_algorithm: str = "RS256"
-    secret_method: Literal["client_secret_basic", "client_secret_post"] = "client_secret_basic"  # noqa: S105
+    secret_method: SecretMethod = "client_secret_basic"  # noqa: S105 - a method and no secret
     issuer: str | None = None
     scope: str | None = None
     client_metadata_url: str | None = None
     redirect_port: int = Field(default=0, ge=0, le=65535)
+    keep_tokens_in: TokenPlace = "file"
+    identity_provider: str | None = None
+    identity_client_id: str | None = None
+    identity_client_secret: str | None = Field(default=None, repr=False)
+    identity_token: str | None = Field(default=None, repr=False)
+    identity_token_file: str | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "AuthConfig":
@@ -83,7 +95,7 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
 def expanded_auth(
     auth: AuthConfig | bool | None, at: Callable[[str, str | None], str | None], beside: Path
 ) -> AuthConfig | bool | None:
-    """Return `auth` with every `${...}` expanded, and the path of its key absolute.
+    """Return `auth` with every `${...}` expanded, and the paths of its files absolute.
 
     Args:
         auth: As written.
@@ -93,6 +105,7 @@ def expanded_auth(
     if not isinstance(auth, AuthConfig):
         return auth
     texts = {key: at(f"auth.{key}", value) for key, value in auth if isinstance(value, str)}
-    if texts.get("private_key_file"):
-        texts["private_key_file"] = str((beside / str(texts["private_key_file"])).absolute())
+    for key in ("private_key_file", "identity_token_file"):
+        if texts.get(key):
+            texts[key] = str((beside / str(texts[key])).absolute())
     return auth.model_copy(update=texts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 
-from grue.mcp_transport.token_store import TokenStore
+from grue.mcp_transport.keyring_store import token_store
 from grue.tool_sessions.server_specs import HttpServer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Authorization:
         self._server = server
         self._on_secret = on_secret
         self._origin = _origin(httpx2.URL(server.url))
-        self._store = TokenStore(server)
+        self._store = token_store(server)
         self._made: Authorizer | None = None
 
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
@@ -46,7 +46,7 @@ class Authorization:
         """
         if _origin(request.url) != self._origin:
             return await send(request)
-        token = await self._authorizer().token() if self._made or self._store.file.exists() else ""
+        token = await self._authorizer().token() if self._made or self._store.may_have() else ""
         if token:
             request.headers["authorization"] = f"Bearer {token}"
         response = await send(request)

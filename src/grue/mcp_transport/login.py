@@ -12,10 +12,12 @@ from mcp.shared.auth import AuthorizationCodeResult
 
 from grue.errors import MCPError
 from grue.mcp_transport.authorization import asks_for_token
+from grue.mcp_transport.keyring_store import token_store
 from grue.mcp_transport.loopback import Loopback
 from grue.mcp_transport.oauth import Authorizer, Person
 from grue.mcp_transport.oauth_faults import AuthorizationRefused
-from grue.mcp_transport.token_store import TokenRecord, TokenStore
+from grue.mcp_transport.token_store import TokenRecord
+from grue.runtime.daemon_thread import call_in_daemon_thread
 from grue.tool_sessions.server_specs import HttpServer
 
 _FIRST: dict[str, object] = {
@@ -77,13 +79,14 @@ def log_in(
             f"Port {auth.redirect_port} of 127.0.0.1 cannot be used: {error.strerror}."
         ) from error
     except AuthorizationRefused as refused:
-        text = f"Cannot log in to '{server.name}': {refused.fault.cause}."
-        raise LoginRefused(f"{text}\n{refused.fault.remedy}") from refused
+        raise _refused("log in to", server, refused) from refused
 
 
 async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
+    store = token_store(server)
+    await call_in_daemon_thread(store.load)  # first, so that nobody logs in where the tokens cannot be kept
     refusal = await _refusal(server)
-    authorizer = Authorizer(server, TokenStore(server), lambda _name, _value: None)
+    authorizer = Authorizer(server, store, lambda _name, _value: None)
     return await authorizer.login(refusal, person, scope)
 
 
@@ -124,11 +127,21 @@ def log_out(server: HttpServer) -> tuple[bool, bool]:
 
     Returns:
         Whether there were any, and whether they were revoked.
+
+    Raises:
+        LoginRefused: The place where the tokens are kept cannot be used.
     """
-    store = TokenStore(server)
-    record = store.load()
-    if record is None:
-        return store.remove(), False
-    authorizer = Authorizer(server, store, lambda _name, _value: None)
-    revoked = anyio.run(authorizer.revoke, record)
-    return store.remove(), revoked
+    store = token_store(server)
+    try:
+        record = store.load()
+        if record is None:
+            return store.remove(), False
+        authorizer = Authorizer(server, store, lambda _name, _value: None)
+        revoked = anyio.run(authorizer.revoke, record)
+        return store.remove(), revoked
+    except AuthorizationRefused as refused:
+        raise _refused("log out of", server, refused) from refused
+
+
+def _refused(what: str, server: HttpServer, refused: AuthorizationRefused) -> LoginRefused:
+    return LoginRefused(f"Cannot {what} '{server.name}': {refused.fault.cause}.\n{refused.fault.remedy}")

@@ -47,8 +47,9 @@ from grue.mcp_transport.oauth_faults import (
 from grue.mcp_transport.token_store import TokenRecord, TokenStore
 from grue.protocol.safe_text import beginning, plain_text
 from grue.runtime.aside import aside
+from grue.runtime.daemon_thread import call_in_daemon_thread
 from grue.tool_sessions.failures import WireFault
-from grue.tool_sessions.oauth_settings import OAuth
+from grue.tool_sessions.oauth_settings import LOOPBACK, OAuth
 from grue.tool_sessions.server_specs import HttpServer
 
 _EXCHANGE_S = 20.0
@@ -56,7 +57,6 @@ _MAX_BODY_BYTES = 1_000_000
 _MAX_REQUESTS = 30
 _ERROR_CHARS = 300
 _LONG_AGO = 1.0
-_LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 _SDK_ERRORS = (OAuthFlowError, OAuthTokenError, OAuthRegistrationError, ValidationError, ValueError, OSError)
 
 
@@ -116,7 +116,7 @@ class Authorizer:
             AuthorizationRefused: It has ended and cannot be renewed.
         """
         if not self._loaded:
-            self._use(self.store.load())
+            self._use(await call_in_daemon_thread(self.store.load))
         record = self._record
         if record is not None and record.access_token and record.ends_soon() and record.refresh_token:
             return await self._renewed(record.access_token, None)
@@ -140,7 +140,7 @@ class Authorizer:
         Raises:
             AuthorizationRefused: Always.
         """
-        if self._auth.grant == "client_credentials":
+        if self._auth.grant != "authorization_code":
             what = "the token's scope" if refusal.status_code == httpx2.codes.FORBIDDEN else "a new token"
             raise AuthorizationRefused(oauth_fault(f"the server refuses {what} (HTTP {refusal.status_code})"))
         raise AuthorizationRefused(self._login_fault(refusal, self._record))
@@ -151,10 +151,10 @@ class Authorizer:
         Raises:
             AuthorizationRefused: The authorization server refuses.
         """
-        provider = self._provider(self.store.load(), person, scope)
+        provider = self._provider(await call_in_daemon_thread(self.store.load), person, scope)
         await self._drive(provider, refusal)
         async with self.store.locked():
-            return self._keep(provider)
+            return await self._keep(provider)
 
     async def revoke(self, record: TokenRecord) -> bool:
         """Ask the authorization server to revoke the tokens; return whether it did."""
@@ -175,7 +175,7 @@ class Authorizer:
     async def _renewed(self, used: str, refusal: httpx2.Response | None) -> str:
         # The lock of this process comes first: a file's lock does not hold between tasks of one process.
         async with self._lock, self.store.locked():
-            stored = self.store.load()
+            stored = await call_in_daemon_thread(self.store.load)
             if stored is not None and stored.access_token not in ("", used):
                 return self._use(stored)  # another process, or another request, has renewed it meanwhile
             too_small = refusal is not None and refusal.status_code == httpx2.codes.FORBIDDEN
@@ -185,11 +185,31 @@ class Authorizer:
                     return refreshed
             if refusal is None:
                 return used  # the server has the last word on whether it has ended
+            if self._auth.grant == "identity_assertion":
+                return await self._asserted(refusal)
             if self._auth.grant == "client_credentials":
                 provider = self._provider(stored, None, None)
                 await self._drive(provider, refusal)
-                return self._keep(provider).access_token
+                return (await self._keep(provider)).access_token
             raise AuthorizationRefused(self._login_fault(refusal, stored))
+
+    async def _asserted(self, refusal: httpx2.Response) -> str:
+        """Return a token for which the person's identity token was exchanged."""
+        from grue.mcp_transport.identity_assertion import ObtainedTokens, assertion_provider
+
+        def on_secret(name: str, value: str) -> None:
+            self._on_secret(f"{self._server.name} {name}", value)
+
+        auth, storage = self._auth, ObtainedTokens()
+        url = self._server.url
+        await self._drive(
+            assertion_provider(url, auth, storage, self._exchange, on_secret, auth.scope), refusal
+        )
+        if storage.tokens is None:
+            raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
+        record = _record(url, storage.tokens, auth.issuer or "")
+        record.refresh_token = ""  # the identity provider decides each time whether the person may go on
+        return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord) -> str:
         """Return a refreshed token, or an empty text if the refresh token is refused."""
@@ -198,13 +218,13 @@ class Authorizer:
         self._last_status = None
         await self._drive(provider, None)
         if provider.context.current_tokens is not None:
-            return self._keep(provider).access_token
+            return (await self._keep(provider)).access_token
         status = self._token_status()
         if status is None or status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500:
             raise AuthorizationRefused(unavailable_fault(status))
         # Keep the client's registration for the next login.
         stored.access_token = stored.refresh_token = ""
-        self.store.save(stored)
+        await self._saved(stored)
         self._record = stored
         return ""
 
@@ -231,27 +251,29 @@ class Authorizer:
             self._on_secret(f"{self._server.name} {name}", value)
         return record.access_token if record else ""
 
-    def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
+    async def _keep(self, provider: OAuthClientProvider) -> TokenRecord:
         """Store what the provider has obtained."""
         context, tokens = provider.context, provider.context.current_tokens
         if tokens is None:
             raise AuthorizationRefused(oauth_fault("the authorization server issued no token"))
         registered = self._auth.grant == "authorization_code" and context.client_info is not None
-        record = TokenRecord(
-            url=self._server.url,
-            access_token=tokens.access_token,
-            refresh_token=tokens.refresh_token or "",
-            expires_at=None if tokens.expires_in is None else time.time() + tokens.expires_in,
-            obtained_at=time.time(),
-            scope=tokens.scope or "",
-            issuer=str(context.oauth_metadata.issuer) if context.oauth_metadata else "",
-            client=_plain(context.client_info) if registered else None,
-            metadata=_plain(context.oauth_metadata),
-            resource=_plain(context.protected_resource_metadata),
-        )
+        issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata else ""
+        record = _record(self._server.url, tokens, issuer)
+        record.client = _plain(context.client_info) if registered else None
+        record.metadata = _plain(context.oauth_metadata)
+        record.resource = _plain(context.protected_resource_metadata)
+        return await self._stored(record)
+
+    async def _stored(self, record: TokenRecord) -> TokenRecord:
         self._use(record)  # first, so that the tokens are hidden before anything can show them
-        self.store.save(record)
+        await self._saved(record)
         return record
+
+    async def _saved(self, record: TokenRecord) -> None:
+        # Shielded: the caller holds the lock. A cancellation would free it while the thread still writes, and
+        # another process would then read, and send, a refresh token that has just been used.
+        with anyio.CancelScope(shield=True):
+            await call_in_daemon_thread(functools.partial(self.store.save, record))
 
     def _provider(
         self, record: TokenRecord | None, person: Person | None, scope: str | None
@@ -293,7 +315,7 @@ class Authorizer:
                 context.auth_server_url = str(resource.authorization_servers[0])
         return provider
 
-    async def _drive(self, provider: OAuthClientProvider, refusal: httpx2.Response | None) -> None:
+    async def _drive(self, provider: httpx2.Auth, refusal: httpx2.Response | None) -> None:
         """Send what the provider wants to send, until it has a token for the refused request.
 
         Raises:
@@ -325,7 +347,7 @@ class Authorizer:
     async def _exchange(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request to the authorization server, or for its metadata; bounded in time and size."""
         host = request.url.host
-        if request.url.scheme != "https" and host not in _LOOPBACK and self._server.url.startswith("https"):
+        if request.url.scheme != "https" and host not in LOOPBACK and self._server.url.startswith("https"):
             raise AuthorizationRefused(insecure_fault(host))
         try:
             with anyio.fail_after(_EXCHANGE_S):
@@ -335,6 +357,19 @@ class Authorizer:
         if request.method == "POST":
             self._last_status = answer.status_code
         return answer
+
+
+def _record(url: str, tokens: OAuthToken, issuer: str) -> TokenRecord:
+    now = time.time()
+    return TokenRecord(
+        url=url,
+        access_token=tokens.access_token,
+        refresh_token=tokens.refresh_token or "",
+        expires_at=None if tokens.expires_in is None else now + tokens.expires_in,
+        obtained_at=now,
+        scope=tokens.scope or "",
+        issuer=issuer,
+    )
 
 
 async def _sent(request: httpx2.Request) -> httpx2.Response:

@@ -66,3 +66,33 @@ def insecure_fault(host: str) -> WireFault:
         ends_session=True,
         remedy="The server's metadata has to name its authorization server with https://.",
     )
+
+
+def identity_fault(words: str) -> WireFault:
+    """Return the fault of an identity token that cannot be exchanged for a token of the server.
+
+    Args:
+        words: What is wrong, without any token.
+    """
+    return WireFault(
+        words,
+        ends_session=True,
+        remedy="Get a new identity token from the identity provider, and check identity_provider, "
+        "identity_client_id and issuer under `auth` in the server's configuration.",
+    )
+
+
+def keyring_fault(server: str, words: str | None) -> WireFault:
+    """Return the fault of a keyring that cannot be used.
+
+    Args:
+        server: The server's name in the configuration.
+        words: What is wrong with the keyring; `None`: the package is not installed.
+    """
+    if words is None:
+        cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"
+        return WireFault(cause, ends_session=True, remedy="Install it: pip install 'grue[keyring]'")
+    remedy = f'To keep the tokens in a file instead, set "keep_tokens_in": "file" under `auth` of {server!r}'
+    return WireFault(
+        f"the system's keyring {words}", ends_session=True, remedy=f"{remedy}, and log in again."
+    )

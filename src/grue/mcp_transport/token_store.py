@@ -1,5 +1,7 @@
 """The tokens of servers by URL, in files that only their owner can read, one for each server.
 
+`keyring_store.py` keeps them in the system's keyring instead, and chooses between the two (`token_store`).
+
 All processes of a machine share them. Whoever renews a token holds the file's lock meanwhile: many
 authorization servers accept a refresh token once, so a second process that sent it would lose the login for
 both. Tokens are in no trace, no log and no configuration.
@@ -19,6 +21,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
+from grue.mcp_transport.identity_token import identity_digest
 from grue.messages import JsonObject
 from grue.tool_sessions.server_specs import HttpServer
 
@@ -78,13 +81,14 @@ class TokenStore:
     """The stored tokens of one server.
 
     Args:
-        server: The server. Another client id, grant or URL has tokens of its own.
+        server: The server. Another client id, grant, URL or person has tokens of its own.
         folder: Where the files are; `None`: `$GRUE_TOKENS`, or `grue/tokens` in the user's data folder.
     """
 
     def __init__(self, server: HttpServer, folder: Path | None = None) -> None:
         auth = server.auth
         key = "\n".join((server.url, auth.grant if auth else "", (auth.client_id if auth else None) or ""))
+        key += identity_digest(auth) if auth else ""
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
         self.file = (folder or tokens_folder()) / f"{urlsplit(server.url).hostname}-{digest}.json"
 
@@ -112,6 +116,15 @@ class TokenStore:
         found = self.file.exists()
         self.file.unlink(missing_ok=True)
         return found
+
+    def may_have(self) -> bool:
+        """Return whether a login may be stored; it is quick."""
+        return self.file.exists()
+
+    @property
+    def place(self) -> str:
+        """Where the tokens are, in words."""
+        return str(self.file)
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:

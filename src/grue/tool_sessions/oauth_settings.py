@@ -1,15 +1,31 @@
 """How grue authorises itself at a server by URL, as data (OAuth 2.1 as MCP specifies it)."""
 
 from typing import Literal
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
 
-Grant = Literal["authorization_code", "client_credentials"]
-"""Who authorises grue: a person in a browser (`grue login`), or credentials of a program."""
+Grant = Literal["authorization_code", "client_credentials", "identity_assertion"]
+"""Who authorises grue: a person in a browser (`grue login`), the credentials of a program, or a person's
+token of the company's identity provider."""
+
+TokenPlace = Literal["file", "keyring"]
+"""Where tokens are kept: in a file that only its owner can read, or in the system's keyring."""
 
 SecretMethod = Literal["client_secret_basic", "client_secret_post"]
+
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+"""The hosts that credentials may be sent to without TLS."""
+
+_IDENTITY = (
+    "identity_provider",
+    "identity_client_id",
+    "identity_client_secret",
+    "identity_token",
+    "identity_token_file",
+)
 
 
 class OAuth(Struct, frozen=True, kw_only=True):
@@ -20,7 +36,8 @@ class OAuth(Struct, frozen=True, kw_only=True):
 
     Attributes:
         grant: `authorization_code` needs one `grue login SERVER`, and then refreshes its token by itself.
-            `client_credentials` needs nobody.
+            `client_credentials` needs nobody. `identity_assertion` exchanges a person's token of the identity
+            provider for one of the server.
         client_id: The client as it is registered at the authorization server; `None`: not registered yet.
         client_secret: Its secret, if it has one.
         private_key: Its private key in the PEM format, in place of a secret, for `client_credentials`.
@@ -30,6 +47,13 @@ class OAuth(Struct, frozen=True, kw_only=True):
         scope: The scopes to ask for, separated by spaces; `None`: what the server says.
         client_metadata_url: An https URL with the client's metadata, which then is the client's id.
         redirect_port: The port of the loopback address to which the browser returns; 0: any free one.
+        keep_tokens_in: `file`, or `keyring`, which needs `pip install 'grue[keyring]'`.
+        identity_provider: The URL of the identity provider, for `identity_assertion`: its issuer.
+        identity_client_id: The client as it is registered at the identity provider.
+        identity_client_secret: Its secret there, if it has one.
+        identity_token: The person's identity token (an OpenID Connect ID token).
+        identity_token_file: A file with that token, in its place. It is read for each exchange, so that
+            another program may renew it.
 
     Raises:
         MCPConfigError: The settings contradict one another.
@@ -45,6 +69,12 @@ class OAuth(Struct, frozen=True, kw_only=True):
     scope: str | None = None
     client_metadata_url: str | None = None
     redirect_port: int = 0
+    keep_tokens_in: TokenPlace = "file"
+    identity_provider: str | None = None
+    identity_client_id: str | None = None
+    identity_client_secret: str | None = None
+    identity_token: str | None = None
+    identity_token_file: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict one another."""
@@ -56,15 +86,32 @@ class OAuth(Struct, frozen=True, kw_only=True):
         secrets = (self.client_secret is not None) + (self.private_key is not None)
         if self.grant == "client_credentials" and (self.client_id is None or secrets != 1):
             return "client_credentials needs a client_id, and a client_secret or a private_key"
-        if self.grant == "authorization_code" and self.private_key is not None:
+        if self.grant != "client_credentials" and self.private_key is not None:
             return "a private_key is for the grant client_credentials"
         if self.client_secret is not None and self.client_id is None:
             return "a client_secret needs its client_id"
+        return self._identity_fault()
+
+    def _identity_fault(self) -> str:
+        identity = {name: getattr(self, name) for name in _IDENTITY}
+        if self.grant != "identity_assertion":
+            given = [name for name, value in identity.items() if value is not None]
+            return f"{given[0]} is for the grant identity_assertion" if given else ""
+        needed = ("client_id", "client_secret", "issuer", "identity_provider", "identity_client_id")
+        missing = [name for name in needed if not getattr(self, name)]
+        if missing:
+            return f"identity_assertion needs {', '.join(missing)}"
+        if (self.identity_token is None) == (self.identity_token_file is None):
+            return "identity_assertion needs either an identity_token or an identity_token_file"
+        provider = urlsplit(self.identity_provider or "")
+        if provider.scheme != "https" and provider.hostname not in LOOPBACK:
+            return "identity_provider should be an https:// URL, since the identity token is sent there"
         return ""
 
     def secrets(self) -> dict[str, str]:
         """Return the secrets by name, for redaction."""
-        named = {"client_secret": self.client_secret, "private_key": self.private_key}
+        names = ("client_secret", "private_key", "identity_client_secret", "identity_token")
+        named = {name: getattr(self, name) for name in names}
         return {name: value for name, value in named.items() if value}
 
     def __rich_repr__(self) -> list[tuple[str, object]]:

@@ -12,6 +12,14 @@ from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 
 SECRET = "hunter2hunter2"
+IDENTITY = {
+    "grant": "identity_assertion",
+    "client_id": "me",
+    "client_secret": "x",
+    "issuer": "https://i",
+    "identity_provider": "https://id",
+    "identity_client_id": "me",
+}
 
 
 def auth_of(folder: Path, entry: dict[str, Any], **environ: str) -> OAuth | None:
@@ -47,6 +55,20 @@ def test_credentials_of_a_program(tmp_path: Path) -> None:
     assert SECRET in server.named_values().values(), "it is redacted"
 
 
+def test_the_identity_token_of_a_person(tmp_path: Path) -> None:
+    secrets = {"identity_token": "${S}", "identity_client_secret": "${S}"}
+    found = auth_of(tmp_path, {"auth": {**IDENTITY, **secrets}}, S=SECRET)
+    assert found is not None
+    assert (found.identity_token, found.identity_client_secret) == (SECRET, SECRET)
+    found = auth_of(tmp_path, {"auth": {**IDENTITY, "identity_token_file": "token"}})
+    assert found is not None
+    assert found.identity_token_file == str(tmp_path / "token")
+
+
+def test_where_tokens_are_kept(tmp_path: Path) -> None:
+    assert auth_of(tmp_path, {"auth": {"keep_tokens_in": "keyring"}}) == OAuth(keep_tokens_in="keyring")
+
+
 @pytest.mark.parametrize(
     ("auth", "words"),
     [
@@ -55,6 +77,11 @@ def test_credentials_of_a_program(tmp_path: Path) -> None:
         ({"client_id": "x", "private_key": "x"}, "for the grant client_credentials"),
         ({"client_id": "x", "private_key_file": "none.pem"}, "private_key_file cannot be read"),
         ({"private_key": "x", "private_key_file": "y"}, "keep only one"),
+        ({"grant": "identity_assertion", "client_id": "x"}, "needs client_secret, issuer, identity_provider"),
+        ({**IDENTITY}, "either an identity_token or an identity_token_file"),
+        ({**IDENTITY, "identity_token": "x", "identity_provider": "http://id"}, "should be an https:// URL"),
+        ({"identity_token": "x"}, "identity_token is for the grant identity_assertion"),
+        ({"keep_tokens_in": "pocket"}, "keep_tokens_in"),
         ({"redirect_port": 70000}, "redirect_port"),
         ({"scopes": "x"}, "scopes"),
     ],
