@@ -19,6 +19,7 @@ from obliging_llm import oblige
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
 from grue.settings import MCPConfig
 from grue.testing.llm_server import ScriptedLlmServer
@@ -40,12 +41,18 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder as a reader's: with the bundled server configured, and the files that the pages speak of."""
     monkeypatch.chdir(tmp_path)
     mind = {"command": THINK[0], "args": [THINK[1]]}
     Path("mcp_config.json").write_text(json.dumps({"mcpServers": {"mind": mind}}), encoding="utf-8")
     (tmp_path / "leaf.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
+    agent = {"task": "Say hello.", "model": {"name": "m", "base_url": endpoint}}
+    (tmp_path / "agent.yaml").write_text(json.dumps(agent), encoding="utf-8")
+    (tmp_path / "traces").mkdir()
+    llm = LlmSettings(base_url=endpoint, model="m")
+    with Runner(llm=llm, trace=tmp_path / "traces" / "timeout-in-the-cellar.jsonl") as runner:
+        runner.run_turn(TurnRequest(user="Hello."))
 
 
 @pytest.mark.slow
@@ -101,7 +108,7 @@ def test_every_mark_says_something() -> None:
 
 
 def test_every_command_of_the_pages_exists() -> None:
-    """Each is read as the command line would read it, and not run."""
+    """Each is read as the command line would read it; `test_docs_commands.py` runs most of them."""
     lines = list(shell_lines())
     assert len(lines) > 50
     makefile = (DOCS.parent / "Makefile").read_text()

@@ -27,6 +27,7 @@ _ENDPOINT = re.compile(
     r"https?://(127\.0\.0\.1:11434|localhost:11434|api\.anthropic\.com|openrouter\.ai/api)/v1"
 )
 _NPX = re.compile(r'command="npx", args=\(.*?\)')
+_MCP_FILES = re.compile(r'"command": "mcp-files", "args": \[.*?\]')
 THINK = (sys.executable, str(think.__file__))
 ASKS = "a policy that asks"
 
@@ -56,8 +57,9 @@ class Block(NamedTuple):
         return tuple(self.mark.removeprefix("run with ").split(", ")) if "run with" in self.mark else ()
 
     def at(self, endpoint: str) -> str:
-        """Return the code with this endpoint, and with the bundled server in place of those of npm."""
+        """Return the code with this endpoint, and with the bundled server in place of others."""
         code = _ENDPOINT.sub(endpoint, self.code)
+        code = _MCP_FILES.sub(lambda _: f'"command": {THINK[0]!r}, "args": [{THINK[1]!r}]', code)
         return _NPX.sub(lambda _: f"command={THINK[0]!r}, args=({THINK[1]!r},)", code)
 
 
@@ -93,11 +95,21 @@ def project_file(endpoint: str, asks: bool) -> str:
     return text + (policy if asks else "")
 
 
-def shell_lines() -> Iterator[tuple[str, str]]:
+_COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:grue|make|pip|python|podman|printf|export|cd) ")
+
+
+def commands() -> Iterator[tuple[str, str]]:
     """Yield the commands of the blocks without a language, each with its page; output is left out."""
     for language in ("", "sh", "bash", "console"):
         for block in blocks(language):
             for line in block.code.splitlines():
-                command = re.sub(r"\s+#\s.*", "", line.strip().removeprefix("$ "))
-                if re.match(r"(\.venv/bin/)?(grue|make|pip) ", command):
-                    yield str(block.page.relative_to(DOCS.parent)), command.removeprefix(".venv/bin/")
+                command = re.sub(r"\s+#\s.*", "", line.removeprefix("$ ")).removeprefix(".venv/bin/")
+                if _COMMAND.match(command):
+                    yield str(block.page.relative_to(DOCS.parent)), command
+
+
+def shell_lines() -> Iterator[tuple[str, str]]:
+    """Yield the commands that are read as the command line would read them, each with its page."""
+    for page, command in commands():
+        if re.match(r"(grue|make|pip) ", command):
+            yield page, command
