@@ -10,6 +10,7 @@ for envelope in open_episode("runs/1"):
 
 from grue.observers.langfuse import LangfuseObserver
 from grue.observers.otel import OtelObserver
+from grue.observers.otel_attributes import AgentDescription
 from grue.observers.python_log import LoggerObserver
 from grue.observers.run_folder import RESULT_FILE, RunFolder
 from grue.protocol.safe_text import beginning, printable
@@ -22,6 +23,7 @@ from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode, r
 
 __all__ = [
     "RESULT_FILE",
+    "AgentDescription",
     "Envelope",
     "EpisodeEnvelope",
     "EpisodeReader",

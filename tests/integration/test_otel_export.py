@@ -13,6 +13,7 @@ from otlp_receiver import OtlpReceiver, Received
 
 from grue.llm_transport.endpoint import LlmSettings
 from grue.observers.otel import OtelObserver
+from grue.observers.otel_attributes import AgentDescription
 from grue.runner import Runner, TurnRequest
 from grue.runtime.trace import Recorder
 from grue.testing import faulty_server
@@ -92,7 +93,14 @@ UNASKED = (
     "openai.response.service_tier",
     "openai.response.system_fingerprint",
 )
-PIPES = ("server.address", "server.port", "network.protocol.name", "rpc.response.status_code", "error.type")
+PIPES = (
+    "server.address",
+    "server.port",
+    "network.protocol.name",
+    "network.protocol.version",
+    "rpc.response.status_code",
+    "error.type",
+)
 
 
 def test_a_runners_turn_has_a_clean_root_and_no_difference_to_the_conventions() -> None:
@@ -106,7 +114,9 @@ def test_a_runners_turn_has_a_clean_root_and_no_difference_to_the_conventions() 
         provider = TracerProvider(shutdown_on_exit=False)
         exporter = exporters.OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-        recorder.add(observer := OtelObserver(provider, capture_content=True))
+        described = AgentDescription("agent", "Uses one tool.", "2.1")
+        observer = OtelObserver(provider, capture_content=True, agent_name=described)
+        recorder.add(observer)
         runner = Runner(
             llm=LlmSettings(base_url=llm.base_url, model=MODEL, temperature=0.5),
             servers={"faulty": StdioServer(name="faulty", command=command, args=tuple(args))},

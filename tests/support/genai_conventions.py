@@ -96,14 +96,11 @@ MCP_TOOL = {
 
 NOT_HAD = {
     "gen_ai.agent.id": "the agent is not a service with an id",
-    "gen_ai.agent.description": "no application can say it",
-    "gen_ai.agent.version": "no application can say it",
     "gen_ai.data_source.id": "there is no data source",
     "mcp.session.id": "some servers accept it in place of credentials, so it does not leave the process",
     "mcp.resource.uri": "a tool call names none",
     "gen_ai.prompt.name": "a tool call names none",
     "jsonrpc.protocol.version": "it is 2.0",
-    "network.protocol.version": "not known above the HTTP library",
 }
 """What a span of grue never has, and why."""
 

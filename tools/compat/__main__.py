@@ -12,14 +12,15 @@ that the page can be written from all of them. `parts.py` has the list.
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from installing import InstallationError
 from page import page
 from parts import ENDPOINTS, SERVERS, Endpoint, Server
@@ -60,12 +61,21 @@ def _in_a_process(name: str, folder: Path) -> dict[str, Any]:
     try:
         said, _ = process.communicate(timeout=LONGEST_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        _kill(process.pid)
         process.communicate()
         return {**_known(name), **row, "failed": f"not done after {LONGEST_S:g} s"}
     if process.returncode:
         return {**_known(name), **row, "failed": f"the trial ended with status {process.returncode}"}
     return {**json.loads(said.splitlines()[-1]), **row}
+
+
+def _kill(pid: int) -> None:
+    """Kill a trial that hangs, and the programs that it has started: they are in groups of their own."""
+    with suppress(psutil.NoSuchProcess):
+        trial = psutil.Process(pid)
+        for process in (trial, *trial.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def _known(name: str) -> dict[str, Any]:

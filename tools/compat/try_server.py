@@ -2,11 +2,12 @@
 
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import grue.mcp_transport.client
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
 from grue.errors import MCPError
 from grue.messages import ServerFailure
+from grue.processes.descendants import Descendants
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_client import ToolClient
@@ -26,6 +28,7 @@ from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
 LIMITS = TurnLimits(server_startup_timeout_s=60.0, tool_call_timeout_s=30.0, turn_timeout_s=150.0)
 TURNS = 2
+_END_S = 10.0
 LIFETIMES: dict[str, dict[str, Any]] = {
     "turn": {},
     "episode": {"lifetime": "episode", "keep_sessions": True},
@@ -138,7 +141,11 @@ def _running(
 
 @contextmanager
 def started(command: list[str], env: Mapping[str, str], cwd: Path, port: int) -> Iterator[float]:
-    """Run a program that listens on a port until the block is left; yield the seconds until it listened."""
+    """Run a program that listens on a port; yield the seconds until it listened.
+
+    When the block is left, the program is killed with all its descendants, also those that have left its
+    process group. So what is counted as left behind afterwards is not the program's own.
+    """
     with (cwd / ".log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -149,18 +156,25 @@ def started(command: list[str], env: Mapping[str, str], cwd: Path, port: int) ->
             stderr=log,
             start_new_session=True,
         )
+        descendants = Descendants(process.pid)
         begun = time.monotonic()
         try:
             while not _listens(port):
-                if process.poll() is not None or time.monotonic() - begun > 120:
+                if _has_ended(process.pid) or time.monotonic() - begun > 120:
                     said = (cwd / ".log").read_text(errors="replace").strip().splitlines() or [""]
                     raise MCPError(f"it does not listen: {said[-1]}")
                 time.sleep(0.05)
             yield round(time.monotonic() - begun, 2)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            descendants.kill(_END_S)
             process.wait()
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a child has ended, without reaping it: until then nobody else gets its id."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _listens(port: int) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grue.errors import MissingDependencyError
-from grue.observers.otel_attributes import Conventions, present
+from grue.observers.otel_attributes import AgentDescription, Conventions, present
 from grue.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.observers.span_feed import SpanFeed
 from grue.observers.span_sink import Capture, SpanSink, nanoseconds
@@ -58,7 +58,8 @@ class OtelObserver(Outbox):
             conventions recommend. With `"reference"`, a completion has what is new in its conversation and
             the number of its message in the trace, instead of the whole conversation.
         session_id: The conversation's id, if neither the turn nor the host names one; `None`: none.
-        agent_name: The agent's name in the spans of turns.
+        agent_name: The agent's name in the spans of turns, or an `AgentDescription`, which also has its
+            description and its version.
         warn: Called with the warning, from any thread; `None`: the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
@@ -72,7 +73,7 @@ class OtelObserver(Outbox):
         *,
         capture_content: Capture = False,
         session_id: str | None = None,
-        agent_name: str = "agent",
+        agent_name: str | AgentDescription = "agent",
         warn: Warn | None = None,
         bound: int = BOUND,
     ) -> None:
@@ -81,7 +82,8 @@ class OtelObserver(Outbox):
         if tracer_provider is None:
             tracer_provider, own = _provider_from_environment(trouble)
         self.tracer_provider = tracer_provider
-        conventions = Conventions(agent_name, capture_content)
+        agent = AgentDescription(agent_name) if isinstance(agent_name, str) else agent_name
+        conventions = Conventions(agent, capture_content)
         sink = _OtelSink(SpanFeed(session_id or ""), tracer_provider, own, conventions)
         super().__init__(sink, name="opentelemetry", bound=bound, warn=trouble)
         if tracer_provider is None:

@@ -11,6 +11,8 @@ begins; a trace without them (of an older version, or of a model actor of the ho
 from typing import Any, TypeAlias, assert_never
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from grue.messages import (
     CompletionFailed,
     CompletionReceived,
@@ -55,17 +57,35 @@ UNKNOWN_PROVIDER = "_OTHER"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
+_HTTP_VERSION = "1.1"
+"""The only version that the HTTP client for MCP servers speaks: it is made without `http2`."""
+
+
+class AgentDescription(Struct, frozen=True):
+    """What an application says of its agent, for the spans of turns.
+
+    Attributes:
+        name: Its name, which is also in the span's name.
+        description: What it does, in a sentence; empty: not said.
+        version: Its version, by which spans of two versions can be told apart; empty: not said.
+    """
+
+    name: str = "agent"
+    description: str = ""
+    version: str = ""
+
+
 class Conventions:
     """Maps spans to names and attributes.
 
     Args:
-        agent_name: The name in the spans of turns.
+        agent: The agent in the spans of turns.
         capture_content: Whether prompts, arguments, outputs and error texts may be sent, and what a
             generation has of its conversation.
     """
 
-    def __init__(self, agent_name: str, capture_content: Capture) -> None:
-        self._agent_name = agent_name
+    def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
+        self._described = agent
         self._capture = bool(capture_content)
         self._whole = capture_content != "reference"
 
@@ -93,7 +113,7 @@ class Conventions:
             case Episode() as episode:
                 return _episode(episode)
             case RunTurn() as run:
-                return f"invoke_agent {self._agent_name}", self._agent(run, event.asks)
+                return f"invoke_agent {self._described.name}", self._agent(run, event.asks)
             case ToolSession(servers=servers, max_iterations=most):
                 session: Attributes = {"grue.servers": list(servers), "grue.max_iterations": most}
                 return "agent-tool-calling-session", session
@@ -108,7 +128,9 @@ class Conventions:
         asked = (SystemText(run.system), UserText(run.user, attachments=run.images))
         return {
             "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": self._agent_name,
+            "gen_ai.agent.name": self._described.name,
+            "gen_ai.agent.description": self._described.description or None,
+            "gen_ai.agent.version": self._described.version or None,
             "gen_ai.output.type": None if run.answer is None else "json",
             "grue.turn": run.turn,
             **_request(asks or ModelAsked(model="")),
@@ -258,6 +280,7 @@ def _mcp(use: ToolUse) -> Attributes:
         "mcp.protocol.version": use.protocol_version,
         "network.transport": "tcp" if by_http else "pipe",
         "network.protocol.name": "http" if by_http else None,
+        "network.protocol.version": _HTTP_VERSION if by_http else None,
         **_address(use.address),
     }
 

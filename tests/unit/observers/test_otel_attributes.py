@@ -12,7 +12,7 @@ from golden import check_golden
 from grue.messages import RequestCompletion, RequireAnswer, ToolCall, ToolCallResult, ToolDefinition
 from grue.observers.conversations import AsSent
 from grue.observers.otel import OtelObserver
-from grue.observers.otel_attributes import Conventions
+from grue.observers.otel_attributes import AgentDescription, Conventions
 from grue.observers.otel_content import tool_definitions
 from grue.observers.spans import Generation, SpanClosed, SpanOpened, ToolUse, Verdict
 from grue.protocol.tool_calls import record
@@ -31,7 +31,8 @@ def recorded(capture: Any = True, **given: Any) -> list[Any]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    observer = OtelObserver(provider, capture_content=capture)
+    agent = AgentDescription("agent", "Explores the cave.", "2.1")
+    observer = OtelObserver(provider, capture_content=capture, agent_name=agent)
     record_turn(observer, **given)
     assert observer.close(DEADLINE_S)
     provider.shutdown()
@@ -59,7 +60,7 @@ def test_agent_model_and_tool_spans_have_no_difference_to_the_conventions() -> N
 
 def test_a_server_over_pipes_has_no_address() -> None:
     tool = recorded(address="")[4]
-    http = ["server.address", "server.port", "network.protocol.name"]
+    http = ["server.address", "server.port", "network.protocol.name", "network.protocol.version"]
     assert differences(MCP_TOOL, tool.attributes, ["error.type", "rpc.response.status_code", *http]) == []
     assert tool.attributes["network.transport"] == "pipe"
 
@@ -130,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 def closed(subject: Any, outcome: Any, verdict: Verdict) -> dict[str, Any]:
-    conventions = Conventions("agent", capture_content=True)
+    conventions = Conventions(AgentDescription("agent"), capture_content=True)
     event = SpanClosed(span=1, at=0.0, subject=subject, outcome=outcome, verdict=verdict)
     return {name: value for name, value in conventions.ending(event).items() if value is not None}
 
@@ -152,7 +153,7 @@ def test_a_json_rpc_error_is_the_type_of_the_error() -> None:
 def test_a_function_of_the_hosts_is_no_mcp_request() -> None:
     use = ToolUse(call_id="c1", name="own.roll", server="own", tool="roll", arguments={}, description="Roll.")
     event = SpanOpened(span=1, parent=None, at=0.0, turn=1, subject=use)
-    _, begun = Conventions("agent", capture_content=True).beginning(event)
+    _, begun = Conventions(AgentDescription("agent"), capture_content=True).beginning(event)
     span = {name: value for name, value in begun.items() if value is not None}
     assert differences(TOOL, span, absent=["error.type", "gen_ai.tool.call.result"]) == []
 
@@ -162,7 +163,7 @@ def test_only_openai_has_attributes_of_openai() -> None:
     request = RequestCompletion(conversation="t", request=1, new=(), mode=RequireAnswer())
     subject = Generation(request=request, asks=asks, sent=AsSent(said=(), fresh=0))
     event = SpanOpened(span=1, parent=None, at=0.0, turn=1, subject=subject)
-    _, begun = Conventions("agent", capture_content=False).beginning(event)
+    _, begun = Conventions(AgentDescription("agent"), capture_content=False).beginning(event)
     assert [name for name, value in begun.items() if name.startswith("openai.") and value is not None] == []
     assert begun["gen_ai.provider.name"] == "anthropic"
 

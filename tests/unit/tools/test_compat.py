@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 COMPAT = Path(__file__).resolve().parents[3] / "tools" / "compat"
@@ -104,3 +105,28 @@ def test_the_list_is_long_enough_and_every_name_is_there_once() -> None:
     assert len(parts.SERVERS) >= 20
     assert len([part for part in parts.ENDPOINTS if part.registry != "grue"]) >= 8
     assert all(part.tool or part.no_call for part in parts.SERVERS)
+
+
+_LISTENS = """
+import http.server, subprocess, sys
+away = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open("child", "w").write(str(away.pid))
+handler = http.server.SimpleHTTPRequestHandler
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="processes that leave their group are found on Linux only"
+)
+def test_a_program_is_killed_with_what_has_left_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+    monkeypatch.syspath_prepend(str(COMPAT))
+    trial = load("try_server")
+    port = trial.free_port()
+    with trial.started([sys.executable, "-c", _LISTENS, str(port)], {}, tmp_path, port):
+        child = psutil.Process(int((tmp_path / "child").read_text()))
+        assert child.is_running()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
