@@ -2,6 +2,7 @@
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -17,8 +18,8 @@ MCP_SERVER = (sys.executable, "-I", "-S", str(HERE / "servers" / "plain_server.p
 class Worker:
     """A child process that answers each line on its standard input with a line of JSON."""
 
-    def __init__(self, script: str, *args: str) -> None:
-        command = (sys.executable, str(HERE / script), *args)
+    def __init__(self, script: str, *args: str, python: Path | str = sys.executable) -> None:
+        command = (str(python), str(HERE / script), *args)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True)
 
@@ -48,14 +49,18 @@ class Worker:
 class ChatServer:
     """The scripted chat completions server, running."""
 
-    def __init__(self, port: int) -> None:
-        self._root = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, certificate: Path | None = None) -> None:
+        self._root = f"http{'s' if certificate else ''}://127.0.0.1:{port}"
         self.base_url = f"{self._root}/v1"
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if certificate:
+            trusting = ssl.create_default_context(cafile=str(certificate))
+            handlers.append(urllib.request.HTTPSHandler(context=trusting))
+        self._opener = urllib.request.build_opener(*handlers)
 
-    def received(self) -> Mapping[str, int]:
-        """Return the `requests` and their `bytes` since this was asked last."""
-        counted: dict[str, int] = self._get("sent")
+    def received(self) -> Mapping[str, Any]:
+        """Return the `requests` and their `bytes` since this was asked last, and when the first came in."""
+        counted: dict[str, Any] = self._get("sent")
         return counted
 
     def last(self) -> object:
@@ -68,14 +73,21 @@ class ChatServer:
 
 
 @contextmanager
-def chat_server() -> Iterator[ChatServer]:
-    """Run the chat server in a process of its own."""
-    command = (sys.executable, str(HERE / "servers" / "chat_server.py"))
+def chat_server(*, delay_ms: float = 0.0, certificate: Path | None = None) -> Iterator[ChatServer]:
+    """Run the chat server in a process of its own.
+
+    Args:
+        delay_ms: From each request to its reply.
+        certificate: A key and its certificate, for HTTPS.
+    """
+    command = [sys.executable, str(HERE / "servers" / "chat_server.py"), "--delay-ms", str(delay_ms)]
+    if certificate:
+        command += ["--certificate", str(certificate)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True) as process:
         assert process.stdout is not None
         try:
-            yield ChatServer(int(process.stdout.readline()))
+            yield ChatServer(int(process.stdout.readline()), certificate)
         finally:
             process.communicate()
 

@@ -81,6 +81,12 @@ class Effort(NamedTuple):
     fleet: tuple[int, int] = (60, 6)
     fleet_rounds: int = 3
     fleet_many: tuple[int, int] = (100, 10_000)
+    reply_ms: float = 300.0
+    boots_s: tuple[float, ...] = (0.3, 0.6, 1.2)
+    boot_rounds: int = 4
+    boot_turns: int = 4
+    one_shots: int = 15
+    batch: int = 40
 
 
 QUICK = Effort(
@@ -98,6 +104,12 @@ QUICK = Effort(
     fleet=(4, 1),
     fleet_rounds=1,
     fleet_many=(10, 20),
+    reply_ms=20.0,
+    boots_s=(0.05,),
+    boot_rounds=1,
+    boot_turns=1,
+    one_shots=1,
+    batch=2,
 )
 
 

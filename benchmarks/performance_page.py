@@ -5,7 +5,8 @@
     .venv/bin/python benchmarks/performance_page.py     show
 
 Tables stand between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. A file of figures that is not there leaves
-its tables as they are; so does a run of some parts with the table of all bars, which is one run's.
+its tables as they are. A run of some parts (`run.py --only fleet,fleet_rate`) fills the tables of these parts
+and leaves the others, and the table of all bars, which is one run's.
 """
 
 import json
@@ -25,7 +26,7 @@ from tables import loaded, markdown
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
-SECTIONS = ("turn", "cold", "episode", "frames", "fleet", "fleet_rate")
+SECTIONS = ("turn", "cold", "episode", "boots", "one_shot", "map", "frames", "fleet", "fleet_rate")
 """Of `run.py`, those whose figures the page shows."""
 
 
@@ -143,13 +144,14 @@ def _from_results(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _figures(section: Mapping[str, Any]) -> str:
-    """Return the figures of a section, and below them its facts and the load."""
+    """Return the figures of a section, and below them its facts, its bars and the load."""
     figures = [
         (item["label"], item["unit"], *(_rounded(item[key]) for key in ("median", "low", "high")))
         for item in section["figures"]
     ]
     heads = ("what", "unit", "median", "a quarter below", "a quarter above")
     facts = [f"- {label}: {value}" for label, value in section["facts"].items()]
+    facts += [_bar_in_words(_bar(values)) for values in section["bars"]]
     below = [*facts, f"- load average of the machine: {section['load']}"]
     return f"{_table(heads, figures)}\n\n" + "\n".join(below)
 
@@ -195,6 +197,10 @@ def _machine(results: Mapping[str, Any]) -> str:
 
 def _bar(values: Mapping[str, Any]) -> Bar:
     return Bar(**{name: values[name] for name in Bar._fields})
+
+
+def _bar_in_words(bar: Bar) -> str:
+    return f"- bar: {bar.label}: {bar.measured}, {bar.bound}: {'met' if bar.met else '**missed**'}"
 
 
 def _rounded(value: float) -> str:

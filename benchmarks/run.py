@@ -1,6 +1,6 @@
 """Measure what grue costs, beside what it takes the place of, and say which bars it meets.
 
-    make bench                                 all of it, about twelve minutes
+    make bench                                 all of it, about twenty minutes
     python benchmarks/run.py --only turn,ask   some of it
     python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
 
@@ -16,6 +16,8 @@ import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from batches import map_section
+from boots import boots_section
 from conversations import conversation_section
 from episodes import episode_section
 from fleet_rate import rate_section
@@ -25,6 +27,7 @@ from large import large_section
 from manager import manager_section
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
 from messaging import ask_section, record_section
+from one_shot import one_shot_section
 from scaling import agents_section, long_turn_section, many_turns_section
 from sessions import sessions_section
 from start_up import import_section, version_section
@@ -34,6 +37,9 @@ from windows import window_section
 SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "turn": turn_section,
     "episode": episode_section,
+    "boots": boots_section,
+    "one_shot": one_shot_section,
+    "map": map_section,
     "frames": frames_section,
     "sessions": sessions_section,
     "manager": manager_section,

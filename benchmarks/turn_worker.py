@@ -3,10 +3,11 @@
     python benchmarks/turn_worker.py SIDE BASE_URL MODEL TRACE_FILE COMMAND...
 
 SIDE is `floor`, `script`, or a way to use grue: `grue` (default settings), and with `lifetime="episode"`
-`fresh`, `ahead`, `kept`, and `functions` (function tools). COMMAND is the MCP server's. One turn for each
-line on standard input; the answer is a line of JSON: seconds by the clock (`wall_s`), this process's own
-processor time (`cpu_s`), and its highest memory so far (`peak_mb`). All sides are driven in this way, so that
-none pays for another's imports, garbage or threads.
+`fresh`, `ahead`, `kept`, `presumed` (the tools as the turn before saw them), `beside` (that, and the next
+turn's server is started beside this turn), and `functions` (function tools). COMMAND is the MCP server's. One
+turn for each line on standard input; the answer is a line of JSON: seconds by the clock (`wall_s`), this
+process's own processor time (`cpu_s`), and its highest memory so far (`peak_mb`). All sides are driven in
+this way, so that none pays for another's imports, garbage or threads.
 """
 
 import json
@@ -84,6 +85,8 @@ TURNS: dict[str, Callable[[str, str, Path, Sequence[str]], Callable[[], str]]] =
     "fresh": partial(grue_turn, lifetime="episode"),
     "ahead": partial(grue_turn, lifetime="episode", spawn_ahead=True),
     "kept": partial(grue_turn, lifetime="episode", keep_sessions=True),
+    "presumed": partial(grue_turn, lifetime="episode", presume_tools="seen"),
+    "beside": partial(grue_turn, lifetime="episode", presume_tools="seen", spawn_ahead="beside"),
     "functions": functions_turn,
 }
 

@@ -6,7 +6,7 @@ import selectors
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,12 +26,12 @@ class WorkerError(Exception):
 class WorkerProcess:
     """A child process that answers each line on its standard input with a line of JSON."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         pipe = subprocess.PIPE
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process, see __exit__
         kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._said, env=kept, bufsize=0
+            command, stdin=pipe, stdout=pipe, stderr=self._said, env={**kept, **(environ or {})}, bufsize=0
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

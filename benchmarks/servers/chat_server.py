@@ -6,14 +6,20 @@ runs as a process of its own, so that none of its work counts with the caller's,
 when its input ends. Each reply, streamed or not, is one write without Nagle's delay; in two packets, or with
 the delay, every request would take 40 ms longer.
 
-`GET /sent` returns the requests and bytes that came in since it was asked last, `GET /last` the last message
-of the last request.
+With `--delay-ms 300` each reply is sent 300 ms after its request. With `--certificate FILE` it serves HTTPS.
+
+`GET /sent` returns the requests and bytes that came in since it was asked last, and when the first of these
+requests began to come in: `time.perf_counter()`, which is the same clock in all processes of a Linux machine.
+`GET /last` returns the last message of the last request.
 """
 
+import argparse
 import asyncio
 import itertools
 import json
+import ssl
 import sys
+import time
 from typing import Any, ClassVar
 
 FINAL = "final_answer"
@@ -81,15 +87,19 @@ def _finish(message: dict[str, Any]) -> str:
 class Connection(asyncio.Protocol):
     """One connection, kept alive; asyncio turns Nagle's delay off."""
 
-    received: ClassVar = {"requests": 0, "bytes": 0}
+    delay_s: ClassVar = 0.0
+    received: ClassVar[dict[str, float]] = {"requests": 0, "bytes": 0, "first_at": 0.0}
     last: ClassVar[dict[str, Any]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._unread = bytearray()
+        self._began_at = 0.0
 
     def data_received(self, chunk: bytes) -> None:
+        if not self._unread:
+            self._began_at = time.perf_counter()
         self._unread += chunk
         while (end := self._unread.find(b"\r\n\r\n")) >= 0:
             head = bytes(self._unread[:end]).decode("latin-1").split("\r\n")
@@ -99,12 +109,18 @@ class Connection(asyncio.Protocol):
                 return
             body = bytes(self._unread[end + 4 : whole])
             del self._unread[:whole]
-            self._reply(*self._answer(head[0].split()[1], body))
+            answer = self._answer(head[0].split()[1], body)
+            if body and self.delay_s:
+                asyncio.get_running_loop().call_later(self.delay_s, self._reply, *answer)
+            else:
+                self._reply(*answer)
 
     def _answer(self, path: str, body: bytes) -> tuple[str, bytes]:
         if not body:
             return "application/json", json.dumps(self._told(path)).encode()
         request = json.loads(body)
+        if not self.received["requests"]:
+            self.received["first_at"] = self._began_at
         self.received["requests"] += 1
         self.received["bytes"] += len(body)
         self.last.update(message=request["messages"][-1])
@@ -116,7 +132,7 @@ class Connection(asyncio.Protocol):
         if path == "/last":
             return self.last
         counted = dict(self.received)
-        self.received.update(requests=0, bytes=0)
+        self.received.update(requests=0, bytes=0, first_at=0.0)
         return counted
 
     def _reply(self, kind: str, body: bytes) -> None:
@@ -126,8 +142,17 @@ class Connection(asyncio.Protocol):
 
 async def main() -> None:
     """Serve until standard input ends."""
+    parser = argparse.ArgumentParser(description="A scripted chat completions endpoint.")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="time from a request to its reply")
+    parser.add_argument("--certificate", help="file with a key and its certificate: serve HTTPS")
+    options = parser.parse_args()
+    Connection.delay_s = options.delay_ms / 1e3
+    tls = None
+    if options.certificate:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(options.certificate)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(Connection, "127.0.0.1", 0, backlog=512)
+    server = await loop.create_server(Connection, "127.0.0.1", 0, backlog=512, ssl=tls)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await loop.run_in_executor(None, sys.stdin.read)

@@ -19,7 +19,7 @@ pytest.importorskip("mcp")
 
 
 HANG_S = 600
-"""A quick run of all eighteen sections takes a minute and a half alone; other tests run beside it."""
+"""A quick run of all twenty-one sections takes two minutes alone; other tests run beside it."""
 
 
 def python(*args: str | Path) -> str:
@@ -95,14 +95,16 @@ def test_every_part_runs_and_is_stored(quick_run: Ran) -> None:
     assert all(section["load"] >= 0 for section in sections.values())
     (cold,) = sections["cold"]["bars"]
     assert (cold["label"], cold["limit"]) == ("a cold first turn, ratio to the script", 1.0)
+    dropped = {name: sections[name]["bars"][-1] for name in ("boots", "one_shot")}
+    assert [(bar["value"], bar["limit"]) for bar in dropped.values()] == [(0, 0), (0, 0)]
     assert {bar["label"]: bar["met"] for bar in sections["many"]["bars"]} == {
         f"many turns, {what} grown by": True for what in HELD
     }
 
 
 SECTIONS = [
-    *("turn", "episode", "frames", "sessions", "manager", "cold", "import", "version", "ask", "record"),
-    *("long", "talk", "window", "agents", "many", "large", "fleet", "fleet_rate"),
+    *("turn", "episode", "boots", "one_shot", "map", "frames", "sessions", "manager", "cold", "import"),
+    *("version", "ask", "record", "long", "talk", "window", "agents", "many", "large", "fleet", "fleet_rate"),
 ]
 HELD = ["malloc in use", "Python's blocks", "resident less free", "descriptors", "threads", "processes"]
 """What the bars about many turns tell, in their order."""
@@ -146,7 +148,7 @@ def test_the_page_shows_a_run_of_all_parts(quick_run: Ran, page: Path) -> None:
     bars = between(page, "bars")
     assert "| a turn, ratio to the script | 1.004 x | at most 1 x | **missed** |\n" in bars
     assert all(f"| {bar['label']} |" in bars for section in run["sections"] for bar in section["bars"])
-    for name in ("turn", "cold", "episode", "frames"):
+    for name in ("turn", "cold", "episode", "frames", "boots", "one_shot"):
         shown = between(page, name)
         assert all(f"| {figure['label']} |" in shown for figure in sections[name]["figures"])
     facts = sections["frames"]["facts"]
@@ -158,6 +160,7 @@ def test_the_page_shows_a_run_of_all_parts(quick_run: Ran, page: Path) -> None:
     python(results.with_name("performance_page.py"))
     assert between(page, "bars") == bars
     assert "a frame is late" not in between(page, "frames")
+    assert "- bar: frames later at p95, lifetime turn: " in between(page, "frames")
 
 
 def test_curves_are_measured_and_shown(page: Path) -> None:

@@ -1,0 +1,103 @@
+"""`Runner.map` over a real server that takes long to start: how close to its bound does a batch come?"""
+
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from children import HERE, Worker, chat_server
+from measuring import Bar, Effort, Section, figure, interleave
+from turns import boot_ms
+
+sys.path.append(str(HERE / "peers"))
+
+from sides import servers
+
+SIDES = {
+    "functions": "function tools, no server",
+    "beside": 'spawn_ahead="beside"',
+    "presumed": "presumed listings alone",
+    "fresh": "a session each turn",
+}
+MODEL = "calls-1"
+CONCURRENCY = 2
+ROUNDS = 3
+QUICK = ("functions", "beside")
+"""All that the bars need."""
+
+TITLE = "A batch of turns over npm's sequential-thinking, two at a time"
+
+
+def map_section(effort: Effort) -> Section:
+    """Compare a batch with its bound (at least 0.9 of it)."""
+    node = next(server for server in servers() if server.name == "node")
+    if node.absent:
+        return Section(
+            "map", TITLE, f"Not measured: {node.absent}.", [], facts={"not measured": "no npm server"}
+        )
+    quick = effort.batch < 10
+    sides = QUICK if quick else tuple(SIDES)
+    rounds = 1 if quick else ROUNDS
+    with chat_server(delay_ms=effort.reply_ms) as chat, tempfile.TemporaryDirectory() as folder:
+        with ExitStack() as stack:
+            workers = {
+                side: stack.enter_context(
+                    Worker(
+                        "map_worker.py",
+                        *(side, chat.base_url, MODEL, str(Path(folder, f"{side}.jsonl")), str(CONCURRENCY)),
+                        *node.command,
+                    )
+                )
+                for side in sides
+            }
+            for side, worker in workers.items():
+                _batch_ms(side, worker, CONCURRENCY)  # not counted: it sees the listing
+            took = interleave(
+                rounds, {side: partial(_batch_ms, side, workers[side], effort.batch) for side in sides}
+            )
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            boots = [boot_ms(node.command) for _ in range(rounds + 1)]
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        dropped = sum(trace.read_text().count('"ReplyDropped"') for trace in Path(folder).glob("*.jsonl"))
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return _section(took, boots, cpu_s * 1e3 / len(boots), dropped, effort)
+
+
+def _section(
+    took: Mapping[str, Sequence[float]], boots: Sequence[float], cpu_ms: float, dropped: int, effort: Effort
+) -> Section:
+    cores = os.cpu_count() or 1
+    boot, busy = median(boots), cpu_ms * CONCURRENCY / cores
+    bounds = [max(turn, boot, busy) for turn in took["functions"]]
+    reached = median(bound / turn for bound, turn in zip(bounds, took["beside"], strict=True))
+    return Section(
+        "map",
+        TITLE,
+        f"Measured: wall time of a batch of {effort.batch} turns with a tool call, times {CONCURRENCY}, by "
+        f"its turns; sides in turn; each reply takes {effort.reply_ms:.0f} ms; trace in a file. The bound "
+        "is the largest of a turn without a server, the server's boot, and the boot's processor time times "
+        f"{CONCURRENCY} by the cores.",
+        [
+            *(figure(SIDES[side], "ms", times) for side, times in took.items()),
+            figure("spawn to first answer", "ms", boots),
+            figure("the bound", "ms", bounds),
+        ],
+        [
+            Bar("map, beside: part of the bound that is reached", reached, 0.9, "x", at_least=True),
+            Bar("map, replies dropped", dropped, 0),
+        ],
+        {"the server's processor time to boot and end": f"{cpu_ms:.0f} ms"},
+    )
+
+
+def _batch_ms(side: str, worker: Worker, turns: int) -> float:
+    """Return the milliseconds of a turn, in a slot of the batch."""
+    report = worker.ask(str(turns))
+    if report["done"] != turns:
+        raise RuntimeError(f"{side}: {report['done']} of {turns} turns were answered")
+    return float(report["wall_s"]) * 1e3 * CONCURRENCY / turns

@@ -1,0 +1,166 @@
+"""Turns back to back, with servers that take long to start: what of their start does a turn wait for?
+
+The sides take turns, each with a few turns in a row without a pause. What a side has started for a turn that
+does not come ends its boot in a pause, before the next side begins.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+from children import HERE, MCP_SERVER, ChatServer, chat_server
+from measuring import Bar, Effort, Figure, Section, figure, ratio
+from turns import boot_ms
+
+sys.path.append(str(HERE / "peers"))
+
+from sides import TURNS as PEERS
+from worker_process import WorkerError, WorkerProcess
+
+SIDES = {
+    "functions": "function tools, no server",
+    "beside": 'spawn_ahead="beside"',
+    "presumed": "presumed listings alone",
+    "script": "hand-written script",
+}
+PEERS_SHOWN = ("pydantic-ai", "openai-agents", "langgraph")
+"""Measured where `make bench-peers` has installed them."""
+
+MODEL = "calls-1"
+LEAD_IN = 2
+"""Turns of `beside` in each row that do not count: the spare of the first one had the pause to start in."""
+
+
+class Rows(NamedTuple):
+    """What was measured with one server and one model.
+
+    Attributes:
+        took: Milliseconds of a turn, by side: the mean of each row of turns.
+        boots: Milliseconds from a spawn of the server to its first answer, one for each round.
+        failed: Peers that failed, and why.
+        dropped: Replies that grue dropped.
+    """
+
+    took: Mapping[str, Sequence[float]]
+    boots: Sequence[float]
+    failed: Mapping[str, str]
+    dropped: int
+
+
+def boots_section(effort: Effort) -> Section:
+    """Compare turns back to back (bars: see `_bars`)."""
+    figures: list[Figure] = []
+    bars: list[Bar] = []
+    facts: dict[str, str] = {}
+    dropped = 0
+    loads = [(boot_s, effort.reply_ms) for boot_s in effort.boots_s]
+    if len(effort.boots_s) > 1:
+        # A model that answers at once hides nothing. One of the servers is enough to see that.
+        loads.append((effort.boots_s[1], 0.0))
+    for boot_s, reply_ms in loads:
+        rows = _measured(boot_s, reply_ms, effort)
+        head = f"{boot_s:g} s, {reply_ms:.0f} ms: "
+        figures += [figure(head + _label(side), "ms", took) for side, took in rows.took.items()]
+        figures.append(figure(f"{head}spawn to first answer", "ms", rows.boots))
+        if reply_ms:
+            bars += _bars(f"{boot_s:g} s, ", rows, reply_ms)
+        facts |= {f"{name} failed": why for name, why in rows.failed.items()}
+        dropped += rows.dropped
+    return Section(
+        "boots",
+        "Back to back: turns with a tool call and a server that takes long to start",
+        "Measured: wall time of a turn, the mean of a few in a row without a pause; sides in turn, after a "
+        "turn that does not count; trace in a file. The server uses so many seconds of processor "
+        "time before it answers, and each reply of the model takes so many milliseconds. The bounds are "
+        "computed from each round's own figures: with presumed listings alone max(boot, first reply) and the "
+        "rest of the turn without a server; with a server started beside the turn max(turn, boot).",
+        figures,
+        [*bars, Bar("boots, replies dropped", dropped, 0)],
+        facts,
+    )
+
+
+def _measured(boot_s: float, reply_ms: float, effort: Effort) -> Rows:
+    command = (*MCP_SERVER, "--boot-s", str(boot_s))
+    with (
+        chat_server(delay_ms=reply_ms) as chat,
+        tempfile.TemporaryDirectory() as folder,
+        ExitStack() as stack,
+    ):
+        started = {
+            side: stack.enter_context(WorkerProcess(words))
+            for side, words in _commands(chat, Path(folder), command)
+        }
+        failed = _warm_up(started, chat)
+        took: dict[str, list[float]] = {side: [] for side in started if side not in failed}
+        boots = []
+        for number in range(effort.boot_rounds):
+            boots.append(boot_ms(command))
+            for side in _rotated([*took], number):
+                took[side].append(_row_ms(side, started[side], effort.boot_turns))
+                if side == "beside":
+                    time.sleep(2 * boot_s)
+        dropped = sum(trace.read_text().count('"ReplyDropped"') for trace in Path(folder).glob("*.jsonl"))
+    return Rows(took, boots, failed, dropped)
+
+
+def _warm_up(started: Mapping[str, WorkerProcess], chat: ChatServer) -> dict[str, str]:
+    """Let each side run a turn, and return the peers that cannot, each with the reason."""
+    failed = {}
+    for side, worker in started.items():
+        chat.received()
+        try:
+            answer, requests = worker.ask()["answer"], chat.received()["requests"]
+            if (answer, requests) != ("done", 2):
+                raise WorkerError(f"{requests} requests, answer {answer!r}")
+        except WorkerError as error:
+            if side in SIDES:
+                raise
+            failed[side] = str(error)
+    return failed
+
+
+def _commands(chat: ChatServer, folder: Path, server: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each side with the command of its worker."""
+    ours = [sys.executable, str(HERE / "turn_worker.py")]
+    for side in SIDES:
+        yield side, [*ours, side, chat.base_url, MODEL, str(folder / f"{side}.jsonl"), *server]
+    for peer in PEERS:
+        if peer.name in PEERS_SHOWN and peer.installed:
+            yield peer.name, [*peer.command, chat.base_url, MODEL, *server]
+
+
+def _row_ms(side: str, worker: WorkerProcess, turns: int) -> float:
+    for _ in range(LEAD_IN if side == "beside" else 0):
+        worker.ask()
+    # A peer's turns are alike and slow; half as many do.
+    count = turns if side in SIDES else max(1, turns // 2)
+    return fmean(worker.ask()["wall_s"] * 1e3 for _ in range(count))
+
+
+def _rotated(names: Sequence[str], by: int) -> list[str]:
+    shift = by % len(names)
+    return [*names[shift:], *names[:shift]]
+
+
+def _bars(what: str, rows: Rows, reply_ms: float) -> list[Bar]:
+    """Return what each way may cost above its bound: 10 ms, and 2 %."""
+    functions = rows.took["functions"]
+    presumed = [
+        max(boot, reply_ms) + turn - reply_ms for boot, turn in zip(rows.boots, functions, strict=True)
+    ]
+    beside = [max(boot, turn) for boot, turn in zip(rows.boots, functions, strict=True)]
+    over = [took - bound for took, bound in zip(rows.took["presumed"], presumed, strict=True)]
+    return [
+        Bar(f"boots, {what}presumed, over its bound", median(over), 10, "ms"),
+        Bar(f"boots, {what}beside, ratio to its bound", ratio(rows.took["beside"], beside), 1.02, "x"),
+    ]
+
+
+def _label(side: str) -> str:
+    return SIDES.get(side, side)
