@@ -17,6 +17,14 @@ from grue.config.wiring import (
     turn_limits,
 )
 from grue.config.yaml_file import YamlDocument, parse_yaml, read_yaml
+from grue.config.yaml_tables import (
+    ModelTable,
+    ServersTable,
+    model_of,
+    policy_of,
+    servers_of,
+    servers_of_entries,
+)
 from grue.protocol.tool_lock import ToolLock
 
 __all__ = [
@@ -25,16 +33,22 @@ __all__ = [
     "Configured",
     "GameConfiguration",
     "MCPConfig",
+    "ModelTable",
     "RetrySettings",
+    "ServersTable",
     "ToolLock",
     "YamlDocument",
     "episode_budget",
     "from_configuration",
     "llm_settings",
+    "model_of",
     "on_tool_drift",
     "parse_yaml",
+    "policy_of",
     "read_servers",
     "read_yaml",
+    "servers_of",
+    "servers_of_entries",
     "to_tool_server",
     "tool_lock",
     "tool_policy_of",

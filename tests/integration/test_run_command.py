@@ -23,7 +23,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("example")
     shutil.copytree(EXAMPLE.parent, here / "agent")
     agent = here / "agent" / "agent.yaml"
-    agent.write_text(agent.read_text().replace("${workspaceFolder}/../../..", str(EXAMPLE.parents[3])))
+    agent.write_text(agent.read_text().replace("command: npx", "command: grue-no-npx"))
     (here / "agent" / "workspace" / "report.md").unlink(missing_ok=True)
     done = grue("run", "agent/agent.yaml", "--offline", "--run-dir", "run", cwd=here)
     (here / "stdout").write_text(done.stdout)

@@ -125,13 +125,15 @@ def test_the_npm_server_for_files_reads_and_writes(tmp_path: Path) -> None:
     assert (tmp_path / "b.txt").read_text() == "bye"
 
 
-def test_the_example_is_solved_with_the_npm_server_for_files(tmp_path: Path) -> None:
+def test_the_example_uses_the_npm_server_for_files_where_node_is_there(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE.parent, tmp_path / "agent")
     workspace = tmp_path / "agent" / "workspace"
     (workspace / "report.md").unlink(missing_ok=True)
-    config = load_config(tmp_path / "agent" / "agent_with_node.yaml")
-    files = npm_server("filesystem", str(workspace))
-    config.servers = {"think": bundled_server(), "files": replace(files, name="files")}
+    config = load_config(tmp_path / "agent" / "agent.yaml")
+    files, npx = npm_server("filesystem", str(workspace)), config.servers["files"]
+    assert isinstance(npx, StdioServer)
+    assert (npx.command, npx.args[-1], files.args[-1]) == ("npx", str(workspace), str(workspace))
+    config.servers["files"] = replace(files, name="files")
     _choose_model(config, RunOptions(offline=True))
     result = Orchestrator(config).run(config.task)
     assert result.succeeded, result.detail

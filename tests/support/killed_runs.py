@@ -60,7 +60,7 @@ def one(folder: Path, chance: random.Random) -> dict[str, object]:
     """Kill a run once or twice, resume it, and return what it has left."""
     shutil.copytree(EXAMPLE.parent, folder)
     agent = folder / "agent.yaml"
-    agent.write_text(agent.read_text().replace("${workspaceFolder}/../../..", str(EXAMPLE.parents[3])))
+    agent.write_text(agent.read_text().replace("command: npx", "command: grue-no-npx"))
     (folder / "workspace" / "report.md").unlink(missing_ok=True)
     run, log, kills = folder / "run", folder / "log", 0
     pid = forked(RunOptions(agent=agent, offline=True, run_dir=run, output="quiet"), log)

@@ -14,6 +14,7 @@ from grue.cli.recorded_options import started_options
 from grue.cli.run_story import RunLines, RunStory
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
+from grue.connections import ToolServer
 from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.hosts.skill_agent.past import read_run
@@ -25,6 +26,7 @@ from grue.offline import MODEL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_
 from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Recorder
 from grue.terminal_approval import ask_at_terminal
+from grue.tool_sessions.server_specs import StdioServer
 
 OFFLINE_URL = "http://offline.invalid/v1"
 """Never requested: the scripted model answers instead."""
@@ -139,6 +141,7 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
         pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
         transport = ScriptedModelTransport(script=reply_to_task, pause_s=pause_s)
         config.llm = LlmEndpoint(llm, transport=transport)
+        config.servers = {name: _without_network(server) for name, server in config.servers.items()}
         return
     llm = structs.replace(llm, model=options.model or llm.model)
     if options.base_url is not None and options.base_url != llm.base_url:
@@ -150,6 +153,13 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
             f"There is no key for {shown_endpoint(llm.base_url)}: set {names} in the environment, name"
             " another endpoint with --base-url, or try the example with --offline."
         )
+
+
+def _without_network(server: ToolServer) -> ToolServer:
+    """Return a server that npx starts only from what is installed or in npm's cache; others unchanged."""
+    if not isinstance(server, StdioServer) or Path(server.command).name != "npx":
+        return server
+    return structs.replace(server, env={**server.env, "npm_config_offline": "true"})
 
 
 def _settings(options: RunOptions, path: Path) -> JsonObject:

@@ -8,9 +8,11 @@ import pytest
 from skill_runs import act, finish, scripted
 
 from grue.cli import run as run_module
-from grue.cli.run import EXAMPLE, STATUSES, RunOptions, run_task
+from grue.cli.run import EXAMPLE, STATUSES, RunOptions, _choose_model, run_task
 from grue.errors import MCPConfigError, TraceError
+from grue.hosts.skill_agent import load_config
 from grue.messages import CompletionReceived
+from grue.tool_sessions.server_specs import StdioServer
 from grue.traces import read_episode
 
 
@@ -92,6 +94,13 @@ def test_model_and_endpoint_can_be_chosen(
         result = run_task(RunOptions(task="x", model="other", base_url=server.base_url, stream=True))
     assert result.model == "other"
     assert "! " in capsys.readouterr().out, "the server that does not start is a problem in the story"
+
+
+def test_offline_npx_takes_nothing_from_the_network() -> None:
+    config = load_config(EXAMPLE)
+    _choose_model(config, RunOptions(offline=True))
+    env = {name: server.env for name, server in config.servers.items() if isinstance(server, StdioServer)}
+    assert env == {"think": {}, "files": {"npm_config_offline": "true"}}
 
 
 def test_ctrl_c_says_how_to_go_on(

@@ -22,6 +22,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The bundled example of a skill agent, without its server."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "docs" / "examples" / "skill_agent", tmp_path / "agent")
+    (tmp_path / "agent" / "workspace" / "report.md").unlink(missing_ok=True)
     return "agent/agent.yaml"
 
 

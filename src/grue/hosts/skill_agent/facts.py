@@ -67,6 +67,12 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
         return f"{error} Going on with {', '.join(self.goes_on_with) or 'no MCP tools'}."
 
 
+class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skillagent.McpServerAbsent"):
+    """A server that may be absent could not be connected. The run goes on as if it were not configured."""
+
+    level: ClassVar[LogLevel] = "info"
+
+
 class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
     """Two servers have a tool of the same name. The bare name means the one of `server`."""
 
@@ -97,40 +103,39 @@ class McpServersDisconnected(EventFact, frozen=True, kw_only=True, tag="skillage
         return f"MCP servers disconnected{f': {self.error}' if self.error else ''}"
 
 
-class McpToolCallStarted(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallStarted"):
+class _CallFact(EventFact, frozen=True, kw_only=True):
+    """Base of the facts about a call. `number` is that of its step; `tool_name` is as the model wrote it."""
+
+    turn: int
+    number: int
+    tool_name: str
+
+
+class McpToolCallStarted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallStarted"):
     """A tool is called."""
 
     event: ClassVar[str] = "mcp_tool_call_started"
 
-    turn: int
-    number: int
-    tool_name: str
     server_name: str
 
 
-class McpToolCallCompleted(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallCompleted"):
+class McpToolCallCompleted(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallCompleted"):
     """A tool has given a result; `status` is `failed` if the result is an error."""
 
     event: ClassVar[str] = "mcp_tool_call_completed"
 
-    turn: int
-    number: int
-    tool_name: str
     server_name: str
     status: StepStatus
     duration_s: float
     artifact: str = ""
 
 
-class McpToolCallFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
+class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.McpToolCallFailed"):
     """A tool gave no result: it timed out, its server died, or there was nothing to call."""
 
     event: ClassVar[str] = "mcp_tool_call_failed"
     level: ClassVar[LogLevel] = "warning"
 
-    turn: int
-    number: int
-    tool_name: str
     error: str
 
 
@@ -182,12 +187,17 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
     params: JsonObject
 
 
-class ActionsPlanned(Fact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
-    """The actions of a reply, before the first of them is carried out."""
+class _TurnFact(Fact, frozen=True, kw_only=True):
+    """Base of the facts about the actions of a turn, which are carried out after it."""
 
     between_turns: ClassVar[bool] = True
 
     turn: int
+
+
+class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ActionsPlanned"):
+    """The actions of a reply, before the first of them is carried out."""
+
     thought: str
     actions: tuple[PlannedAction, ...]
 
@@ -204,12 +214,9 @@ class ActionsPlanned(Fact, frozen=True, kw_only=True, tag="skillagent.ActionsPla
         return (LogLine("info", "actions_planned", f"Actions: {self.summary()}", self.log_fields()),)
 
 
-class StepStarted(Fact, frozen=True, kw_only=True, tag="skillagent.StepStarted"):
+class StepStarted(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepStarted"):
     """An action is carried out. It is on file before anything happens."""
 
-    between_turns: ClassVar[bool] = True
-
-    turn: int
     number: int
     action: str
     target: str
@@ -223,20 +230,16 @@ class StepStarted(Fact, frozen=True, kw_only=True, tag="skillagent.StepStarted")
         return ()
 
 
-class StepEnded(Fact, frozen=True, kw_only=True, tag="skillagent.StepEnded"):
+class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"):
     """The result of an action."""
 
-    between_turns: ClassVar[bool] = True
-
-    turn: int
     result: StepExecutionResult
 
     def summary(self) -> str:
         """Return number, status, and the error or the beginning of the output."""
         result = self.result
         said = result.error or result.output
-        shown = said if len(said) <= _SHORT else f"{said[: _SHORT - 1]}…"
-        return f"step {result.step}: {result.action} {result.status}{f': {shown}' if shown else ''}"
+        return f"step {result.step}: {result.action} {result.status}{f': {_short(said)}' if said else ''}"
 
     def severity(self) -> Severity:
         """Return how serious the status is."""
@@ -254,12 +257,9 @@ class StepEnded(Fact, frozen=True, kw_only=True, tag="skillagent.StepEnded"):
         return (LogLine(level, f"step_{self.result.status}", self.summary(), fields),)
 
 
-class ApprovalsAsked(Fact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
+class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
     """The policy asked about actions. `parked`: the run ends, and waits for decisions until `expires_at`."""
 
-    between_turns: ClassVar[bool] = True
-
-    turn: int
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()
     parked: bool = False
@@ -280,7 +280,7 @@ class RunStarted(facts.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeSt
     @property
     def title(self) -> str:
         """The beginning of the task."""
-        return self.task if len(self.task) <= _SHORT else f"{self.task[: _SHORT - 1]}…"
+        return _short(self.task)
 
 
 class RunEnded(facts.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
@@ -300,9 +300,14 @@ class RunEnded(facts.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"
         return f"{self.steps} steps"
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
+
+
 FACTS: tuple[type[Fact], ...] = (
     McpServersConnected,
     McpConnectionFailed,
+    McpServerAbsent,
     McpToolShadowed,
     McpServersDisconnected,
     McpToolCallStarted,

@@ -10,6 +10,7 @@ means that of the later server, and the other tool is listed as `server.tool`.
 
 import threading
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
@@ -19,7 +20,7 @@ from msgspec import Struct
 from grue import MCPError, MCPToolCallError, Recorder, ToolClient, ToolNotFound
 from grue.connections import ToolRoutes, ToolServer, tool_routes
 from grue.facts import Fact
-from grue.hosts.skill_agent.facts import McpConnectionFailed, McpToolShadowed
+from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.messages import (
     JsonObject,
     ServerFailure,
@@ -83,6 +84,7 @@ class McpManager:
     Args:
         tool_call_timeout_s: Time limit of a call that names none.
         on_connect_failure: `raise` if a server cannot be connected, and close the others; or `skip` it.
+        optional: Names of servers that are skipped if they cannot be connected, whatever that says.
         reconnect: Connect a server that has died once more, before the next call to it. The call that met its
             death is never repeated.
         recorder: Records the sessions' messages and this manager's facts; `None`: they are not recorded.
@@ -93,11 +95,13 @@ class McpManager:
         *,
         tool_call_timeout_s: float = 60.0,
         on_connect_failure: OnConnectFailure = "raise",
+        optional: AbstractSet[str] = frozenset(),
         reconnect: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
         self.tool_call_timeout_s = tool_call_timeout_s
         self.on_connect_failure: OnConnectFailure = on_connect_failure
+        self._optional = optional
         self._recorder = recorder or Recorder()
         self._max_reconnects = 1 if reconnect else 0
         self._connected: _Connected | None = None
@@ -235,9 +239,12 @@ class McpManager:
 
     def _refuse_or_skip(self, server: str, failure: ServerFailure, others: tuple[str, ...]) -> None:
         error = error_for(TurnFailed(turn=0, failure=failure))
-        if self.on_connect_failure == "raise":
+        if server in self._optional:
+            self._note(McpServerAbsent(server=server, error=str(error), goes_on_with=others))
+        elif self.on_connect_failure == "raise":
             raise error
-        self._note(McpConnectionFailed(server=server, error=str(error), goes_on_with=others))
+        else:
+            self._note(McpConnectionFailed(server=server, error=str(error), goes_on_with=others))
 
     def _note(self, fact: Fact) -> None:
         self._recorder.record(fact, sender="host")
@@ -247,9 +254,9 @@ def _as_servers(servers: Mapping[str, ToolServer | Mapping[str, object]]) -> dic
     entries = {name: server for name, server in servers.items() if isinstance(server, Mapping)}
     read: Mapping[str, ToolServer] = {}
     if entries:
-        from grue.hosts.skill_agent.configuration import read_servers  # it loads pydantic
+        from grue.settings import servers_of_entries  # it loads pydantic
 
-        read = read_servers(entries)
+        read = servers_of_entries(entries)
     usable: dict[str, ToolServer] = {}
     for name, server in servers.items():
         if not isinstance(server, Mapping):

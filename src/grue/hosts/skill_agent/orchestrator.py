@@ -217,6 +217,7 @@ class Orchestrator:
         manager = McpManager(
             tool_call_timeout_s=config.tool_call_timeout_s,
             on_connect_failure=config.on_connect_failure,
+            optional=config.optional_servers,
             reconnect=config.reconnect,
             recorder=run.recorder,
         )

@@ -84,6 +84,13 @@ def test_the_file_that_other_hosts_write_can_be_named_instead(tmp_path: Path) ->
     assert server.options.call_timeout_s == 7, "in that file it is the limit of a call"
 
 
+def test_a_server_may_be_absent(tmp_path: Path) -> None:
+    text = "mcp:\n  servers:\n    a: {command: a, required: false}\n    b: {command: b, required: true}"
+    config = load_config(write(tmp_path, text))
+    assert list(config.servers) == ["a", "b"]
+    assert config.optional_servers == {"a"}
+
+
 def test_with_mcp_off_the_variables_of_servers_need_not_be_set(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, DOCUMENT.replace("enabled: true", "enabled: false"))).servers == {}
 
@@ -98,6 +105,7 @@ def test_with_mcp_off_the_variables_of_servers_need_not_be_set(tmp_path: Path) -
         ("mcp:\n  servers:\n    g:\n      command: x\n      comand: y", 3, "unknown key 'comand'"),
         ("mcp:\n  servers:\n    g:\n      command: x\n      args: [1]", 5, "args[0] should be a string"),
         ("mcp:\n  servers:\n    g: {command: x, env: {T: '${GRUE_NOT_SET}'}}", 3, "GRUE_NOT_SET"),
+        ("mcp:\n  servers:\n    a: {command: x, required: 1}", 3, "a.required: it should be true or false"),
         ("mcp:\n  servers:\n    agent: {command: x}", 3, "the name is taken"),
         ("mcp:\n  config_file: x\n  servers: {a: {command: b}}", 2, "keep this or mcp.servers"),
         (

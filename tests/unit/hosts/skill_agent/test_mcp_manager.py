@@ -12,9 +12,17 @@ from typing import Any
 import pytest
 from transport_servers import faulty
 
-from grue import FunctionTools, MCPError, MCPServerStartupError, Recorder, ToolCallTimedOut, ToolServerDied
+from grue import (
+    FunctionTools,
+    MCPError,
+    MCPServerStartupError,
+    Recorder,
+    StdioServer,
+    ToolCallTimedOut,
+    ToolServerDied,
+)
 from grue.hosts.skill_agent import McpManager
-from grue.hosts.skill_agent.facts import McpConnectionFailed, McpToolShadowed
+from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.messages import OpenSession, SessionOpened, ToolCalled, ToolCallResult, ToolReturned
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
@@ -177,6 +185,21 @@ def test_a_server_that_cannot_be_connected_can_be_skipped_with_an_event() -> Non
     assert failed.goes_on_with == ("a",)
     assert failed.log_lines()[0].event == "mcp_connection_failed"
     assert "\n" not in failed.summary()
+
+
+def test_a_server_that_may_be_absent_is_left_out_without_a_warning() -> None:
+    recorder, seen = recorded()
+    absent = StdioServer(name="files", command="grue-no-npx")
+    with McpManager(recorder=recorder, optional={"files"}) as manager:
+        manager.connect_all({"files": absent, "a": fake("a", "look")})
+        assert manager.servers == ("a",)
+    (fact,) = (each.body for each in seen if isinstance(each.body, McpServerAbsent))
+    assert fact.server == "files"
+    assert (fact.mark(), fact.severity()) == ("", "")
+    assert [(line.event, line.level) for line in fact.log_lines()] == [("mcp_connection_failed", "info")]
+    required = McpManager(optional={"other"})
+    with pytest.raises(MCPServerStartupError):
+        required.connect_all({"files": absent, "a": fake("a", "look")})
 
 
 def test_closing_twice_does_nothing_and_connecting_twice_is_an_error() -> None:

@@ -1,0 +1,164 @@
+"""Tables that the YAML files of hosts share: the model, the MCP servers, the policy for tools.
+
+A host makes them fields of its own Struct, converts its file with `YamlDocument.convert`, and passes each
+table on to the function here that reads it. Errors name the file, the line and the key.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from grue.config.mcp_servers import MCPConfig, tool_servers
+from grue.config.settings import AgentSampling, GameConfiguration
+from grue.config.tool_policy import tool_policy_of
+from grue.config.wiring import llm_settings
+from grue.config.yaml_file import KeyPath, YamlDocument
+from grue.errors import MCPConfigError
+from grue.llm_transport.endpoint import LlmSettings
+from grue.tool_rules import ToolPolicy
+from grue.tool_sessions.server_specs import McpServer
+
+_MODEL_KEYS = {"name": "agent_model", "base_url": "client_base_url"}
+
+
+class ModelTable(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The table `model`. A key that is left out has the default of `pyproject.toml`'s."""
+
+    name: str = ""
+    base_url: str = ""
+    wire_format: Literal["chat_completions", "responses", "messages"] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    reasoning_effort: str | None = None
+    extra_headers: dict[str, str] = field(default_factory=dict)
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+
+class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The table `mcp`, which a host may extend.
+
+    Attributes:
+        enabled: Whether there are servers at all. If not, variables of their entries need not be set.
+        servers: The entries by name. `timeout_seconds` is the limit for connecting. With `required: false`
+            a server may be absent.
+        config_file: An `mcp_config.json` that is read in place of `servers`.
+    """
+
+    enabled: bool = True
+    servers: dict[str, Any] = field(default_factory=dict)
+    config_file: str | None = None
+
+
+def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSettings:
+    """Return the settings of a model, with the key of its endpoint from the environment.
+
+    Args:
+        document: The file.
+        keys: The keys that lead to the table.
+        table: The table.
+
+    Raises:
+        MCPConfigError: A value cannot be used.
+    """
+    sampling = {"temperature": table.temperature, "top_p": table.top_p, "max_tokens": table.max_tokens}
+    chosen = {"agent_model": table.name, "client_base_url": table.base_url}
+    try:
+        config = GameConfiguration(
+            **{name: value for name, value in chosen.items() if value},  # type: ignore[arg-type]
+            wire_format=table.wire_format,
+            agent_sampling=AgentSampling(**sampling, reasoning_effort=table.reasoning_effort),  # type: ignore[arg-type]
+            extra_headers=table.extra_headers,
+            extra_body=table.extra_body,
+            project_dir=document.path.parent,
+        )
+    except MCPConfigError as error:
+        name, _, problem = str(error).partition("\n")[0].partition(" ")
+        key = next((ours for ours, theirs in _MODEL_KEYS.items() if theirs == name), name)
+        where = (*keys, key)
+        raise document.error(where, f"{'.'.join(map(str, where))} {problem}") from error
+    return llm_settings(config)
+
+
+def servers_of(
+    document: YamlDocument, keys: KeyPath, table: ServersTable
+) -> tuple[dict[str, McpServer], frozenset[str]]:
+    """Return the servers in the order of the file, and the names of those that may be absent.
+
+    Args:
+        document: The file. Its folder is that of relative paths.
+        keys: The keys that lead to the table.
+        table: The table.
+
+    Raises:
+        MCPConfigError: An entry cannot be used, or a variable is not set.
+    """
+    if table.config_file is not None:
+        if table.servers:
+            name = ".".join(map(str, keys))
+            both = f"{name}.config_file: keep this or {name}.servers, not both."
+            raise document.error((*keys, "config_file"), both)
+        path = document.path.parent / table.config_file
+        return tool_servers(MCPConfig.from_file(path)) if table.enabled else {}, frozenset()
+    if not table.enabled or not table.servers:
+        return {}, frozenset()
+    entries = {
+        name: {key: value for key, value in entry.items() if key != "required"}
+        if isinstance(entry, dict)
+        else entry
+        for name, entry in table.servers.items()
+    }
+    servers = servers_of_entries(
+        entries, document.path, lambda inner: document.place((*keys, "servers", *inner))
+    )
+    optional = [name for name in servers if not _is_required(document, keys, name, table.servers[name])]
+    return servers, frozenset(optional)
+
+
+def servers_of_entries(
+    entries: Mapping[str, Any],
+    source: Path | None = None,
+    place: Callable[[KeyPath], str] = lambda _: "",
+) -> dict[str, McpServer]:
+    """Return servers, with every `${VAR}` replaced by the variable of the environment.
+
+    Their `timeout_seconds` is the limit for connecting.
+
+    Args:
+        entries: The servers by name. A server that is disabled is left out.
+        source: The file that has them; `None`: none.
+        place: Returns what an error about an entry begins with, given the keys that lead to it.
+
+    Raises:
+        MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.
+    """
+    renamed = {"timeout_seconds": "startup_timeout_seconds"}
+    config = MCPConfig.from_mapping(entries, source=source, place=place, renamed=renamed)
+    return tool_servers(config, place)
+
+
+def policy_of(document: YamlDocument, keys: KeyPath, table: Mapping[str, Any]) -> ToolPolicy:
+    """Return the policy that a table describes.
+
+    Raises:
+        MCPConfigError: A key is unknown, or a value cannot be used.
+    """
+    name = ".".join(map(str, keys))
+    try:
+        return tool_policy_of(table, document.path, name)
+    except MCPConfigError as error:
+        problem = str(error).removeprefix(f"{document.path}: [{name}] ")
+        rule = re.match(r"rules?,? (?:number )?(\d+)", problem)
+        where: KeyPath = (*keys, "rules", int(rule[1]) - 1) if rule else keys
+        raise document.error(where, f"{name}: {problem}") from error
+
+
+def _is_required(document: YamlDocument, keys: KeyPath, name: str, entry: dict[str, Any]) -> bool:
+    required = entry.get("required", True)
+    if not isinstance(required, bool):
+        where = (*keys, "servers", name, "required")
+        raise document.error(where, f"{'.'.join(map(str, where))}: it should be true or false.")
+    return required
