@@ -57,17 +57,21 @@ def print_status(directory: Path, *, as_json: bool) -> None:
     if as_json:
         say(msgspec.json.encode(found).decode())
         return
-    done = outcomes["scored"] + outcomes["failed"]
-    say(f"{shown_path(directory)}: {done:,} of {manifest.total:,} episodes of {manifest.work} are done.")
-    say(f"  scored {outcomes['scored']:,}, failed {outcomes['failed']:,}")
-    if outcomes["not played"] or outcomes["interrupted"]:
-        say(f"  not played {outcomes['not played']:,}, interrupted or running {outcomes['interrupted']:,}")
+    _say_outcomes(directory, manifest, outcomes)
     if spent.requests:
         say(f"  spent {spent.requests:,} requests, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
     for name, counts in (("versions of grue", versions), ("answering models", models)):
         if len(counts) > 1:
             mixed = ", ".join(f"{value or 'unknown'} ({count:,})" for value, count in counts.most_common())
             say(f"  several {name}: {mixed}")
+
+
+def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -> None:
+    done = outcomes["scored"] + outcomes["failed"]
+    say(f"{shown_path(directory)}: {done:,} of {manifest.total:,} episodes of {manifest.work} are done.")
+    say(f"  scored {outcomes['scored']:,}, failed {outcomes['failed']:,}")
+    if outcomes["not played"] or outcomes["interrupted"]:
+        say(f"  not played {outcomes['not played']:,}, interrupted or running {outcomes['interrupted']:,}")
 
 
 def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool) -> None:

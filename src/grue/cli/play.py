@@ -6,6 +6,8 @@ from contextlib import ExitStack, chdir, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from grue.cli.backends import Backends
 from grue.cli.live import LiveView
 from grue.cli.live_json import JsonLines
@@ -71,21 +73,8 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
         if past is not None:
             # Read it again: another process may have written to it before `RunFolder` locked it.
             past = read_past(folder_path)
-        setup = EpisodeSetup(
-            game=game,
-            seed=options.seed,
-            max_turns=options.turns or DEFAULT_MAX_TURNS,
-            client=client,
-            mcp_manager=server,
-            recorder=recorder,
-            approve=ask_at_terminal,
-            turn_timeout_s=options.turn_timeout_s,
-            scripted=options.offline,
-            spawn_ahead=options.spawn_ahead,
-            stream=options.stream,
-            settings=recorded(options),
-            past=past,
-        )
+        parts = _setup(options, past, recorder)
+        setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
         try:
             orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
         except BaseException:
@@ -104,6 +93,21 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
                 _finish(orchestrator, folder, view, options)
             raise
         return _finish(orchestrator, folder, view, options)
+
+
+def _setup(options: PlayOptions, past: Past | None, recorder: Recorder) -> EpisodeSetup:
+    return EpisodeSetup(
+        seed=options.seed,
+        max_turns=options.turns or DEFAULT_MAX_TURNS,
+        recorder=recorder,
+        approve=ask_at_terminal,
+        turn_timeout_s=options.turn_timeout_s,
+        scripted=options.offline,
+        spawn_ahead=options.spawn_ahead,
+        stream=options.stream,
+        settings=recorded(options),
+        past=past,
+    )
 
 
 def _finish(

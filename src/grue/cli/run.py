@@ -92,23 +92,15 @@ def _run(options: RunOptions) -> RunResult:
             Backends.chosen(folder.name, langfuse=options.langfuse, otel=options.otel)
         )
         lines = RunLines(sys.stdout)
-        view = stack.enter_context(ExitStack())
-        if options.output == "json":
-            recorder.add(lines)
-        elif options.output == "live":
-            story = RunStory(beside_status=Terminal(sys.stdout).redraws)
-            recorder.add(view.enter_context(LiveView(Terminal(sys.stdout), story=story)))
+        view = stack.enter_context(_shown(recorder, options, lines))
         for observer in backends.observers:
             recorder.add(observer)
         at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
         agent = Orchestrator(
             config, folder=folder, approve=ask_at_terminal if at_terminal else None, recorder=recorder
         )
-        agent.stream, agent.scripted, agent.settings = (
-            options.stream,
-            options.offline,
-            _settings(options, path),
-        )
+        agent.stream, agent.scripted = options.stream, options.offline
+        agent.settings = _settings(options, path)
         try:
             result = agent.run(task) if options.resume is None else agent.resume()
         except KeyboardInterrupt:
@@ -122,6 +114,17 @@ def _run(options: RunOptions) -> RunResult:
         else:
             say(_summary(result, folder))
     return result
+
+
+def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStack:
+    """Show what is recorded, in the form that was chosen, until the stack that is returned is closed."""
+    view = ExitStack()
+    if options.output == "json":
+        recorder.add(lines)
+    elif options.output == "live":
+        story = RunStory(beside_status=Terminal(sys.stdout).redraws)
+        recorder.add(view.enter_context(LiveView(Terminal(sys.stdout), story=story)))
+    return view
 
 
 def _default_agent(options: RunOptions) -> Path:

@@ -185,17 +185,7 @@ class TurnActors:
             shown = self._on_delta if early is None else early.show
             supervisor.start(self._llm(early)(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
-            for name in command.servers:
-                session = SessionActor(
-                    supervisor.mailbox(name),
-                    agent=agent,
-                    connect=self._wiring.approval.durable(self._connect(name, deadline), command),
-                    note=supervisor.note,
-                    connection=connections.get(name),
-                    deadline=deadline,
-                )
-                self._sessions[name] = session
-                supervisor.start(session)
+            self._start_sessions(supervisor, agent, connections, deadline)
             self._agent = AgentActor(
                 agent,
                 llm=llm,
@@ -216,6 +206,25 @@ class TurnActors:
             finally:
                 self._learn_listings()
             return end
+
+    def _start_sessions(
+        self,
+        supervisor: Supervisor,
+        agent: Mailbox[TurnEvent],
+        connections: Mapping[ServerName, Settled],
+        deadline: float,
+    ) -> None:
+        for name in self._command.servers:
+            session = SessionActor(
+                supervisor.mailbox(name),
+                agent=agent,
+                connect=self._wiring.approval.durable(self._connect(name, deadline), self._command),
+                note=supervisor.note,
+                connection=connections.get(name),
+                deadline=deadline,
+            )
+            self._sessions[name] = session
+            supervisor.start(session)
 
     def _llm(self, early: EarlyRequest | None) -> LlmFactory:
         llm = self._wiring.llm

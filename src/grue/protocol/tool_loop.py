@@ -89,13 +89,7 @@ from grue.protocol.turn_context import heard
 from grue.protocol.turn_end import abandon, closed, fail
 from grue.protocol.turn_presuming import presume, step_early, supported
 from grue.protocol.turn_replies import complete, final_reply, loop_reply, refuse
-from grue.protocol.turn_sessions import (
-    begin,
-    given_up,
-    open_session,
-    opened,
-    unsupported,
-)
+from grue.protocol.turn_sessions import begin, given_up, opened, reopen, unsupported
 from grue.protocol.turn_states import (
     AwaitingApproval,
     AwaitingClose,
@@ -166,14 +160,8 @@ def step(state: TurnState, event: TurnEvent) -> Transition:
             return settle(state, event)
         case AwaitingTools(turn=turn), ToolsChanged(server=server, tools=tools) if server in turn.open:
             return replace(state, turn=turn.relist(server, tools)), ()
-        case AwaitingReconnect(turn=turn, server=server), SessionClosed() if event.server == server:
-            turn = replace(
-                turn,
-                open=without(turn.open, server),
-                serving_unlisted=without(turn.serving_unlisted, server),
-                reconnected=True,
-            )
-            return AwaitingSessions(turn, (server,), state.new), (open_session(turn.run, server),)
+        case AwaitingReconnect(server=server), SessionClosed() if event.server == server:
+            return reopen(state)
         case AwaitingVerdict(turn=turn), AnswerAccepted(answer=answer):
             return complete(turn, answer, state.content)
         case AwaitingVerdict(turn=turn, phase=phase), AnswerRefused(reason=reason):

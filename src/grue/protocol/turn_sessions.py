@@ -22,7 +22,15 @@ from grue.protocol.turn_asking import ask, force
 from grue.protocol.turn_context import begun
 from grue.protocol.turn_end import fail
 from grue.protocol.turn_resuming import turn_after
-from grue.protocol.turn_states import AwaitingSessions, AwaitingSupport, Commands, Transition, Turn, without
+from grue.protocol.turn_states import (
+    AwaitingReconnect,
+    AwaitingSessions,
+    AwaitingSupport,
+    Commands,
+    Transition,
+    Turn,
+    without,
+)
 
 
 def begin(run: RunTurn) -> Transition:
@@ -51,6 +59,18 @@ def _begin_again(run: RunTurn, resumed: Resumption) -> Transition:
     if not run.servers:
         return when_all_reported(state)
     return state, tuple(open_session(run, server) for server in run.servers)
+
+
+def reopen(state: AwaitingReconnect) -> Transition:
+    """Open the session of a server that has died again, now that the dead one is closed."""
+    turn, server = state.turn, state.server
+    turn = replace(
+        turn,
+        open=without(turn.open, server),
+        serving_unlisted=without(turn.serving_unlisted, server),
+        reconnected=True,
+    )
+    return AwaitingSessions(turn, (server,), state.new), (open_session(turn.run, server),)
 
 
 def unsupported(state: AwaitingSupport | AwaitingSessions, event: ToolSupportChecked) -> Transition:

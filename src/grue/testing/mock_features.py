@@ -117,14 +117,9 @@ def reference_server(**options: Any) -> MockServer:
     """
     options.setdefault("name", "reference")
     server = MockServer(**options)
-    for add in (_add_plain_tools, _add_content_tools, _add_tools_that_ask, _add_resources, _add_prompts):
+    for add in _FEATURES:
         add(server)
     return server
-
-
-def _add_plain_tools(server: MockServer) -> None:
-    _add_calculating_tools(server)
-    _add_reporting_tools(server)
 
 
 def _add_calculating_tools(server: MockServer) -> None:
@@ -186,6 +181,8 @@ def _add_reporting_tools(server: MockServer) -> None:
         await anyio.sleep(seconds)
         return f"waited {seconds:g} s"
 
+
+def _add_tools_that_notify(server: MockServer) -> None:
     @server.tool(structured_output=False)
     async def add_tool(name: str, ctx: Context[Any, Any]) -> str:
         """Add a tool to this server, and tell the clients that the list has changed."""
@@ -243,7 +240,7 @@ def _returns(blocks: list[Any]) -> Callable[[], list[Any]]:
     return lambda: blocks
 
 
-def _add_tools_that_ask(server: MockServer) -> None:
+def _add_sampling_tool(server: MockServer) -> None:
     def sample(prompt: str) -> Sample:
         text = TextContent(type="text", text=prompt)
         return Sample([SamplingMessage(role="user", content=text)], max_tokens=100)
@@ -254,6 +251,8 @@ def _add_tools_that_ask(server: MockServer) -> None:
         del prompt  # `sample` takes it, by its name
         return f"LLM response: {getattr(reply.content, 'text', reply.content)}"
 
+
+def _add_form_tools(server: MockServer) -> None:
     def ask(message: str) -> Elicit[Answer]:
         return Elicit(message, Answer)
 
@@ -273,6 +272,8 @@ def _add_tools_that_ask(server: MockServer) -> None:
         """Ask the user to fill in a form that has a default for every field."""
         return f"Elicitation completed: {_outcome(answer)}"
 
+
+def _add_tools_that_ask(server: MockServer) -> None:
     @server.tool(structured_output=False)
     async def test_elicitation_sep1330_enums(ctx: Context[Any, Any]) -> str | InputRequiredResult:
         """Ask the user to choose, in all five forms of a choice."""
@@ -422,3 +423,17 @@ def _add_prompts(server: MockServer) -> None:
         del ref, context
         found = [city for city in CITIES if city.lower().startswith(argument.value.lower())]
         return Completion(values=found, total=len(found), has_more=False)
+
+
+_FEATURES = (
+    _add_calculating_tools,
+    _add_reporting_tools,
+    _add_tools_that_notify,
+    _add_content_tools,
+    _add_sampling_tool,
+    _add_form_tools,
+    _add_tools_that_ask,
+    _add_resources,
+    _add_prompts,
+)
+"""What the reference server has, in the order in which its tools are listed."""

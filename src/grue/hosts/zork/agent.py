@@ -94,18 +94,9 @@ class ZorkAgent:
         self.stream = False
         self.turn = 0
         self.last_outcome: TurnOutcome[AgentResponse] | None = None
-        given = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "max_tokens": max_tokens,
-        }
-        sampling = {
-            name: getattr(config.agent_sampling, name) if value is None else value
-            for name, value in given.items()
-        }
-        self._sampling = cast("Sampling", sampling)
+        self._sampling = _sampling_of(
+            config, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens
+        )
         self._limits = turn_limits(config, turn_timeout_s)
         self._policy = replace(policy or FailurePolicy(), on_tool_drift=on_tool_drift(config))
         self._spawn_ahead = spawn_ahead
@@ -311,6 +302,15 @@ class ZorkAgent:
         manager = own_manager(self.mcp_manager)
         if manager is not None and self._server is not None:
             manager.connection = self._runner.connection(self._server)
+
+
+def _sampling_of(config: GameConfiguration, **given: float | None) -> Sampling:
+    """Return the sampling settings that were given, and for the others those of the configuration."""
+    sampling = {
+        name: getattr(config.agent_sampling, name) if value is None else value
+        for name, value in given.items()
+    }
+    return cast("Sampling", sampling)
 
 
 def _unheard(delta: TextDelta) -> None:

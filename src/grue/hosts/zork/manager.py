@@ -169,12 +169,7 @@ class MCPManager:
         self._registry.kill_leftovers(loop_running=True)  # from an event loop that ended without a disconnect
         self._sessions += 1
         self._startup_failure = None
-        if turn is None:
-            common_s = float(self.config.mcp_server_startup_timeout_seconds)
-            own = startup_timeouts({self.server_name: self.tool_server}, common_s)
-            limit_s = own.get(self.server_name, common_s)
-        else:
-            limit_s = turn.startup_timeout_s
+        limit_s = self._startup_limit_s() if turn is None else turn.startup_timeout_s
         command = OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
         # The session must not refer to the manager, or an open session would keep the manager alive.
         pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
@@ -309,6 +304,12 @@ class MCPManager:
         Source: R8.3, P35
         """
         return split_name(tool_name)
+
+    def _startup_limit_s(self) -> float:
+        """Return how long the server may take to start: its own limit, or else that of all servers."""
+        common_s = float(self.config.mcp_server_startup_timeout_seconds)
+        own = startup_timeouts({self.server_name: self.tool_server}, common_s)
+        return own.get(self.server_name, common_s)
 
     def _given_up(self, reason: str) -> MCPServerStartupError:
         text = f"MCP server '{self.server_name}' is disabled for the rest of the episode: {reason}"
