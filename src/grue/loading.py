@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import importlib
+import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -20,6 +22,34 @@ def importing() -> Iterator[None]:
         yield
     except OSError as error:
         raise MCPError(f"A part of grue could not be imported: {error}.") from error
+
+
+_one_at_a_time = threading.Lock()
+_under_way: set[str] = set()
+
+
+def is_loaded(*names: str) -> bool:
+    """Return whether these modules are imported, as a whole."""
+    return all(name in sys.modules and name not in _under_way for name in names)
+
+
+def load_all(*names: str) -> None:
+    """Import modules, for a thread beside an event loop.
+
+    Threads that import modules which import each other can meet half of one. So they take turns.
+
+    Raises:
+        ImportError: As any import.
+        MCPError: A file could not be read.
+    """
+    with _one_at_a_time:
+        missing = {name for name in names if name not in sys.modules}
+        _under_way.update(missing)
+        try:
+            for name in names:
+                load(name)
+        finally:
+            _under_way.difference_update(missing)
 
 
 def load(name: str) -> ModuleType:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_servers import real_http_server
 from msgspec.structs import replace
 from transport_servers import faulty
 from typer.testing import CliRunner
@@ -418,8 +419,8 @@ def test_an_episode_that_is_resumed_presumes_what_its_trace_has_listed_where_the
 
 
 _COLD = """
-import sys
-from grue import LlmSettings, Runner, TurnRequest
+import sys, threading
+from grue import HttpServer, LlmSettings, Runner, TurnRequest
 from grue.engine.early_request import EarlyRequest
 from grue.messages import ToolDefinition
 from grue.protocol.tool_lock import ToolLock, lock_of
@@ -427,27 +428,43 @@ from grue.testing import faulty_server
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
 from grue.tool_sessions.server_specs import StdioServer
 
-tools = (ToolDefinition(server="faulty", tool="echo", input_schema={"type": "object"}),)
-lock = ToolLock({"faulty": lock_of(tools)}, listings={"faulty": tools})
+SDK, HTTP = "grue.mcp_transport.sdk", "grue.mcp_transport.sdk_http"
+names = ("faulty", "url")
+tools = [ToolDefinition(server=name, tool="echo", input_schema={"type": "object"}) for name in names]
+locks = {tool.server: (tool,) for tool in tools}
+lock = ToolLock({name: lock_of(each) for name, each in locks.items()}, listings=locks)
 command, *args = faulty_server.argv()
-imported = []
+seen, importers = [], {}
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in (SDK, HTTP):
+            importers[name] = threading.current_thread()
 
 def sent(self, sent=EarlyRequest.sent):
-    imported.append("mcp" in sys.modules)
+    seen.append("mcp" in sys.modules)
     sent(self)
 
+sys.meta_path.insert(0, Watch())
 EarlyRequest.sent = sent
 with ScriptedLlmServer([text_reply("done")]) as llm:
     server = StdioServer(name="faulty", command=command, args=tuple(args))
+    url = HttpServer(name="url", url=sys.argv[1])
     llm = LlmSettings(base_url=llm.base_url, model="m")
-    with Runner(llm=llm, servers={"faulty": server}, tool_lock=lock) as runner:
+    with Runner(llm=llm, servers={"faulty": server, "url": url}, tool_lock=lock) as runner:
         assert runner.run_turn(TurnRequest(system="s", user="u")).response == "done"
-print(imported[0], "mcp" in sys.modules)
+print(seen[0], [importers[name] is threading.main_thread() for name in (SDK, HTTP)])
 """
 
 
-def test_the_sdk_is_imported_after_the_request_is_written(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _COLD], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.stdout == "False True\n", done.stderr
+def test_the_sdk_is_imported_after_the_request_is_written_and_in_a_thread(tmp_path: Path) -> None:
+    with real_http_server() as url:
+        done = subprocess.run(
+            [sys.executable, "-c", _COLD, url],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.stdout == "False [False, False]\n", done.stderr

@@ -9,7 +9,6 @@ module.
 """
 
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -20,7 +19,7 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from grue.loading import load
+from grue.loading import is_loaded, load, load_all
 from grue.mcp_transport.client_options import ClientOptions
 from grue.mcp_transport.http_wire import HttpWire
 from grue.mcp_transport.input_schemas import InputSchemas
@@ -172,9 +171,9 @@ class McpClient:
 
         Source: R3.3, R13.3, P8, P37
         """
-        if self._options.before_import is not None and _SDK not in sys.modules:
+        if self._options.before_import is not None and not is_loaded(_SDK, *self._wire.modules):
             await self._options.before_import()
-            await anyio.to_thread.run_sync(load, _SDK, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(load_all, _SDK, *self._wire.modules, abandon_on_cancel=True)
         load(_SDK)
         from grue.mcp_transport import sdk
 

@@ -34,6 +34,8 @@ _LEAVE_AT_LEAST_S = 0.3
 class HttpWire:
     """The wire to a server over HTTP. Everything about a process is `None` or empty."""
 
+    modules: tuple[str, ...] = ("grue.mcp_transport.sdk_http",)
+
     def __init__(
         self,
         server: HttpServer,

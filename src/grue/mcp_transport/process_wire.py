@@ -28,6 +28,8 @@ _AWAIT_EXIT_S = 0.5
 class ProcessWire:
     """The wire to a server that runs as our child process."""
 
+    modules: tuple[str, ...] = ("grue.mcp_transport.line_stream",)
+
     def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
         # Redact the host's whole environment: a server may know a secret from elsewhere, a file for example,
         # even if it does not inherit the variable.

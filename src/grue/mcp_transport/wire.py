@@ -21,9 +21,11 @@ class Wire(Protocol):
 
     Attributes:
         redactor: Removes this server's secrets from texts.
+        modules: The modules with the SDK's part of the transport, which `stream` imports.
     """
 
     redactor: Redactor
+    modules: tuple[str, ...]
 
     async def __aenter__(self) -> Self:
         """Start the server, if it is a process; raises `SpawnError`."""
