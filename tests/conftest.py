@@ -136,6 +136,14 @@ def zork1() -> Path:
     return path
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep listings that tests have seen out of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRUE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _every_trace_replays(request: pytest.FixtureRequest) -> Iterator[None]:
     """Replay what a test leaves in its folder: whatever went wrong, the machine decides the same again."""

@@ -15,6 +15,7 @@ from typing import assert_never
 import anyio
 
 from grue import __version__
+from grue.cli.doctor_boot import before_start, boot_lines
 from grue.cli.doctor_llm import look_at_llm
 from grue.cli.finding import Finding, Verdict
 from grue.cli.login import stored_login
@@ -181,8 +182,10 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             yield Finding("note", f"{name} ({known.source}): not contacted, because of --no-network")
     if not asked:
         return
+    limits = turn_limits(config)
+    launches = {name: before_start(server) for name, server in asked.items()}
     try:
-        with ToolClient(asked, limits=turn_limits(config)) as client:
+        with ToolClient(asked, limits=limits) as client:
             outcomes = client.connect()
     except MissingDependencyError:
         return  # `_packages` has reported it
@@ -190,7 +193,10 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
         if isinstance(outcome, ServerFailure):
             yield Finding("WRONG", failure_text(outcome))
         else:
-            yield _server(outcome, client.closed.get(name), known.source)
+            found = _server(outcome, client.closed.get(name), known.source)
+            launch = launches[name]
+            lines = () if launch is None else boot_lines(launch, outcome, limits)
+            yield Finding(found.verdict, "\n".join([found.text, *lines]))
 
 
 def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) -> Finding:

@@ -7,7 +7,7 @@ looked at only after a server did not start.
 
 import hashlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
 from grue.tool_sessions.server_specs import StdioServer
@@ -28,7 +28,7 @@ def npx_cache_broken(server: StdioServer) -> str | None:
     if PurePath(server.command).name != "npx":
         return None
     packages = list(_packages(server.args))
-    folder = _cache(server) / "_npx" / _hash(packages)
+    folder = npx_folder(server, packages)
     if not packages or not folder.is_dir() or _is_complete(folder):
         return None
     shown = shlex.quote(str(folder))
@@ -36,6 +36,11 @@ def npx_cache_broken(server: StdioServer) -> str | None:
         f"npx's cache of {', '.join(packages)} is not complete, as after an installation that was killed:"
         f" {folder}. Remove the folder and try again: rm -r {shown}"
     )
+
+
+def npx_folder(server: StdioServer, packages: Iterable[str]) -> Path:
+    """Return the folder into which npx installs these packages for a server."""
+    return _cache(server) / "_npx" / _hash(packages)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -57,7 +62,7 @@ def _packages(args: tuple[str, ...]) -> Iterator[str]:
             return
 
 
-def _hash(packages: list[str]) -> str:
+def _hash(packages: Iterable[str]) -> str:
     return hashlib.sha512("\n".join(sorted(packages)).encode()).hexdigest()[:_HASH_DIGITS]
 
 

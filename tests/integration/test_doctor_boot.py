@@ -1,0 +1,103 @@
+"""`grue doctor` on servers that npx and uvx start: what the start consists of, and what would be faster."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from real_servers import installed
+from typer.testing import CliRunner
+
+from grue.cli.app import app
+from grue.servers import think
+
+pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+
+PARTS = r"its start: {launcher} [\d.]+ s, download [\d.]+ s(, \w+ [\d.]+ s)?, program and handshake [\d.]+ s"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without any tools but those that a test makes, which come first on the PATH."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    for name in ("npm_config_cache", "UV_TOOL_DIR", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def server_at(path: Path) -> Path:
+    """The bundled server as a program of its own."""
+    return script(path, f"#!{sys.executable}\n{Path(think.__file__).read_text()}")
+
+
+def launcher(path: Path, program: Path) -> Path:
+    """A launcher that starts the program."""
+    return script(path, f"#!/bin/sh\nexec {shlex.quote(str(program))}\n")
+
+
+def doctor(project: Path, command: str, *args: str) -> str:
+    servers = {"mcpServers": {"mind": {"command": command, "args": args}}}
+    (project / "mcp_config.json").write_text(json.dumps(servers))
+    told = CliRunner().invoke(app, ["doctor", "--no-network", "--mcp-config", "mcp_config.json"])
+    return told.output
+
+
+def test_npx_is_measured_and_the_packages_own_program_is_named(project: Path) -> None:
+    modules = project / "node_modules"
+    own = server_at(modules / ".bin" / "thinker")
+    (modules / "thinker").mkdir()
+    (modules / "thinker" / "package.json").write_text('{"version": "1.2.3", "bin": "x.js"}')
+    launcher(project / "bin" / "npx", own)
+    told = doctor(project, "npx", "-y", "thinker")
+    assert re.search(PARTS.format(launcher="npx"), told), told
+    assert f'"command": "{own}", "args": []' in told
+    assert "It stays at version 1.2.3." in told
+
+
+def test_nothing_is_named_if_the_program_is_not_found(project: Path) -> None:
+    launcher(project / "bin" / "npx", server_at(project / "elsewhere"))
+    told = doctor(project, "npx", "-y", "thinker")
+    assert re.search(r"its start: download [\d.]+ s, npx and the server [\d.]+ s", told), told
+    assert "faster" not in told
+
+
+def test_uvx_is_measured_and_the_tools_own_program_is_named(project: Path) -> None:
+    own = server_at(project / ".local" / "share" / "uv" / "tools" / "thinker" / "bin" / "thinker")
+    launcher(project / "bin" / "uvx", own)
+    told = doctor(project, "uvx", "thinker")
+    assert re.search(PARTS.format(launcher="uvx"), told), told
+    assert f'"command": "{own}", "args": []' in told
+
+
+def test_uv_offline_is_named_only_if_it_starts(project: Path) -> None:
+    own = server_at(project / "elsewhere")
+    launcher(project / "bin" / "uvx", own)
+    uv = script(project / "bin" / "uv", "#!/bin/sh\nexit 1\n")
+    assert "faster" not in doctor(project, "uvx", "thinker")
+    script(uv, f"#!/bin/sh\nexec {shlex.quote(str(own))}\n")
+    assert f'"command": "{uv}", "args": ["tool", "run", "--offline", "thinker"]' in doctor(
+        project, "uvx", "thinker"
+    )
+
+
+@pytest.mark.slow
+def test_a_real_package(project: Path) -> None:
+    package = "@modelcontextprotocol/server-sequential-thinking"
+    modules = installed("GRUE_NPM_SERVERS", package)
+    (project / "node_modules").symlink_to(modules)
+    told = doctor(project, "npx", "-y", package)
+    assert re.search(r"its start: .*program and handshake [\d.]+ s", told), told
+    assert "faster without npx" in told
+    assert str(project / "node_modules" / ".bin" / "mcp-server-sequential-thinking") in told
