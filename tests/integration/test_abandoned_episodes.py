@@ -27,7 +27,7 @@ from killable_episodes import MARK, alive_of
 from promises import within
 
 from grue import FunctionTools, LlmSettings, Runner, TurnHandle, TurnOutcome
-from grue.errors import MCPError
+from grue.errors import MCPError, MCPServerStartupError
 from grue.messages import RunTurn, ToolCalled, TurnCompleted
 from grue.runtime.interrupts import INTERRUPT_GRACE_S
 from grue.runtime.sync_edge import BlockingInsideEventLoopWarning
@@ -43,13 +43,16 @@ pytestmark = [
 PROGRAM = Path(__file__).resolve().parents[1] / "support" / "abandoned_episode.py"
 STUBBORN = ("--ignore-eof", "--ignore-term", "--grandchild")
 SEED = int(os.environ.get("GRUE_KILL_SEED", "6"))
-INSTANTS = 40
+INSTANTS = 50
+KILLS = 8
+TURNS_OF_ONE = 4
+"""How many turns a runner plays, since a server that has been killed twice in a turn is disabled after it."""
 MOVE = json.dumps({"thinking": "Where am I?", "action": "look", "new_objective": None})
 WITHIN_S = 3.0
 """What a person who pressed Ctrl-C waits at most."""
 DEADLINE_S = 60.0
 
-modes = pytest.mark.parametrize("mode", MODES)
+modes = pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "presumed"])
 servers = pytest.mark.parametrize("flags", [(), STUBBORN], ids=["polite", "stubborn"])
 
 
@@ -114,8 +117,10 @@ def gone(program: Program) -> bool:
     return not program.servers()
 
 
-@pytest.mark.parametrize("mode", ["ahead", "kept"])
-@pytest.mark.parametrize("way", ["close", "exception in with"])
+CLOSED = [(mode, way) for mode in ("ahead", "kept") for way in ("close", "exception in with")]
+
+
+@pytest.mark.parametrize(("mode", "way"), [*CLOSED, ("beside", "close")])
 def test_nothing_is_alive_when_close_returns(llm: str, mode: str, way: str) -> None:
     with Program(llm, mode, way, *STUBBORN) as program:
         program.until("over")
@@ -164,6 +169,7 @@ PRESSED = [
     ("kept", "closing", 1),
     ("episode", "call", 1),
     *(("ahead", way, times) for way in ("call", "closing") for times in (2, 3)),
+    *(("beside", way, 1) for way in ("call", "batch")),
     ("episode", "batch", 2),
 ]
 
@@ -221,6 +227,52 @@ def test_sigkill_at_random_instants_leaves_nothing(llm: str) -> None:
     while (left := [what for mark, what in marks.items() if alive_of(mark)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left == []
+
+
+@pytest.mark.parametrize("killed_mode", ["beside", "presumed"])
+def test_servers_killed_at_random_instants_end_each_turn_typed_and_leave_nothing(
+    llm: str, killed_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their process does then: it boots beside a turn, waits, answers a call, or ends."""
+    print(f"GRUE_KILL_SEED={SEED}")
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    killer = Killer(mark, random.Random(SEED))
+    ended: list[str] = []
+    with assert_nothing_left():
+        while len(killer.killed) < KILLS:
+            with runner(llm, killed_mode) as one:
+                one.recorder.add(killer)
+                ended += [how_it_ends(one) for _ in range(TURNS_OF_ONE)]
+    assert alive_of(mark) == []
+    assert "answered" in ended
+
+
+def how_it_ends(one: Runner) -> str:
+    """Run a turn; anything but an outcome or the failure of its first start ends the test."""
+    try:
+        return one.run_turn(ASK).kind
+    except MCPServerStartupError:
+        return "not started"
+
+
+class Killer:
+    """An observer that kills one of the living servers each time some messages have been recorded."""
+
+    def __init__(self, mark: str, dice: random.Random) -> None:
+        self.killed: list[int] = []
+        self._mark = mark
+        self._dice = dice
+        self._left = 1
+
+    def __call__(self, _sent: object, _line: bytes) -> None:
+        self._left -= 1
+        if self._left > 0:
+            return
+        if servers := [pid for pid in alive_of(self._mark) if pid not in self.killed]:
+            self.killed.append(self._dice.choice(servers))
+            os.kill(self.killed[-1], signal.SIGKILL)
+            self._left = self._dice.randint(1, 60)
 
 
 @modes

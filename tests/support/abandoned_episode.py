@@ -32,6 +32,8 @@ MODES: dict[str, dict[str, Any]] = {
     "episode": {},
     "ahead": {"spawn_ahead": True},
     "kept": {"keep_sessions": True},
+    "beside": {"spawn_ahead": "beside"},
+    "presumed": {"spawn_ahead": "beside", "presume_tools": "seen"},
 }
 GRACES = ProcessLimits(exit_grace_s=0.3, term_grace_s=0.3)
 ASK = TurnRequest[str](system="Answer.", user="What is the plan?")
@@ -61,7 +63,7 @@ def play(one: Runner) -> None:
     prepared = threading.Event()
     one.recorder.add(lambda sent, _: prepared.set() if isinstance(sent.body, SessionPrewarmed) else None)
     assert one.run_turn(ASK).response == "done"
-    if one._episode._sessions == "ahead":
+    if one._episode._sessions in ("ahead", "beside"):
         assert prepared.wait(60)
 
 
