@@ -7,6 +7,8 @@ from turns import (
     USAGE,
     Walk,
     calls,
+    closed,
+    died,
     disabled,
     empty,
     listing,
@@ -253,6 +255,16 @@ def test_nothing_is_presumed_of_servers_without_tools_or_after_all_have_reported
     none = ToolsPresumed(listings=(listing("x"), PresumedListing(server="a", tools=(), source="runner")))
     assert Walk(BEGIN, none).last == ()
     assert Walk(BEGIN, opened("a"), opened("b"), PRESUMED).last == ()
+
+
+def test_nothing_is_presumed_after_a_reconnect() -> None:
+    begun = run("a", after_death="reconnect")
+    presumed = ToolsPresumed(listings=(listing("a"),))
+    walk = Walk(begun, presumed, calls("a.think"), opened("a"), died(1), closed("a"))
+    assert "OpenSession" in out(walk)
+    waiting = walk.state
+    walk.send(presumed)
+    assert (walk.state, walk.last) == (replace(waiting, presumed=presumed), ())
 
 
 def test_what_a_server_has_listed_counts_more_than_what_was_presumed() -> None:
