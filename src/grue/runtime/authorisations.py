@@ -47,8 +47,12 @@ def may_contain_credentials(written: bytes) -> bool:
     return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
 
 
-def authorisations(written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each value whose header begins at a position from `start` to before `end`.
+def authorisations(
+    written: bytes, start: int, end: int, *, in_json: bool
+) -> tuple[Iterator[tuple[int, int]], ...]:
+    """Return, for each way to write them, start and end of each value, in order.
+
+    Its header begins at a position from `start` to before `end`.
 
     Args:
         written: UTF-8 text.
@@ -56,18 +60,28 @@ def authorisations(written: bytes, start: int, end: int, *, in_json: bool) -> It
         end: The position after the last one.
         in_json: `written` is JSON. A value then ends at the end of its JSON string.
     """
-    limit = min(end + MAX_HEADER_BYTES, len(written))
-    for kind in (_FIELD, _HEADER, _BEARER) if in_json else (_HEADER, _BEARER):
-        at = start
-        while (found := kind.search(written, at, limit)) and found.start() < end:
-            at, value = found.end(), found.end()
-            if kind is _FIELD:
-                at = _end_of_run(_TEXT_STEP, written, value)
-                if at - value >= _SHORTEST:
-                    yield value, at
-            elif not (in_json and crosses_strings(written, found.start(), value)):
-                at = _end_of_values(written, value)
-                yield value, at
+    headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
+    return (_fields(written, start, end), *headers) if in_json else headers
+
+
+def _fields(written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    at, limit = start, end + MAX_HEADER_BYTES
+    while (found := _FIELD.search(written, at, limit)) and found.start() < end:
+        value = found.end()
+        at = _end_of_run(_TEXT_STEP, written, value)
+        if at - value >= _SHORTEST:
+            yield value, at
+
+
+def _of_kind(
+    kind: re.Pattern[bytes], written: bytes, start: int, end: int, in_json: bool
+) -> Iterator[tuple[int, int]]:
+    at, limit = start, end + MAX_HEADER_BYTES
+    while (found := kind.search(written, at, limit)) and found.start() < end:
+        at = value = found.end()
+        if not (in_json and crosses_strings(written, found.start(), value)):
+            at = _end_of_values(written, value)
+            yield value, at
 
 
 def _end_of_values(written: bytes, at: int) -> int:

@@ -8,13 +8,15 @@ A long message is searched in pieces of a few milliseconds each, so that other t
 Beside the message and its redacted copy, the memory needed is constant.
 """
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
+from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
-from grue.large_data import decode, steps, write_to
+from grue.large_data import decode, let_others_run, steps, write_to
 from grue.runtime.authorisations import (
     MAX_HEADER_BYTES,
     authorisations,
@@ -29,11 +31,15 @@ from grue.runtime.json_places import (
     in_strings,
     in_strings_and_numbers,
 )
-from grue.runtime.secret_forms import SecretForms, forms_of
+from grue.runtime.secret_forms import SecretForms, SecretPattern, forms_of
 
 _PIECE = 2**16
-"""Bytes that are searched at a time. In larger pieces, so many spans live at once that the interpreter
-collects its garbage among them, and that holds every thread for tens of milliseconds."""
+"""Bytes that are searched at a time."""
+
+_MOST_SPANS = 128
+"""Spans that are replaced before other threads can run. That takes about a millisecond."""
+
+_START = attrgetter("start")
 
 _CUT = "\N{HORIZONTAL ELLIPSIS}".encode()
 """Marks the place where a text was shortened. A secret may have been cut there."""
@@ -190,11 +196,18 @@ class Redaction:
         )
 
     def _spans(self, written: bytes, *, in_json: bool) -> Iterator[Found]:
-        """Yield the spans to replace, in order. Spans that overlap are merged."""
+        """Yield the spans to replace, in order. Spans that overlap are merged.
+
+        They are never collected in a list. With thousands of them alive at once, the interpreter would look
+        for garbage again and again, in all that the process has imported, and hold every thread meanwhile.
+        """
         last: Found | None = None
+        count = 0
         for start in steps(0, len(written), _PIECE):
-            here = self._in_piece(written, start, min(start + _PIECE, len(written)), in_json=in_json)
-            for found in sorted(here, key=lambda found: found.start):
+            for found in self._in_piece(written, start, min(start + _PIECE, len(written)), in_json=in_json):
+                count += 1
+                if not count % _MOST_SPANS:
+                    let_others_run()
                 if last is not None and found.start >= last.end:
                     yield last
                     last = found
@@ -204,52 +217,70 @@ class Redaction:
             yield last
 
     def _in_piece(self, written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[Found]:
-        """Yield the spans that begin from `start` to before `end`, in any order."""
-        secrets = self._index.secrets
-        for found in self._secrets_in(secrets, written, start, end):
-            whole = extend_to_escapes(written, found) if in_json else found
-            if whole is not None and not (in_json and crosses_strings(written, whole.start, whole.end)):
-                yield whole
+        """Yield the spans that begin from `start` to before `end`, by their beginning."""
+        found = self._secrets_in(written, start, end)
+        if in_json:
+            found = [_in_one_string(written, spans) for spans in found]
         if may_contain_credentials(written[start : end + MAX_HEADER_BYTES]):
-            for first, last in authorisations(written, start, end, in_json=in_json):
-                found = Found(first, last, _AUTHORISATION, len(secrets))
-                whole = extend_to_escapes(written, found) if in_json else found
-                if whole is not None:
-                    yield whole
+            rank = len(self._index.secrets)
+            for spans in authorisations(written, start, end, in_json=in_json):
+                marked = _marked(spans, _AUTHORISATION, rank)
+                found.append(_whole(written, marked) if in_json else marked)
+        return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
-    def _secrets_in(
-        self, secrets: tuple[_Secret, ...], written: bytes, start: int, end: int
-    ) -> Iterator[Found]:
-        for rank, secret in enumerate(secrets):
-            for span in _matches(secret.forms, written, start, end):
-                yield Found(*span, secret.placeholder, rank)
+    def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
+        """Return the spans of each form that is in a piece."""
+        secrets = self._index.secrets
+        found = [
+            _marked(_matches(pattern, written, start, end), secret.placeholder, rank)
+            for rank, secret in enumerate(secrets)
+            for pattern in secret.forms.patterns
+            if written.find(pattern.probe, start, end + pattern.longest) >= 0
+        ]
         if _CUT in written[start : end + MAX_HEADER_BYTES]:
-            for secret in secrets:
-                for span in _beginnings(secret.forms, written, start, end):
-                    yield Found(*span, CUT_PLACEHOLDER, len(secrets) + 1)
+            found += [
+                _marked(_beginnings(form, written, start, end), CUT_PLACEHOLDER, len(secrets) + 1)
+                for secret in secrets
+                for form in secret.forms.literals
+                if len(form) > MIN_BEGINNING_BYTES
+            ]
+        return found
 
 
-def _matches(forms: SecretForms, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    for pattern in forms.patterns:
-        limit = min(end + pattern.longest, len(written))
-        if written.find(pattern.probe, start, limit) < 0:
-            continue
-        for match in pattern.regex.finditer(written, start, limit):
-            if match.start() >= end:
-                break
-            yield match.span()
+def _marked(spans: Iterable[tuple[int, int]], shown: str, rank: int) -> Iterator[Found]:
+    for start, end in spans:
+        yield Found(start, end, shown, rank)
 
 
-def _beginnings(forms: SecretForms, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the spans of beginnings of secrets that are followed by the mark of a shortened text."""
-    for form in forms.literals:
-        if len(form) <= MIN_BEGINNING_BYTES:
-            continue
-        head, at = form[:MIN_BEGINNING_BYTES], start - 1
-        while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
-            cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + len(form) + len(_CUT) - 1)
-            if cut >= 0 and form.startswith(written[at:cut]):
-                yield at, cut
+def _whole(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield spans that do not begin or end inside an escape."""
+    for found in spans:
+        whole = extend_to_escapes(written, found)
+        if whole is not None:
+            yield whole
+
+
+def _in_one_string(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
+    """Yield spans of whole characters that do not reach over the end of a string."""
+    for found in _whole(written, spans):
+        if not crosses_strings(written, found.start, found.end):
+            yield found
+
+
+def _matches(pattern: SecretPattern, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    for match in pattern.regex.finditer(written, start, end + pattern.longest):
+        if match.start() >= end:
+            break
+        yield match.span()
+
+
+def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the spans of beginnings of a secret that are followed by the mark of a shortened text."""
+    head, at = form[:MIN_BEGINNING_BYTES], start - 1
+    while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
+        cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + len(form) + len(_CUT) - 1)
+        if cut >= 0 and form.startswith(written[at:cut]):
+            yield at, cut
 
 
 def _replaced(written: bytes, found: Iterable[Found], shown: Callable[[Found], bytes]) -> bytes:
