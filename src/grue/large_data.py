@@ -90,10 +90,19 @@ def joined(*parts: bytes | memoryview) -> bytes:
     """Return the parts as one; copies each byte once."""
     if sum(map(len, parts)) <= STEP:
         return b"".join(parts)
-    out = BytesIO()
+    out = buffer_of(sum(map(len, parts)))
     for part in parts:
         write_to(out, part)
     return out.getvalue()
+
+
+def buffer_of(size: int) -> BytesIO:
+    """Return a buffer to write `size` bytes to, more or less, from its beginning. Call `truncate` at the end.
+
+    A buffer that grows is copied now and then, in one call. This one has its memory from the beginning, and
+    the system provides each page of it when it is written.
+    """
+    return BytesIO(bytes(size))
 
 
 def write_to(out: BytesIO, part: bytes | memoryview) -> None:
@@ -139,7 +148,8 @@ class UnfinishedJson(Struct, frozen=True):
 
     def finish(self) -> bytes:
         """Return the whole JSON."""
-        out, at = BytesIO(), 0
+        size = len(self.written) + sum(map(len, self.texts.values()))
+        out, at = buffer_of(size + size // 16), 0
         for name, text in self.texts.items():
             mark = self.encoder.encode(name)
             start = self.written.index(mark, at)
@@ -148,6 +158,7 @@ class UnfinishedJson(Struct, frozen=True):
                 out.write(memoryview(self.encoder.encode(text[place : place + STEP]))[1:-1])
             at = start + len(mark) - 1
         out.write(self.written[at:])
+        out.truncate()
         return out.getvalue()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from grue import large_data
-from grue.large_data import begin_encoding, count_of, decode, encode, find_in, joined
+from grue.large_data import begin_encoding, buffer_of, count_of, decode, encode, find_in, joined
 
 ENCODER = msgspec.json.Encoder()
 
@@ -140,3 +140,11 @@ def test_a_body_is_finished_later_as_it_was_at_the_beginning() -> None:
     body["list"].append(2)  # type: ignore[attr-defined]  # it is the list
     assert rest is not None
     assert rest.finish() == ENCODER.encode({"text": "x" * 20, "list": [1]})
+
+
+@pytest.mark.parametrize("written", [0, 10, 1000, 1500])
+def test_a_buffer_holds_what_was_written_whatever_room_it_had(written: int) -> None:
+    out = buffer_of(1000)
+    out.write(b"x" * written)
+    out.truncate()
+    assert out.getvalue() == b"x" * written

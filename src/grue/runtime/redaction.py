@@ -10,13 +10,12 @@ Beside the message and its redacted copy, the memory needed is constant.
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from io import BytesIO
 from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import msgspec
 
-from grue.large_data import decode, let_others_run, steps, write_to
+from grue.large_data import buffer_of, decode, let_others_run, steps, write_to
 from grue.runtime.authorisations import (
     MAX_HEADER_BYTES,
     authorisations,
@@ -285,12 +284,13 @@ def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[t
 
 def _replaced(written: bytes, found: Iterable[Found], shown: Callable[[Found], bytes]) -> bytes:
     """Return `written` with the spans replaced."""
-    view, out, at = memoryview(written), BytesIO(), 0
+    view, out, at = memoryview(written), buffer_of(len(written)), 0
     for each in found:
         write_to(out, view[at : each.start])
         out.write(shown(each))
         at = each.end
     write_to(out, view[at:])
+    out.truncate()
     return out.getvalue()
 
 
