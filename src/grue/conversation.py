@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 from grue.answers import AnswerSpec
-from grue.engine.closing import Closing
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.recorded_conversation import resume_conversation
 from grue.errors import MCPConfigError, NothingToResume
@@ -24,6 +23,7 @@ from grue.messages import (
 )
 from grue.protocol.history import items_of
 from grue.protocol.safe_text import well_formed
+from grue.runtime.closing import Closing
 from grue.turn_request import Image, TurnOutcome, TurnRequest
 
 T = TypeVar("T")

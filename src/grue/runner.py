@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.argument_checks import refuse_other_kinds, settings_or_default
-from grue.engine.closing import Closing
 from grue.engine.current_episode import CurrentEpisode
 from grue.engine.episode import Episode, SpawnAhead, sessions_of
 from grue.engine.outside_turns import OutsideTurns
@@ -47,6 +46,7 @@ from grue.processes.limits import ProcessLimits
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Disabled, Settled, Untried
 from grue.protocol.tool_lock import ToolLock
+from grue.runtime.closing import Closing
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_requests import Elicit

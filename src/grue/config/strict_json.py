@@ -6,9 +6,13 @@ Source: R2.3, P5
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from grue.errors import MCPConfigError
+
+T = TypeVar("T")
 
 
 def parse_json(text: str, source: Path) -> object:
@@ -38,6 +42,28 @@ def parse_json(text: str, source: Path) -> object:
         ) from exc
     except ValueError as exc:
         raise MCPConfigError(f"{source} is not usable JSON: {exc}.", path=str(source)) from exc
+
+
+def converted(document: object, kind: type[T], source: Path, what: str, remedy: str) -> T:
+    """Return the document of a file that grue writes itself as a value of `kind`.
+
+    Args:
+        document: The parsed document.
+        kind: The type of the whole file.
+        source: The file, for errors.
+        what: What the file should be, as in "a tool lock".
+        remedy: How to write it again, after "remove it and".
+
+    Raises:
+        MCPConfigError: The document has another form.
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        # A key with half a surrogate pair raises UnicodeError.
+        raise MCPConfigError(
+            f"{source} is not {what}: {error}. Restore it, or remove it and {remedy}", path=str(source)
+        ) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,12 +9,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from grue.config.reading import read_config_text, replace_file
-from grue.config.strict_json import parse_json
-from grue.errors import MCPConfigError
+from grue.config.strict_json import converted, parse_json
 from grue.mcp_transport.listing import as_listed, read_tools
 from grue.messages import ServerName, ToolDefinition
 
@@ -64,14 +62,8 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
     if not path.is_file():
         return {}
     document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
-    try:
-        return msgspec.convert(document, _File).servers
-    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
-        raise MCPConfigError(
-            f"{path} is not a listing of tools that this grue can read: {error}."
-            f" Restore it, or remove it and write it again with: {_COMMAND}",
-            path=str(path),
-        ) from error
+    what = "a listing of tools that this grue can read"
+    return converted(document, _File, path, what, f"write it again with: {_COMMAND}").servers
 
 
 def _tools(server: str, tools: list[dict[str, Any]]) -> tuple[ToolDefinition, ...]:

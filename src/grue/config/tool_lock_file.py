@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from grue.config import tool_listing_file
 from grue.config.reading import read_config_text, replace_file
-from grue.config.strict_json import parse_json
+from grue.config.strict_json import converted, parse_json
 from grue.config.tool_listing_file import listing_path
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition, ToolDrifted
@@ -55,15 +55,9 @@ def read(path: Path) -> ToolLock | None:
             f"{path} is a tool lock of version {version}; this grue reads version {_VERSION}. Upgrade grue.",
             path=str(path),
         )
-    try:
-        pins = msgspec.convert(document, _File).servers
-    except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
-        # A key with half a surrogate pair raises UnicodeError.
-        raise MCPConfigError(
-            f"{path} is not a tool lock: {error}."
-            f" Restore it, or remove it and approve the tools again with: {_COMMAND}",
-            path=str(path),
-        ) from error
+    pins = converted(
+        document, _File, path, "a tool lock", f"approve the tools again with: {_COMMAND}"
+    ).servers
     return ToolLock(pins, listings=tool_listing_file.read(listing_path(path)))
 
 

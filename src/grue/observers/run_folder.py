@@ -6,8 +6,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from grue.errors import TraceError
 from grue.observers.episode_log import EpisodeLog
 from grue.observers.json_log import JsonLog
 from grue.protocol.secret_names import secrets_in
+from grue.runtime.closing import Closing
 from grue.runtime.line_file import cut_half_line
 from grue.runtime.trace import Envelope, Recorder
 from grue.runtime.trace_file import TraceOptions, TraceWriter
@@ -24,7 +24,7 @@ from grue.runtime.trace_file import TraceOptions, TraceWriter
 RESULT_FILE = "result.json"
 
 
-class RunFolder:
+class RunFolder(Closing):
     """The files of one episode, written while it runs.
 
     Messages from and to `host` are flushed before `record` returns, so that a host can record a decision and
@@ -78,14 +78,6 @@ class RunFolder:
         self._outside = options.outside
         for observer in (self._trace, events, log, self._require_place):
             recorder.add(observer)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
         """Raise if the folder is gone; an observer that checks each message from or to the host."""

@@ -21,8 +21,7 @@ import os
 import re
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -30,6 +29,7 @@ from msgspec.structs import replace
 
 from grue.errors import TraceError
 from grue.large_data import joined
+from grue.runtime.closing import Closing
 from grue.runtime.line_file import LineFile
 from grue.runtime.line_queue import FLUSH_WITHIN_S, LineQueue
 from grue.runtime.safe_open import next_line, open_regular
@@ -71,7 +71,7 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
-class TraceWriter:
+class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
     Thread-safe. A file lock keeps two processes from writing the same file. In a forked child the writer is
@@ -122,14 +122,6 @@ class TraceWriter:
         self._in_time = True
         self._lines = LineQueue(self._file, self._write, fsync=self._options.fsync)
         self._recorders: list[Recorder] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
         """Append one envelope. Return when it is queued, or flushed if the host sends or receives it.

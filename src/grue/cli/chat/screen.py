@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from grue.cli.live_terminal import Output
 from grue.cli.saying import say
 from grue.hosts.agent_loop import LoopEvent, ToolEnded, ToolStarted, Words
 from grue.protocol.safe_text import printable, written_out
+from grue.runtime.closing import Closing
 from grue.runtime.redaction import Redaction
 from grue.runtime.text_pieces import TextPieces
 from grue.tracing.columns import cut
@@ -51,7 +51,7 @@ class Screen(Protocol):
         """Print nothing more."""
 
 
-class TerminalScreen:
+class TerminalScreen(Closing):
     """Prints to a terminal. Use it as a context manager.
 
     Args:
@@ -66,14 +66,6 @@ class TerminalScreen:
         self._words = TextPieces(redaction)
         self._said = ""
         self._in_line = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def begin(self, what: str = "thinking") -> None:
         """Show what is waited for."""

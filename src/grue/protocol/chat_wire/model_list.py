@@ -25,11 +25,6 @@ class ListedModel(Struct, frozen=True):
         """Whether the model can call tools; `None` if the list does not say."""
         return None if self.parameters is None else "tools" in self.parameters
 
-    @property
-    def takes_schemas(self) -> bool | None:
-        """Whether the model supports answers of a given schema; `None` if the list does not say."""
-        return None if self.parameters is None else "structured_outputs" in self.parameters
-
 
 def read_models(body: bytes) -> dict[str, ListedModel] | None:
     """Return the models of a list by name, or `None` if the body is not a list of models."""

@@ -25,11 +25,11 @@ def test_a_list_of_models() -> None:
     models = read_models(json.dumps(LISTED).encode())
     assert models is not None
     assert list(models) == ["vendor/a", "vendor/b", "vendor/b:free", "vendor/c"]
-    assert {name: (model.takes_tools, model.takes_schemas) for name, model in models.items()} == {
-        "vendor/a": (True, True),
-        "vendor/b": (False, False),
-        "vendor/b:free": (True, False),
-        "vendor/c": (None, None),
+    assert {name: model.takes_tools for name, model in models.items()} == {
+        "vendor/a": True,
+        "vendor/b": False,
+        "vendor/b:free": True,
+        "vendor/c": None,
     }
 
 
