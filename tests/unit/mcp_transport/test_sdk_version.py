@@ -48,3 +48,14 @@ def test_r14_4_without_it_the_error_has_the_install_command(monkeypatch: pytest.
         importlib.metadata.version("mcp")
     with pytest.raises(MissingDependencyError, match=r"pip install 'grue\[mcp\]'"):
         require_mcp()
+
+
+def test_one_that_has_no_metadata_folder_is_found_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "mcp.egg-info"
+    old.mkdir()
+    (old / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: mcp\nVersion: 1.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "missing"), str(tmp_path)])
+    with pytest.raises(MissingDependencyError, match=r"mcp 1\.0 is installed"):
+        require_mcp()

@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from grue.messages import LlmFailure
-from grue.protocol.chat_wire.context_overflow import overflow_in
+from grue.messages import ContextOverflow, LlmFailure
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.retry import kind_of_status
@@ -201,13 +200,20 @@ def describe(
         model=model,
         status=fault.status,
         message=_shown(message),
-        overflow=overflow_in(fault.message),
+        overflow=_overflow_in(fault.message),
         remedy=_remedy(fault, base_url, model, profile, key),
     )
 
 
 _WINDOW = "Set a ContextPolicy, send less, or choose a model with a larger context window."
 _MONEY = "Add credit or raise the spending limit at the provider, or choose another model."
+
+
+def _overflow_in(message: str) -> ContextOverflow | None:
+    # Imported at the first failure, because it compiles long patterns.
+    from grue.protocol.chat_wire.context_overflow import overflow_in
+
+    return overflow_in(message)
 
 
 def _refuses_key(fault: Fault) -> bool:
@@ -220,7 +226,7 @@ def _shown(text: str) -> str:
 
 def _remedy(fault: Fault, base_url: str, model: str, profile: WireProfile, key: str) -> str:
     match fault:
-        case Fault(message=message) if overflow_in(message) is not None:
+        case Fault(message=message) if _overflow_in(message) is not None:
             return _WINDOW
         case Fault(status=400 | 403) if _UNPAID.search(fault.message):
             return _MONEY
