@@ -240,3 +240,14 @@ def test_cold_the_first_server_starts_before_what_talks_to_it_is_imported(
     spawned, _, imported = played.stderr.strip().rpartition(" ")
     assert json.loads(spawned.lower())[0] is False
     assert imported == "True", "the program is another one by now: look for what it imports"
+
+
+def test_with_spawn_beside_each_turn_uses_what_was_started_beside_the_one_before(tmp_path: Path) -> None:
+    played = grue("play", "--offline", "--turns", "3", "--spawn-beside", "--run-dir", "run", cwd=tmp_path)
+    assert played.returncode == 0, played.stderr
+    opened, spares = ([body["pid"] for body in bodies(tmp_path / "run", kind)] for kind in SESSIONS)
+    assert len(opened) == 3
+    assert opened[1:] == spares[:2]
+
+
+SESSIONS = ("SessionOpened", "SpareReady")  # the tag of `SessionPrewarmed` on file

@@ -54,6 +54,9 @@ _McpConfig = Annotated[
 _SpawnAhead = Annotated[
     bool, typer.Option("--spawn-ahead", help="Start each turn's server during the move before it.")
 ]
+_SpawnBeside = Annotated[
+    bool, typer.Option("--spawn-beside", help="Start each turn's server during the turn before it.")
+]
 _Pace = Annotated[
     float, typer.Option(min=0, max=60, help="Seconds to wait before each move.", show_default="0")
 ]
@@ -90,6 +93,7 @@ def play(
         typer.Option(metavar="RUN", help="Resume the episode in this run folder; you can raise --turns."),
     ] = None,
     spawn_ahead: _SpawnAhead = False,
+    spawn_beside: _SpawnBeside = False,
     stream: _Stream = False,
     pace: _Pace = 0.0,
     langfuse: _Langfuse = False,
@@ -118,7 +122,7 @@ def play(
             run_dir=run_dir,
             turn_timeout_s=turn_timeout,
             resume=resume,
-            spawn_ahead=spawn_ahead,
+            spawn_ahead="beside" if spawn_beside else spawn_ahead,
             stream=stream,
             pace_s=pace,
             langfuse=langfuse,
@@ -137,6 +141,7 @@ _WITH_RESUME = (
     "quiet",
     "as_json",
     "spawn_ahead",
+    "spawn_beside",
     "stream",
     "pace",
     "langfuse",

@@ -20,7 +20,8 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
         turns: Most turns to play. 0: the default, or with `resume` the number of the first run.
         resume: The run folder of the episode to resume, with the options of its first run.
         started_in: The folder in which the episode is played; `None`: the working directory.
-        spawn_ahead: Start each turn's server while the host plays the move before it.
+        spawn_ahead: Start each turn's server while the host plays the move before it, or `beside`: while the
+            turn before it waits for its model.
         stream: Stream the model's replies.
         pace_s: Seconds to wait before each move.
         langfuse: Report to Langfuse.
@@ -41,7 +42,7 @@ class PlayOptions(Struct, frozen=True, kw_only=True):
     turn_timeout_s: float | None = None
     resume: Path | None = None
     started_in: Path | None = None
-    spawn_ahead: bool = False
+    spawn_ahead: bool | Literal["beside"] = False
     stream: bool = False
     pace_s: float = 0.0
     langfuse: bool = False

@@ -6,7 +6,7 @@ Source: R10.4, R15.4
 import logging
 import weakref
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import anyio.to_thread
 from msgspec.structs import replace
@@ -52,7 +52,8 @@ class ZorkAgent:
         policy: What failures lead to. `on_tool_drift` in it is replaced by the configuration's.
         turn_timeout_s: Time limit of a turn; `None` for none.
         spawn_ahead: Whether to use one event loop for the episode and to start each turn's server while the
-            host plays the move before; end it with `close`. `False` calls `anyio.run` once for each action.
+            host plays the move before, or `beside`: while the turn before waits for its model. End it with
+            `close`. `False` calls `anyio.run` once for each action.
         approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
 
     Attributes:
@@ -80,7 +81,7 @@ class ZorkAgent:
         recorder: Recorder | None = None,
         policy: FailurePolicy | None = None,
         turn_timeout_s: float | None = None,
-        spawn_ahead: bool = False,
+        spawn_ahead: bool | Literal["beside"] = False,
         approve: Any = None,
     ) -> None:
         self.config = config

@@ -9,7 +9,7 @@ Source: R9, R10.2
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field, structs
 
@@ -117,7 +117,8 @@ class EpisodeSetup(Struct, kw_only=True):
         approve: Asked about tool calls, as by a `Runner`; `None`: nobody is asked.
         turn_timeout_s: Time limit of each turn; `None` for none.
         scripted: Whether the model is the offline script, which results then say.
-        spawn_ahead: Whether to start each turn's server while the move before is played.
+        spawn_ahead: Whether to start each turn's server while the move before is played, or `beside`: while
+            the turn before waits for its model.
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
         settings: Recorded with the episode's start, to be used by a resume.
         past: The episode to resume; `None` for a new one.
@@ -135,7 +136,7 @@ class EpisodeSetup(Struct, kw_only=True):
     approve: Any = None
     turn_timeout_s: float | None = None
     scripted: bool = False
-    spawn_ahead: bool = False
+    spawn_ahead: bool | Literal["beside"] = False
     stream: bool = False
     settings: JsonObject = {}
     past: Past | None = None
