@@ -56,9 +56,16 @@ def outlives(group: int, within_s: float = 60.0) -> list[psutil.Process]:
             return alive
 
 
-def children() -> list[psutil.Process]:
-    """List our processes, but for the guard, which lives as long as we do if another test has started it."""
-    return [child for child in psutil.Process().children(recursive=True) if child.pid != guard_pid()]
+@pytest.fixture
+def elders() -> set[psutil.Process]:
+    """Processes that earlier tests in this worker have started, and that live as long as it does."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def younger(elders: set[psutil.Process]) -> list[psutil.Process]:
+    """List the processes that the test has started and that still run, but for the guard, which stays."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child not in elders and child.pid != guard_pid()]
 
 
 # Answers as dfrotz does: "Speed Factor" to the setting, and the prompt again after it.
@@ -110,7 +117,7 @@ def test_an_end_is_no_failure(start: Start) -> None:
     ],
 )
 def test_a_failure_is_named_with_the_last_words(
-    start: Start, monkeypatch: pytest.MonkeyPatch, line: str, what: str
+    start: Start, monkeypatch: pytest.MonkeyPatch, elders: set[psutil.Process], line: str, what: str
 ) -> None:
     if line == "linger":
         monkeypatch.setattr("grue.games.interpreter_process._EXIT_S", 0.2)
@@ -119,7 +126,7 @@ def test_a_failure_is_named_with_the_last_words(
     interpreter.exchange("hello")
     with pytest.raises(GameError, match=rf"(?s){what}"):
         interpreter.exchange(line)
-    assert not children()
+    assert not younger(elders)
 
 
 @pytest.mark.parametrize("script", ["exec sleep 60", "sleep 60 & wait", "exec cat - >&2"])
@@ -130,10 +137,10 @@ def test_one_that_never_answers_costs_the_deadline_and_no_more(start: Start, scr
     assert outlives(interpreter._process.pid) == []
 
 
-def test_one_that_never_stops_printing_is_stopped(start: Start) -> None:
+def test_one_that_never_stops_printing_is_stopped(start: Start, elders: set[psutil.Process]) -> None:
     with pytest.raises(GameError, match="does not stop printing"):
         start("exec yes").exchange("look")
-    assert not children()
+    assert not younger(elders)
 
 
 def test_one_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
