@@ -144,7 +144,7 @@ def test_p6_every_session_is_closed_once_and_the_turn_ends_once(turn: ArbitraryT
 @given(presuming_turns())
 @turns
 def test_every_reply_is_paid_for_dropped_or_not(turn: ArbitraryTurn) -> None:
-    # Once the turn closes its sessions to end, no reply is waited for. One that is closed before is opened again.
+    # When the turn closes its sessions to end, it waits for no reply. One closed before is opened again.
     acts = [n for n, entry in enumerate(turn.log) if isinstance(entry.body, OpenSession | RequestCompletion)]
     over = [n for n, entry in enumerate(turn.log) if isinstance(entry.body, CloseSession) and n > acts[-1]]
     heard = turn.log[: min(over, default=len(turn.log))]

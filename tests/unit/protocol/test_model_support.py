@@ -131,6 +131,13 @@ def test_p13_vendor_variant_and_case_decide_nothing(
     assert supports_tool_calling(name.upper() if upper else name) == supports_tool_calling(model)
 
 
+def test_p13_forcing_and_the_endpoint_decide_against_the_name() -> None:
+    denied = DENIED[0]
+    assert supports_tool_calling(denied, SimpleNamespace(mcp_force_tool_support=True), False)
+    assert supports_tool_calling(denied, SimpleNamespace(mcp_force_tool_support=False), True)
+    assert not supports_tool_calling(KNOWN[0], None, False)
+
+
 @settings(max_examples=examples(200))
 @given(
     st.text(max_size=30) | st.sampled_from(DENIED + KNOWN),

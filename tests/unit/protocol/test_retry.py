@@ -95,6 +95,11 @@ def test_no_retries() -> None:
     assert next_delay(RetryPolicy(max_retries=0), 1, failed("unavailable")) is None
 
 
+def test_a_wait_too_long_to_count_is_the_longest() -> None:
+    policy = RetryPolicy(max_retries=10_000, exponential_base=10.0)
+    assert next_delay(policy, 5000, failed("unavailable")) == policy.max_delay_s
+
+
 @given(
     attempt=st.integers(1, 10_000),
     jitter=st.floats(0, 1),

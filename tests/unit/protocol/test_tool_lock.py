@@ -158,6 +158,14 @@ def test_a_lock_from_before_annotations_were_pinned_neither_compares_nor_trusts_
     assert screen(pins, A, (listed,), "refuse") == ((listed,), ())
 
 
+def test_a_listing_is_used_only_if_it_fits_the_digests() -> None:
+    listed = (tool("look"), tool("go"))
+    lock = ToolLock({"a": lock_of(listed), "b": lock_of(listed)}, {"a": listed, "b": listed[:1]})
+    assert lock.listing("a") == listed
+    assert lock.listing("b") is None
+    assert lock.listing("c") is None
+
+
 def test_ignore_says_nothing() -> None:
     assert screen(PINS, A, LISTED, "ignore") == (LISTED, ())
 

@@ -24,6 +24,7 @@ from wire_bodies import (
 
 from grue.messages import (
     Attachment,
+    CachePoint,
     CallId,
     ConversationItem,
     OfferTools,
@@ -113,6 +114,31 @@ def test_no_request_has_more_cache_markers_than_the_profile_allows(profile: Wire
     counts = [markers(json.loads(body)) for body in a_turn(profile)]
     on_results = int(profile.wire == "messages")
     assert counts == ([2, 2 + on_results, 3 + on_results, 4] if profile.cache_markers else [0] * 4)
+
+
+@by_name
+def test_markers_of_a_texts_own_are_sent_up_to_the_endpoints_limit(profile: WireProfile) -> None:
+    points = tuple(CachePoint(end, {"type": "ephemeral", "ttl": "1h"}) for end in (1, 2, 3, 4, 5))
+    conversation = Conversation(profile)
+    said = (UserText("abcdef", cache_points=points), SystemText("rules", cache_points=points[:1]))
+    conversation.ask(said, OfferTools((THINK,)))
+    sent = 0 if profile.wire == "responses" else profile.given_cache_markers
+    assert conversation.body(MODEL).count(b'"1h"') == sent
+
+
+def test_a_system_text_behind_another_text_ends_a_cached_part() -> None:
+    conversation = Conversation(ANTHROPIC)
+    conversation.ask((UserText("hello"), SystemText("rules")), OfferTools((THINK,)))
+    (system,) = json.loads(conversation.body(MODEL))["system"]
+    assert system == {"type": "text", "text": "rules", "cache_control": {"type": "ephemeral"}}
+
+
+def test_a_system_text_with_a_marker_of_its_own_gets_no_other() -> None:
+    own = {"type": "ephemeral", "ttl": "1h"}
+    conversation = Conversation(ANTHROPIC)
+    conversation.ask((SystemText("rules", cache_points=(CachePoint(5, own),)),), OfferTools((THINK,)))
+    (system,) = json.loads(conversation.body(MODEL))["system"]
+    assert system == {"type": "text", "text": "rules", "cache_control": own}
 
 
 @by_name
