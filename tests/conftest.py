@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--without-fast-in",
         default="",
         help="Paths, separated by spaces: in them, run only the slow tests and those by Hypothesis. "
-        "For `make test-all`, which has run the rest, and these with fewer examples, for coverage.",
+        "For `make test-all`, which has run the rest for coverage.",
     )
     parser.addoption(
         "--shuffle",
