@@ -1,6 +1,7 @@
 """The official conformance suite: clients are tested with the session actor, servers with the mock server."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -21,6 +22,9 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 from grue.testing.mock_features import reference_server  # noqa: E402
 
 SUITE = "@modelcontextprotocol/conformance"
+NEXT_SUITE = "conformance-next"
+"""The name under which the suite's newest prerelease is installed."""
+
 SUITE_S = 240.0
 """The time limit of one run of the suite. It only catches a hang: a busy machine is ten times slower."""
 
@@ -52,6 +56,34 @@ NOT_PASSED = {
     " (RFC 8414), and the scenario serves such metadata",
 }
 
+NEXT = (
+    "auth/authorization-server-migration",
+    *(f"auth/iss-{kind}" for kind in ("supported", "not-advertised", "supported-missing")),
+    *(f"auth/iss-{kind}" for kind in ("wrong-issuer", "unexpected", "normalized")),
+    "auth/metadata-issuer-mismatch",
+    "auth/enterprise-managed-authorization",
+    "sep-2322-client-request-state",
+    "http-custom-headers",
+    "http-invalid-tool-headers",
+    "json-schema-ref-no-deref",
+    "json-schema-2020-12-preservation",
+)
+"""The scenarios that the suite's newest prerelease has in addition, and that pass."""
+
+NEXT_NOT_PASSED = {
+    "request-metadata": "grue tries the handshake first, which has no metadata, so that servers of older"
+    " revisions answer at once",
+    "http-standard-headers": "likewise: it wants the headers of 2026-07-28 with the handshake",
+    "auth/dpop": "the SDK has no proof of possession (RFC 9449)",
+    "auth/dpop-nonce": "the SDK has no proof of possession (RFC 9449)",
+    "auth/wif-jwt-bearer": "the SDK sends an assertion by this grant for cross-app access only, not one of a"
+    " workload",
+    **{
+        f"sep-2640-client-{kind}": "it judges skills that servers deliver, an extension that grue has not"
+        for kind in ("no-prefetch", "verify-digest", "verify-size", "verify-frontmatter")
+    },
+}
+
 CHECKS = {
     "initialize": {"mcp-client-initialization"},
     "tools_call": {"tool-add-numbers"},
@@ -81,6 +113,15 @@ def suite() -> list[str]:
     return [str(node), str(script)]
 
 
+@pytest.fixture(scope="module")
+def next_suite(suite: list[str]) -> list[str]:
+    """The command line of the suite's newest prerelease, which is installed beside it."""
+    script = installed("GRUE_CONFORMANCE", NEXT_SUITE) / NEXT_SUITE / "dist" / "index.js"
+    if not script.is_file() and not os.environ.get("CI"):
+        pytest.skip(f"install it as .ci/run does: {NEXT_SUITE}@npm:{SUITE}@0.2.0-alpha.12")
+    return [suite[0], str(script)]
+
+
 @pytest.mark.parametrize("scenario", CHECKS)
 def test_the_session_conforms(suite: list[str], scenario: str, tmp_path: Path) -> None:
     client = shlex.join([sys.executable, str(conformance_client.__file__)])
@@ -101,11 +142,28 @@ def test_the_authorization_conforms(suite: list[str], scenario: str, tmp_path: P
 
 
 def test_every_client_scenario_is_run_or_has_a_reason(suite: list[str]) -> None:
+    assert client_scenarios(suite) == {*CHECKS, *(f"auth/{name}" for name in (*AUTHORIZATION, *NOT_PASSED))}
+
+
+@pytest.mark.parametrize("scenario", NEXT)
+def test_the_next_suites_scenarios_conform(next_suite: list[str], scenario: str, tmp_path: Path) -> None:
+    client = shlex.join(forked(str(conformance_client.__file__)))
+    done, judged = run_client(next_suite, client, scenario, tmp_path)
+    assert "SUCCESS" in judged.values(), done.stdout
+    assert "FAILURE" not in judged.values(), done.stdout
+
+
+def test_every_scenario_of_the_next_suite_is_run_or_has_a_reason(next_suite: list[str]) -> None:
+    renamed = "auth/cross-app-access-complete-flow"  # to enterprise-managed-authorization
+    old = {*CHECKS, *(f"auth/{name}" for name in (*AUTHORIZATION, *NOT_PASSED))} - {renamed}
+    assert client_scenarios(next_suite) == {*old, *NEXT, *NEXT_NOT_PASSED}
+
+
+def client_scenarios(suite: list[str]) -> set[str]:
     listed = subprocess.run(
         [*suite, "list", "--client"], capture_output=True, text=True, timeout=SUITE_S, check=True
     ).stdout
-    names = {line.split()[1] for line in listed.splitlines() if line.startswith("  - ")}
-    assert names == {*CHECKS, *(f"auth/{name}" for name in (*AUTHORIZATION, *NOT_PASSED))}
+    return {line.split()[1] for line in listed.splitlines() if line.startswith("  - ")}
 
 
 def run_client(

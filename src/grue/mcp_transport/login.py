@@ -31,6 +31,7 @@ _FIRST: dict[str, object] = {
     },
 }
 _SECOND: dict[str, object] = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+_MODERN = "2026-07-28"
 _SESSION_ID = "mcp-session-id"
 _ASK_S = 20.0
 LOGIN_S = 300.0
@@ -105,13 +106,39 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
                 client.headers.update({**session, "mcp-protocol-version": "2025-11-25"})
                 response = await _answer(client, "POST", server.url, _SECOND)
             elif not asks_for_token(response):
-                response = await _answer(client, "GET", server.url)  # a server of the older SSE transport
+                response = await _answer_without_handshake(client, server.url)
     except httpx2.RequestError as error:
         raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {error}") from error
     if asks_for_token(response):
         return response
     text = f"'{server.name}' at {server.address} does not ask for a login (HTTP {response.status_code})."
     raise LoginRefused(text)
+
+
+async def _answer_without_handshake(client: httpx2.AsyncClient, url: str) -> httpx2.Response:
+    """Ask a server that refuses a handshake: it has the revision 2026-07-28, or the older SSE transport."""
+    response = await _modern_answer(client, url, "server/discover")
+    if response.is_success:
+        response = await _modern_answer(client, url, "tools/list")
+    if response.is_success or asks_for_token(response):
+        return response
+    return await _answer(client, "GET", url)
+
+
+async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
+    """Return the head of the answer to a request of 2026-07-28, each of which introduces the client."""
+    client.headers.update({"mcp-protocol-version": _MODERN, "mcp-method": method})
+    named = {
+        "protocolVersion": _MODERN,
+        "clientInfo": {"name": "grue", "version": "1"},
+        "clientCapabilities": {},
+    }
+    meta = {f"io.modelcontextprotocol/{name}": value for name, value in named.items()}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta}}
+    try:
+        return await _answer(client, "POST", url, message)
+    finally:
+        del client.headers["mcp-protocol-version"], client.headers["mcp-method"]
 
 
 async def _answer(

@@ -5,7 +5,7 @@ Importing this imports `mcp`, which is slow. Import it inside functions.
 
 import json
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import anyio
 import mcp_types as types
@@ -27,6 +27,8 @@ class MessageStream(ABC):
     """
 
     broken: str | None
+    over_http: ClassVar[bool] = False
+    """Whether requests have HTTP headers."""
 
     @abstractmethod
     async def receive(self) -> SessionMessage | Exception:

@@ -27,6 +27,7 @@ from pydantic import BaseModel
 
 from grue import __version__
 from grue.mcp_transport.message_stream import MessageStream, is_closed
+from grue.mcp_transport.param_headers import ParamHeaders
 from grue.mcp_transport.subscriptions import CANCEL, LISTEN, Subscriptions
 from grue.messages import JsonObject
 from grue.protocol import tool_results
@@ -35,7 +36,10 @@ from grue.runtime.host_code import HostCodeFailed, ends_the_task
 from grue.tool_sessions.notices import Notify
 from grue.tool_sessions.server_requests import Abilities, Declined, ElicitationRequest, SamplingRequest
 
-_HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION)
+_HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
+"""How servers of the revision 2026-07-28 refuse a handshake. Over HTTP, some look at the headers first: those
+of that revision are missing, because a handshake has none."""
+_NEWEST = "2026-07-28"
 _MAX_INPUT_ROUNDS = 10
 """How often a request is repeated with the input that its server asked for."""
 
@@ -97,6 +101,7 @@ class Link:
             **self._callbacks(),
         )
         self._subscriptions = Subscriptions(self._session, notify)
+        self._param_headers = ParamHeaders(notify)
 
     async def __aenter__(self) -> Self:
         await self._session.__aenter__()
@@ -196,8 +201,11 @@ class Link:
         except SdkError as refusal:
             if refusal.code not in _HANDSHAKE_UNKNOWN or is_closed(refusal, self.stream):
                 raise
-            discovered = await self._session.discover()
-            instructions = discovered.instructions
+            instructions = (await self._session.discover()).instructions
+        except RuntimeError as unusable:
+            if not str(unusable).endswith(_NEWEST):  # it agrees to a revision that has no handshake
+                raise
+            instructions = (await self._session.discover()).instructions
         else:
             instructions = result.instructions
         server = self._session.server_info
@@ -235,6 +243,8 @@ class Link:
         if method == CANCEL:
             return self._subscriptions.end(params)
         result = await self._send(method, params)
+        if method == "tools/list" and self._session.protocol_version == _NEWEST:
+            return self._param_headers.listed(result, over_http=self.stream.over_http)
         for _ in range(_MAX_INPUT_ROUNDS):
             if result.get("resultType") != "input_required":
                 return result
@@ -247,6 +257,8 @@ class Link:
         if method.startswith("tasks/") and self.task_form == "extension":
             # Load balancers find the server of a task by this header; the SDK sets it for other methods only.
             options["headers"] = {MCP_NAME_HEADER: encode_header_value(str(params.get("taskId")))}
+        elif method == "tools/call" and (mirrored := self._param_headers.of_call(params)):
+            options["headers"] = mirrored
         # Only the session knows the metadata and HTTP headers that a revision requires in every request.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
         if self._interrupt is None:

@@ -96,6 +96,8 @@ class HttpStream(MessageStream):
         declined: Why the address refused Streamable HTTP; `None` if it did not, or if SSE was configured.
     """
 
+    over_http = True
+
     def __init__(
         self,
         server: HttpServer,
