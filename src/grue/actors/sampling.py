@@ -34,11 +34,17 @@ class CurrentSampler:
     def __init__(self) -> None:
         self.sampler: Sampler | None = None
 
-    def on_behalf_of(self, server: ServerName) -> Sample:
-        """Return the function that answers the requests of one server."""
+    def on_behalf_of(self, server: ServerName, *, beside: "Sampler | None" = None) -> Sample:
+        """Return the function that answers the requests of one server.
+
+        Args:
+            server: The server.
+            beside: The sampler of the turn beside which the session is opened. It answers nothing that the
+                session asks, as this would count against the limits of another session's turn.
+        """
 
         async def sample(request: SamplingRequest) -> Sampled | Declined:
-            if self.sampler is None:
+            if self.sampler is None or self.sampler is beside:
                 return Declined("no turn is running that allows it")
             return await self.sampler.on_behalf_of(server)(request)
 

@@ -284,9 +284,9 @@ class TurnActors:
             return connect
         return lambda _: pool.lend(name, connect, self._command.turn, deadline)
 
-    def _fresh(self, name: ServerName) -> Connect:
+    def _fresh(self, name: ServerName, beside: Sampler | None = None) -> Connect:
         sampled = self._command.limits.max_samplings > 0
-        sample = self._sampling.on_behalf_of(name) if sampled else None
+        sample = self._sampling.on_behalf_of(name, beside=beside) if sampled else None
         drift = self._command.policy.on_tool_drift
         wait = None if self._early is None else self._early.wait_sent
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
@@ -316,7 +316,7 @@ class TurnActors:
             proven = isinstance(state, Proven) and isinstance(self._wiring.servers[name], McpServer)
             if proven and pool.lacks(name):
                 limit_s = self._command.limits.startup_timeout_s(name)
-                pool.prepare(name, self._fresh(name), limit_s)
+                pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 
     def _sampler(self, supervisor: Supervisor, agent: Mailbox[TurnEvent]) -> Sampler | None:
         """Return the handler of the servers' sampling requests, with an LLM actor of its own.

@@ -165,16 +165,18 @@ def runner_for(fault: Fault, llm: ScriptedLlmServer, trace: list[Any]) -> Runner
 
     recorder = Recorder()
     recorder.add(keep)
-    presumes = fault.mode == "presumed"
+    options = dict(LIFETIMES[fault.mode])
+    if fault.mode == "presumed":
+        # By a lock, since what was seen would go into the user's cache.
+        options = {"presume_tools": "locked", "tool_lock": usual_tools()}
     return Runner(
         llm=LlmSettings(base_url=llm.base_url, model="scripted"),
-        tool_lock=usual_tools() if presumes else None,
         servers={SERVER: fault.server()},
         limits=TurnLimits(server_startup_timeout_s=fault.startup_s, tool_call_timeout_s=fault.call_s),
         policy=fault.policy,
         recorder=recorder,
         process_limits=_process_limits(fault),
-        **LIFETIMES[fault.mode],
+        **options,
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from grue.actors.llm import LlmActor
-from grue.actors.sampling import Sampler
+from grue.actors.sampling import CurrentSampler, Sampler
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.messages import ServerName
 from grue.protocol.retry import RetryPolicy
@@ -58,3 +58,14 @@ async def test_a_model_that_fails_is_told_to_the_server() -> None:
             answer = await one.on_behalf_of(ServerName("a"))(QUESTION)
     assert isinstance(answer, Declined)
     assert "out of order" in answer.reason
+
+
+async def test_a_session_that_is_opened_beside_a_turn_asks_nothing_on_its_behalf() -> None:
+    with ScriptedLlmServer([text_reply("Four.")]) as server:
+        async with sampler(server, 1) as its_own, sampler(server, 1) as other:
+            current = CurrentSampler()
+            current.sampler = other
+            sample = current.on_behalf_of(ServerName("a"), beside=other)
+            assert await sample(QUESTION) == Declined("no turn is running that allows it")
+            current.sampler = its_own
+            assert await sample(QUESTION) == Sampled("Four.", "scripted")
