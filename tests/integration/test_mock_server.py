@@ -15,6 +15,7 @@ from commands import grue, mock_server
 pytest.importorskip("mcp", reason="the mock server needs the extra: pip install 'grue[mcp]'")
 
 from grue import LlmSettings, Runner, ToolClient, TurnLimits, TurnRequest
+from grue.messages import SessionOpened
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.mock_server import MockServer
 
@@ -58,6 +59,14 @@ def test_a_client_sees_the_same_server_over_each_wire(reference: Any) -> None:
         assert client.call("ref.test_error_handling", {}).is_error
         blocks = client.call("ref.test_multiple_content_types", {}).content
         assert [block["type"] for block in blocks] == ["text", "image", "resource"]
+
+
+def test_a_server_without_initialize_is_opened_over_stdio(nothing_left: None) -> None:
+    with ToolClient({"ref": mock_server("--era", "stateless")}) as client:
+        opened = client.connect("ref")["ref"]
+        assert isinstance(opened, SessionOpened)
+        assert opened.protocol_version == "2026-07-28"
+        assert client.call("ref.add", {"a": 2, "b": 3}).content == {"result": 5}
 
 
 def test_a_call_that_waits_too_long_is_cancelled(reference: Any) -> None:

@@ -59,6 +59,7 @@ except ImportError as error:
     ) from error
 
 from grue.testing.event_store import MemoryEventStore
+from grue.testing.stateless_stdio import WithoutInitialize
 
 if TYPE_CHECKING:
     from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -146,7 +147,8 @@ class MockServer(MCPServer[Any]):
     async def serve_stdio(self) -> None:
         """Serve one client over standard input and output, until the input ends."""
         async with stdio_server() as (read, write):
-            await self._lowlevel_server.run(read, write, self._options())
+            reading = WithoutInitialize(read, write) if self._era == "stateless" else read
+            await self._lowlevel_server.run(reading, write, self._options())
 
     @contextmanager
     def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
