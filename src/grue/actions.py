@@ -20,7 +20,7 @@ for action in reply.actions:
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -29,11 +29,25 @@ from grue.answers import AnswerSpec
 from grue.errors import MCPConfigError
 from grue.messages import JsonObject, ServerName, ToolAnnotations, ToolDefinition
 from grue.runtime.daemon_thread import start_in_daemon_thread
+from grue.tool_sessions.confined_folder import ConfinedFolder
 
-__all__ = ["AGENT", "Action", "ActionRegistry", "ActionReply", "ActionType"]
+__all__ = [
+    "AGENT",
+    "FILE_ACTIONS",
+    "Action",
+    "ActionRegistry",
+    "ActionReply",
+    "ActionType",
+    "HasWorkspace",
+    "PlannedAction",
+    "StepExecutionResult",
+    "StepStatus",
+]
 
 AGENT = "agent"
 """The server name of actions in the names that policies match: `agent.write_file`."""
+
+StepStatus: TypeAlias = Literal["completed", "failed", "denied", "skipped", "interrupted"]
 
 _MOST_ACTIONS = 50
 _NO_ACTIONS = 'it is no JSON object {"actions": [{"type": ..., "params": {...}}]}'
@@ -51,6 +65,61 @@ class ActionReply(Struct, frozen=True):
 
     actions: list[Action]
     thought: str = ""
+
+
+class PlannedAction(Struct, frozen=True, kw_only=True):
+    """An action that is about to be carried out, with the number of its step in the run, from 1."""
+
+    step: int
+    type: str
+    params: JsonObject
+
+    @property
+    def target(self) -> str:
+        """What the action is about: its parameter `tool_name`, `path` or `name`; empty: it has none."""
+        found = (self.params.get(key) for key in ("tool_name", "path", "name"))
+        return next((value for value in found if isinstance(value, str) and value), "")
+
+    def ended(
+        self, status: StepStatus, *, output: str = "", error: str = "", artifact: str = ""
+    ) -> "StepExecutionResult":
+        """Return the result of the action."""
+        return StepExecutionResult(
+            step=self.step,
+            action=self.type,
+            target=self.target,
+            status=status,
+            output=output,
+            error=error,
+            artifact=artifact,
+        )
+
+
+class StepExecutionResult(Struct, frozen=True, kw_only=True):
+    """The result of one action.
+
+    Attributes:
+        step: Its number in the run, from 1.
+        action: Its type; `reply`: the model gave no usable reply.
+        target: What it is about: a tool, a path, a skill.
+        status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
+            `interrupted`: the process was killed in it, and it may have had an effect.
+        output: The result, as the model is shown it.
+        error: Why it is not completed.
+        artifact: The file with the whole result, relative to the run folder; empty: there is none.
+        attempts: How often it was tried.
+    """
+
+    step: int
+    action: str
+    status: StepStatus
+    turn: int = 0
+    target: str = ""
+    output: str = ""
+    error: str = ""
+    artifact: str = ""
+    duration_s: float = 0.0
+    attempts: int = 1
 
 
 class ActionType(Struct, frozen=True):
@@ -229,3 +298,53 @@ class ActionRegistry:
 
 def _shape(schema: JsonObject) -> str:
     return f"{schema.get('type', 'any value')}{', optional' if 'default' in schema else ''}"
+
+
+# --- Actions on the files of a folder ---
+
+
+class HasWorkspace(Protocol):
+    """The context of `FILE_ACTIONS`: it has a folder, which no path of an action can leave."""
+
+    @property
+    def workspace(self) -> ConfinedFolder:
+        """The folder."""
+        ...
+
+
+class FilePath(Struct):
+    path: str
+
+
+class FolderPath(Struct):
+    path: str = "."
+
+
+class WriteFile(Struct):
+    path: str
+    content: str
+
+
+def _list_files(params: FolderPath, context: HasWorkspace) -> str:
+    return "\n".join(context.workspace.entries(params.path)) or "The folder is empty."
+
+
+def _read_file(params: FilePath, context: HasWorkspace) -> str:
+    return context.workspace.read(params.path)
+
+
+def _write_file(params: WriteFile, context: HasWorkspace) -> str:
+    return f"{context.workspace.write(params.path, params.content)} bytes written to {params.path}"
+
+
+_READS = ToolAnnotations(read_only=True, open_world=False)
+_WRITES = ToolAnnotations(read_only=False, idempotent=True, open_world=False)
+
+FILE_ACTIONS = (
+    ActionType("list_files", FolderPath, _list_files, "List a folder of the workspace.", _READS),
+    ActionType("read_file", FilePath, _read_file, "Read a text file of the workspace.", _READS),
+    ActionType(
+        "write_file", WriteFile, _write_file, "Write or replace a text file of the workspace.", _WRITES
+    ),
+)
+"""`list_files`, `read_file` and `write_file`, for a context that has a `workspace`."""

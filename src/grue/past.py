@@ -18,6 +18,7 @@ past = read_past("runs/1", DeskPast, needed=(Assigned,))
 A turn is finished as soon as its end is in the trace; its request is not sent to the model again.
 """
 
+from collections.abc import Container
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -161,17 +162,27 @@ class Past(Struct, Generic[_Started], kw_only=True):
 _P = TypeVar("_P", bound=Past[Any])
 
 
-def read_past(path: str | PathLike[str], kind: type[_P], *, needed: tuple[type, ...] = ()) -> _P:
+def read_past(
+    path: str | PathLike[str],
+    kind: type[_P],
+    *,
+    needed: tuple[type, ...] = (),
+    started: type[EpisodeStarted] = EpisodeStarted,
+    over: Container[str] = (),
+) -> _P:
     """Read how far an episode got.
 
     Args:
         path: The run folder, or the trace in it.
         kind: The host's class of `Past`.
         needed: Facts that the resume needs whole. `EpisodeStarted` and the last turn's end always are.
+        started: The host's class for the start of its episodes.
+        over: Reasons for the end of an episode after which it cannot be resumed. If the result of such an end
+            was not written, it can be, which writes it.
 
     Raises:
-        TraceError: The trace cannot be read or has no episode, or a secret was removed from a message that is
-            needed.
+        TraceError: The trace cannot be read or has no episode, another program has recorded it, it is over,
+            or a secret was removed from a message that is needed.
     """
     path = Path(path)
     past: _P | None = None
@@ -191,6 +202,10 @@ def read_past(path: str | PathLike[str], kind: type[_P], *, needed: tuple[type, 
     if past.end is not None and last_end is not None and past.end is last_end.body:
         _check_whole(path, last_end)
     past.spent = past.spent.plus(unended.requests, unended.usage)
+    if not isinstance(past.started, started):
+        raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
+    if past.ended is not None and past.ended.reason in over and has_result(path, past.ended):
+        raise TraceError(f"{path} cannot be resumed: it is over ({past.ended.detail}).")
     return past
 
 

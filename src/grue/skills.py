@@ -11,14 +11,26 @@ the rules of a policy do not look at arguments.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
-from grue.actions import AGENT
+from grue.actions import AGENT, ActionType
 from grue.config.skill_file import AllowedTool, Skill, read_skill, read_skills
+from grue.messages import ToolAnnotations
 from grue.tool_sessions.confined_folder import ConfinedFolder
 
-__all__ = ["AllowedTool", "Grant", "Skill", "Skills", "granted", "read_skill", "read_skills"]
+__all__ = [
+    "USE_SKILL",
+    "AllowedTool",
+    "Grant",
+    "HasSkills",
+    "Skill",
+    "Skills",
+    "granted",
+    "read_skill",
+    "read_skills",
+]
 
 _NO_OTHERS: Mapping[str, str] = {}
 
@@ -63,6 +75,34 @@ class Skills:
             return files.read(file)
         beside = [entry for entry in files.entries() if not entry.startswith("SKILL.md ")]
         return skill.text + (f"\n\nFiles of this skill: {', '.join(beside)}" if beside else "")
+
+
+class HasSkills(Protocol):
+    """The context of `USE_SKILL`."""
+
+    @property
+    def skills(self) -> Skills:
+        """The skills."""
+        ...
+
+
+class UseSkill(Struct):
+    name: str
+    file: str = ""
+
+
+def _use_skill(params: UseSkill, context: HasSkills) -> str:
+    return context.skills.text(params.name, params.file)
+
+
+USE_SKILL = ActionType(
+    "use_skill",
+    UseSkill,
+    _use_skill,
+    "Read a skill of SKILLS before you do what it is about; or a file of it, by its path.",
+    ToolAnnotations(read_only=True, open_world=False),
+)
+"""An action that reads a skill, for a context that has `skills`. The prompt lists them as `SKILLS`."""
 
 
 def granted(

@@ -8,6 +8,7 @@ for envelope in open_episode("runs/1"):
 ```
 """
 
+from grue.observers.fact_events import FactEvents
 from grue.observers.langfuse import LangfuseObserver
 from grue.observers.otel import OtelObserver
 from grue.observers.otel_attributes import AgentDescription
@@ -27,6 +28,7 @@ __all__ = [
     "Envelope",
     "EpisodeEnvelope",
     "EpisodeReader",
+    "FactEvents",
     "LangfuseObserver",
     "LoggerObserver",
     "Observer",

@@ -78,7 +78,7 @@ def test_the_trace_tools_work_on_its_folder(ran: Path) -> None:
 def test_a_run_that_is_over_is_not_resumed(ran: Path) -> None:
     again = grue("run", "--resume", "run", cwd=ran)
     assert again.returncode == 1
-    assert "the run is over (finished)" in again.stderr
+    assert "it is over (the task is done)" in again.stderr
 
 
 def test_json_has_an_object_a_line_and_the_result_last(tmp_path: Path) -> None:

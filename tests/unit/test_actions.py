@@ -5,13 +5,15 @@ import subprocess
 import sys
 import threading
 from contextvars import ContextVar
+from pathlib import Path
 
 import pytest
 from case_tables import each_case
 from msgspec import Struct
 
 from grue import MCPConfigError, ToolAnnotations
-from grue.actions import Action, ActionRegistry, ActionType
+from grue.actions import FILE_ACTIONS, Action, ActionRegistry, ActionType, PlannedAction
+from grue.connections import ConfinedFolder
 
 WORD: ContextVar[str] = ContextVar("WORD", default="")
 
@@ -135,3 +137,31 @@ def test_a_name_that_is_taken_and_parameters_that_are_no_struct_are_refused() ->
         registry().add("move", Move, move)
     with pytest.raises(MCPConfigError, match=r"should be a msgspec\.Struct"):
         registry().add("other", dict, move)  # type: ignore[arg-type]
+
+
+class Desk(Struct):
+    """The context of a host."""
+
+    workspace: ConfinedFolder
+
+
+def test_file_actions_work_in_the_workspace_of_the_context(tmp_path: Path) -> None:
+    actions, desk = ActionRegistry(FILE_ACTIONS), Desk(ConfinedFolder(tmp_path))
+
+    def done(name: str, **params: str) -> str:
+        return actions.carry_out(name, params, desk, timeout_s=60)
+
+    assert done("list_files") == "The folder is empty."
+    assert done("write_file", path="a/b.txt", content="hello") == "5 bytes written to a/b.txt"
+    assert (done("list_files", path="a"), done("read_file", path="a/b.txt")) == ("b.txt (5 bytes)", "hello")
+    with pytest.raises(ValueError, match="may leave the workspace"):
+        done("read_file", path="../x")
+    assert actions.types["write_file"].annotations.idempotent
+
+
+def test_the_result_of_an_action_names_what_it_was_about() -> None:
+    call = PlannedAction(step=3, type="call", params={"tool_name": "dig", "path": "x"})
+    result = call.ended("failed", error="no spade")
+    assert (result.step, result.action, result.target) == (3, "call", "dig")
+    assert (result.status, result.error, result.output) == ("failed", "no spade", "")
+    assert PlannedAction(step=4, type="note", params={"text": "x"}).target == ""

@@ -1,6 +1,5 @@
 """tests/unit mirrors src/grue: a file's tests are found by the name of the module."""
 
-import ast
 from pathlib import Path
 
 from case_tables import each_case
@@ -39,16 +38,6 @@ def test_a_test_file_has_the_name_of_its_module_and_perhaps_a_word_more(file: Pa
 
 
 def test_the_skill_agent_stays_small() -> None:
-    """Lines of code: docstrings, comments and blank lines aside."""
-    lines = 0
-    for path in (ROOT / "src" / "grue" / "hosts" / "skill_agent").glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        docstrings = {
-            line
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        }
-        code = enumerate(text.splitlines(), 1)
-        lines += sum(bool(line.strip()) and number not in docstrings for number, line in code)
-    assert lines < 1800
+    """All lines of its modules. What another host could use belongs to the core."""
+    modules = (ROOT / "src" / "grue" / "hosts" / "skill_agent").glob("*.py")
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules) < 1800

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from case_tables import each_case
+from msgspec import Struct
 
-from grue.skills import Grant, Skills, granted
+from grue.actions import ActionRegistry
+from grue.skills import USE_SKILL, Grant, Skills, granted
 
 
 def skill(folder: Path, allowed: str = "Read", text: str = "Do it so.") -> Path:
@@ -24,6 +26,18 @@ def test_a_text_names_the_files_beside_it_and_they_are_read_by_their_paths(tmp_p
         skills.text("other")
     with pytest.raises(ValueError, match="may leave"):
         skills.text("notes", "../../x")
+
+
+class Desk(Struct):
+    """The context of a host."""
+
+    skills: Skills
+
+
+def test_an_action_reads_a_skill(tmp_path: Path) -> None:
+    actions, desk = ActionRegistry([USE_SKILL]), Desk(Skills(skill(tmp_path)))
+    given = {"name": "notes", "file": "columns.md"}
+    assert actions.carry_out("use_skill", given, desk, timeout_s=60) == "day, hours"
 
 
 def test_without_a_folder_there_are_no_skills(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`grue run`: run a task with the skill agent and print how it went."""
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -88,6 +88,7 @@ def _run(options: RunOptions) -> RunResult:
     folder = options.resume or options.run_dir or new_run_path(RUNS)
     recorder, folder = Recorder(), folder.absolute()
     with ExitStack() as stack:
+        stack.callback(_remove_if_empty, folder)
         backends = stack.enter_context(
             Backends.chosen(folder.name, langfuse=options.langfuse, otel=options.otel)
         )
@@ -125,6 +126,12 @@ def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStac
         story = RunStory(beside_status=Terminal(sys.stdout).redraws)
         recorder.add(view.enter_context(LiveView(Terminal(sys.stdout), story=story)))
     return view
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove the folder of a run that could not begin."""
+    with suppress(OSError):  # it has files, or was never made
+        folder.rmdir()
 
 
 def _default_agent(options: RunOptions) -> Path:

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 import msgspec
 from msgspec import Struct
 
+from grue.actions import StepExecutionResult
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.facts import EpisodeResumed, EventFact, Fact
 from grue.hosts.skill_agent.facts import (
@@ -16,7 +17,6 @@ from grue.hosts.skill_agent.facts import (
     RunEnded,
     RunStarted,
     StepEnded,
-    StepExecutionResult,
 )
 from grue.messages import ServerNoted
 from grue.protocol.safe_text import printable

@@ -7,7 +7,7 @@ table on to the function here that reads it. Errors name the file, the line and 
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
 
@@ -20,6 +20,9 @@ from grue.errors import MCPConfigError
 from grue.llm_transport.endpoint import LlmSettings
 from grue.tool_rules import ToolPolicy
 from grue.tool_sessions.server_specs import McpServer
+
+if TYPE_CHECKING:
+    from grue.engine.tool_servers import ToolServer
 
 _MODEL_KEYS = {"name": "agent_model", "base_url": "client_base_url"}
 
@@ -111,30 +114,35 @@ def servers_of(
         else entry
         for name, entry in table.servers.items()
     }
-    servers = servers_of_entries(
-        entries, document.path, lambda inner: document.place((*keys, "servers", *inner))
-    )
+    servers = _read_entries(entries, document.path, lambda inner: document.place((*keys, "servers", *inner)))
     optional = [name for name in servers if not _is_required(document, keys, name, table.servers[name])]
     return servers, frozenset(optional)
 
 
 def servers_of_entries(
-    entries: Mapping[str, Any],
-    source: Path | None = None,
-    place: Callable[[KeyPath], str] = lambda _: "",
-) -> dict[str, McpServer]:
-    """Return servers, with every `${VAR}` replaced by the variable of the environment.
-
-    Their `timeout_seconds` is the limit for connecting.
+    entries: "Mapping[str, ToolServer | Mapping[str, Any]]",
+) -> "dict[str, ToolServer]":
+    """Return servers of which some are still entries, as in a file, in their order.
 
     Args:
-        entries: The servers by name. A server that is disabled is left out.
-        source: The file that has them; `None`: none.
-        place: Returns what an error about an entry begins with, given the keys that lead to it.
+        entries: By name: a server, or a mapping with `command`, `args`, `env` and `timeout_seconds`, which is
+            the limit for connecting, or with `url`. An entry that is disabled is left out.
 
     Raises:
         MCPConfigError: An entry cannot be used, or a variable is not set. The error names server and key.
     """
+    written = {name: each for name, each in entries.items() if isinstance(each, Mapping)}
+    read = _read_entries(written) if written else {}
+    known = {name: each for name, each in entries.items() if not isinstance(each, Mapping)} | read
+    return {name: known[name] for name in entries if name in known}
+
+
+def _read_entries(
+    entries: Mapping[str, Any],
+    source: Path | None = None,
+    place: Callable[[KeyPath], str] = lambda _: "",
+) -> dict[str, McpServer]:
+    """Return servers with every `${VAR}` replaced; `place` returns what an error about one begins with."""
     renamed = {"timeout_seconds": "startup_timeout_seconds"}
     config = MCPConfig.from_mapping(entries, source=source, place=place, renamed=renamed)
     return tool_servers(config, place)

@@ -240,6 +240,15 @@ def _error_text(blocks: list[JsonObject]) -> str:
     return text if len(text) <= MAX_ERROR_CHARS else _marked(text, MAX_ERROR_CHARS)
 
 
+def raw_text(result: ToolCallResult) -> str:
+    """Return the text of a result's content blocks; without any, its error or its content as JSON."""
+    texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
+    if texts:
+        return "\n".join(texts)
+    said = result.content if result.blocks else result.error_message or result.content
+    return said if isinstance(said, str) else _written(said)
+
+
 def history_text(result: ToolCallResult, max_chars: int) -> str:
     """Return the JSON text of `result` for the conversation, cut to `max_chars`.
 
@@ -288,12 +297,20 @@ def cut_middle(content: str, max_chars: int) -> str:
         text = value if isinstance(value, str) else _written(value)
         size = _written_chars(text)
         # Newlines and quotes take two characters in JSON, so fewer of them fit.
-        cut[name] = value if size <= room else _without_middle(text, room * len(text) // size)
+        cut[name] = value if size <= room else without_middle(text, room * len(text) // size)
         room = max(0, room - size)
     return _written(cut)
 
 
-def _without_middle(text: str, kept: int) -> str:
+def without_middle(text: str, kept: int) -> str:
+    """Return a text without its middle, with a marker that says how much was cut; a short one unchanged.
+
+    Args:
+        text: Any text.
+        kept: How many characters are kept; the marker is not counted.
+    """
+    if len(text) <= kept:
+        return text
     end = len(text) - kept // 2
     return f"{text[: kept - kept // 2]}… [cut: {len(text) - kept} of {len(text)} characters] …{text[end:]}"
 

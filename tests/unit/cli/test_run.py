@@ -65,7 +65,7 @@ def test_a_run_that_was_cut_off_is_resumed_with_its_own_options(
     assert "Resuming" in capsys.readouterr().out
     requests = sum(isinstance(each.body, CompletionReceived) for each in read_episode("run").envelopes)
     assert requests == result.requests == 4
-    with pytest.raises(TraceError, match="the run is over"):
+    with pytest.raises(TraceError, match="it is over"):
         run_task(RunOptions(resume=Path("run")))
 
 
@@ -94,6 +94,25 @@ def test_model_and_endpoint_can_be_chosen(
         result = run_task(RunOptions(task="x", model="other", base_url=server.base_url, stream=True))
     assert result.model == "other"
     assert "! " in capsys.readouterr().out, "the server that does not start is a problem in the story"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("skills: {folder: nowhere}", "The folder of skills nowhere cannot be read"),
+        ("workspace: nowhere", "The workspace nowhere is not a folder"),
+        ("limts: {}", "agent.yaml, line 3: unknown key 'limts'"),
+    ],
+)
+def test_a_run_that_cannot_begin_is_a_sentence_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = "model: {name: m, base_url: 'http://127.0.0.1:9/v1'}"
+    Path("agent.yaml").write_text(f"task: x\n{model}\n{text}\n")
+    with pytest.raises(MCPConfigError, match=said):
+        run_task(RunOptions(agent=Path("agent.yaml")))
+    assert [*tmp_path.glob("runs/*")] == []
 
 
 def test_offline_npx_takes_nothing_from_the_network() -> None:

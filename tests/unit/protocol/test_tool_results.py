@@ -390,3 +390,16 @@ def test_a_text_of_a_hosts_own_is_cut_as_content() -> None:
 )
 def test_what_takes_long_to_walk_through_is_not_small(value: object, small: bool) -> None:
     assert is_small(value, 30) is small
+
+
+def test_the_raw_text_of_a_result_is_that_of_its_blocks() -> None:
+    blocks = ({"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"})
+    assert tool_results.raw_text(ToolCallResult(content={"n": 1}, blocks=blocks)) == "a\nb"
+    assert tool_results.raw_text(ToolCallResult(content={"n": 1}, blocks=({"type": "image"},))) == '{"n":1}'
+    assert tool_results.raw_text(ToolCallResult(content="plain")) == "plain"
+    assert tool_results.raw_text(tool_results.failure("no such file")) == "no such file"
+
+
+def test_a_text_without_its_middle_says_how_much_was_cut() -> None:
+    assert tool_results.without_middle("abc", 3) == "abc"
+    assert tool_results.without_middle("abcdefgh", 3) == "ab… [cut: 5 of 8 characters] …h"

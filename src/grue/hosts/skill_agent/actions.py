@@ -10,9 +10,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from grue import ToolAnnotations, actions
-from grue.actions import ActionType
+from grue.actions import FILE_ACTIONS, ActionType
 from grue.connections import ConfinedFolder
-from grue.skills import Skills
+from grue.skills import USE_SKILL, Skills
 
 MCP_CALL = "mcp_call"
 
@@ -55,65 +55,14 @@ class Finish(Struct):
     success: bool = True
 
 
-class UseSkill(Struct):
-    """Parameters of `use_skill`."""
-
-    name: str
-    file: str = ""
-
-
-class FilePath(Struct):
-    """Parameters of `read_file`."""
-
-    path: str
-
-
-class FolderPath(Struct):
-    """Parameters of `list_files`."""
-
-    path: str = "."
-
-
-class WriteFile(Struct):
-    """Parameters of `write_file`."""
-
-    path: str
-    content: str
-
-
-def _list_files(params: FolderPath, context: ActionContext) -> str:
-    return "\n".join(context.workspace.entries(params.path)) or "The folder is empty."
-
-
-def _write_file(params: WriteFile, context: ActionContext) -> str:
-    return f"{context.workspace.write(params.path, params.content)} bytes written to {params.path}"
-
-
 _READS = ToolAnnotations(read_only=True, open_world=False)
-_WRITES = ToolAnnotations(read_only=False, idempotent=True, open_world=False)
 
 _BUILT_IN = (
     ActionType(MCP_CALL, McpCall, None, "Call a tool of MCP_TOOLS; arguments fit its input_schema."),
     ActionType("respond", Text, lambda params, _: str(params.text), "Tell the user something.", _READS),
     ActionType("note", Text, lambda params, _: str(params.text), "Keep something in mind.", _READS),
-    ActionType(
-        "use_skill",
-        UseSkill,
-        lambda params, context: context.skills.text(params.name, params.file),
-        "Read a skill of SKILLS before you do what it is about; or a file of it, by its path.",
-        _READS,
-    ),
-    ActionType("list_files", FolderPath, _list_files, "List a folder of the workspace.", _READS),
-    ActionType(
-        "read_file",
-        FilePath,
-        lambda params, context: context.workspace.read(params.path),
-        "Read a text file of the workspace.",
-        _READS,
-    ),
-    ActionType(
-        "write_file", WriteFile, _write_file, "Write or replace a text file of the workspace.", _WRITES
-    ),
+    USE_SKILL,
+    *FILE_ACTIONS,
     ActionType(
         "finish",
         Finish,

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from grue.actions import PlannedAction
 from grue.hosts.skill_agent.actions import MCP_CALL, OTHER_AGENTS
-from grue.hosts.skill_agent.facts import ApprovalsAsked, PlannedAction, SkillProblem
+from grue.hosts.skill_agent.facts import ApprovalsAsked, SkillProblem
 from grue.hosts.skill_agent.run import Run
 from grue.messages import ApprovalDecision, JsonObject, ToolDefinition
 from grue.sessions import AskPerson, OwnCall, ask_about, judge_calls
@@ -84,7 +85,7 @@ class Judge(Struct, kw_only=True):
         if action.type != MCP_CALL:
             return self.run.registry.types[action.type].definition()
         name, manager = action.params.get("tool_name"), self.run.manager
-        return manager.definition(name) if manager is not None and isinstance(name, str) else None
+        return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
         """Return the skill that was read last and the tools that it allows; empty: it names none.
@@ -99,7 +100,8 @@ class Judge(Struct, kw_only=True):
         if skill is None or skill.allowed is None:
             return "", Grant()
         own = [kind.definition().name for kind in run.registry.types.values()]
-        names = {} if run.manager is None else run.manager.names
+        listed = {} if run.manager is None else run.manager.routes.listed
+        names = {name: f"{tool.server}.{tool.tool}" for name, tool in listed.items()}
         grant = granted(skill, (*own, *names.values()), names, OTHER_AGENTS)
         if grant.unknown and skill.name not in self.warned:
             self.warned.add(skill.name)

@@ -12,13 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import AnswerError, BudgetSpent, Conversation, MCPConfigError, MCPError, TurnTimedOut
-from grue.actions import ActionReply
+from grue.actions import ActionReply, PlannedAction, StepExecutionResult
 from grue.hosts.skill_agent.approval import Judge, JudgedAction
-from grue.hosts.skill_agent.facts import ActionsPlanned, EndReason, PlannedAction, StepExecutionResult
+from grue.hosts.skill_agent.facts import ActionsPlanned, EndReason
 from grue.hosts.skill_agent.past import RunPast
-from grue.hosts.skill_agent.prompt import changed_tools, results_text, resumed_text, task_text
+from grue.hosts.skill_agent.prompt import changed_tools, results_text, resumed_text
 from grue.hosts.skill_agent.run import Run
-from grue.hosts.skill_agent.steps import INTERRUPTED, StepRunner, ended, is_repeatable
+from grue.hosts.skill_agent.steps import INTERRUPTED, StepRunner, is_repeatable
 from grue.messages import TextDelta, TurnCompleted
 
 _UNUSABLE = "reply"
@@ -107,7 +107,7 @@ class DecisionLoop:
         """Return what the user says next: the task, or the results of the last actions."""
         turn = 0 if self._plan is None else self._plan.turn
         done = [each for each in self._run.results if each.turn == turn]
-        text = results_text(done) if done else task_text(self._run.task)
+        text = results_text(done) if done else f"TASK:\n{self._run.task}"
         if self._resumed:
             self._resumed = False
             return resumed_text(text, changed_tools(self._run.tools, self._conversation.system))
@@ -129,7 +129,7 @@ class DecisionLoop:
         """Make a failed step of a reply that could not be used, also after it was repaired."""
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
-        return self._after(self._steps.end(ended(failed, "failed", error=error)))
+        return self._after(self._steps.end(failed.ended("failed", error=error)))
 
     def _carry_out(self, plan: ActionsPlanned) -> RunEnd | None:
         """Carry out the actions of a plan that are not done yet."""
@@ -163,7 +163,7 @@ class DecisionLoop:
 
     def _skip(self, actions: Sequence[PlannedAction]) -> None:
         for action in actions:
-            self._steps.end(ended(action, "skipped", error="the run ended before"))
+            self._steps.end(action.ended("skipped", error="the run ended before"))
 
     def _no_step_left(self) -> RunEnd | None:
         most = self._run.config.limits.max_steps
@@ -175,10 +175,10 @@ class DecisionLoop:
         action = judged.action
         begun, self._begun = self._begun, 0
         if judged.denied:
-            self._steps.end(ended(action, "denied", error=f"denied: {judged.denied}"))
+            self._steps.end(action.ended("denied", error=f"denied: {judged.denied}"))
             return None
         if begun == action.step and not is_repeatable(judged.tool):
-            self._steps.end(ended(action, "interrupted", error=INTERRUPTED))
+            self._steps.end(action.ended("interrupted", error=INTERRUPTED))
             return None
         return self._after(self._steps.carry_out(action, judged.tool))
 

@@ -6,14 +6,13 @@ Each fact about MCP is an event, too, with the name that programs which read `ev
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
-from msgspec import Struct
 
 from grue import facts
+from grue.actions import PlannedAction, StepExecutionResult, StepStatus
 from grue.approvals import ApprovalDecision, ApprovalQuestion
 from grue.facts import EventFact, Fact, LogLevel, LogLine, Severity, register_facts
 from grue.messages import JsonObject
 
-StepStatus: TypeAlias = Literal["completed", "failed", "denied", "skipped", "interrupted"]
 EndReason: TypeAlias = Literal[
     "finished",
     "gave_up",
@@ -150,41 +149,6 @@ class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillPr
     def summary(self) -> str:
         """Return the problem."""
         return self.problem
-
-
-class StepExecutionResult(Struct, frozen=True, kw_only=True):
-    """The result of one action.
-
-    Attributes:
-        step: Its number in the run, from 1.
-        action: Its type; `reply`: the model gave no usable reply.
-        target: What it is about: a tool, a path, a skill.
-        status: `completed`; `failed`; `denied` by the policy or a person; `skipped`, because the run ended;
-            `interrupted`: the process was killed in it, and it may have had an effect.
-        output: The result, as the model is shown it.
-        error: Why it is not completed.
-        artifact: The file with the whole result, relative to the run folder; empty: there is none.
-        attempts: How often it was tried.
-    """
-
-    step: int
-    action: str
-    status: StepStatus
-    turn: int = 0
-    target: str = ""
-    output: str = ""
-    error: str = ""
-    artifact: str = ""
-    duration_s: float = 0.0
-    attempts: int = 1
-
-
-class PlannedAction(Struct, frozen=True, kw_only=True):
-    """An action of a reply, with the number of its step."""
-
-    step: int
-    type: str
-    params: JsonObject
 
 
 class _TurnFact(Fact, frozen=True, kw_only=True):

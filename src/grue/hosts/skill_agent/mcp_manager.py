@@ -14,11 +14,10 @@ from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from grue import MCPError, MCPToolCallError, Recorder, ToolClient, ToolNotFound
-from grue.connections import ToolRoutes, ToolServer, tool_routes
+from grue.connections import ToolRoutes, ToolServer, tool_results, tool_routes
 from grue.facts import Fact
 from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServerAbsent, McpToolShadowed
 from grue.messages import (
@@ -120,7 +119,7 @@ class McpManager:
         """The tools of all connected servers."""
         return [
             McpToolInfo(tool.server, name, tool.description, tool.input_schema)
-            for name, tool in self._listed.items()
+            for name, tool in self.routes.listed.items()
         ]
 
     @property
@@ -129,17 +128,9 @@ class McpManager:
         return () if self._connected is None else self._connected.servers
 
     @property
-    def names(self) -> Mapping[str, str]:
-        """The canonical name, `server.tool`, of each tool in `tools`, by the name that it has there."""
-        return {name: _full_name(tool) for name, tool in self._listed.items()}
-
-    @property
-    def _listed(self) -> Mapping[str, ToolDefinition]:
-        return {} if self._connected is None else self._connected.routes.listed
-
-    def definition(self, tool_name: str) -> ToolDefinition | None:
-        """Return the server's definition of a tool, by any name that `call_tool` takes; `None`: unknown."""
-        return None if self._connected is None else self._connected.routes.called.get(tool_name)
+    def routes(self) -> ToolRoutes:
+        """The definitions of the tools, by the names in `tools` and by every name that `call_tool` takes."""
+        return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
         """Connect the servers, all at once, and return their tools.
@@ -160,7 +151,9 @@ class McpManager:
                 raise MCPError("This McpManager is connected already. Call close_all() first.")
             if not servers:
                 return []
-            self._connected = self._connect(_as_servers(servers))
+            from grue.settings import servers_of_entries  # it loads pydantic
+
+            self._connected = self._connect(servers_of_entries(servers))
             return self.tools
 
     def call_tool(
@@ -250,22 +243,6 @@ class McpManager:
         self._recorder.record(fact, sender="host")
 
 
-def _as_servers(servers: Mapping[str, ToolServer | Mapping[str, object]]) -> dict[str, ToolServer]:
-    entries = {name: server for name, server in servers.items() if isinstance(server, Mapping)}
-    read: Mapping[str, ToolServer] = {}
-    if entries:
-        from grue.settings import servers_of_entries  # it loads pydantic
-
-        read = servers_of_entries(entries)
-    usable: dict[str, ToolServer] = {}
-    for name, server in servers.items():
-        if not isinstance(server, Mapping):
-            usable[name] = server
-        elif name in read:  # else it is disabled
-            usable[name] = read[name]
-    return usable
-
-
 def _full_name(tool: ToolDefinition) -> str:
     return f"{tool.server}.{tool.tool}"
 
@@ -277,14 +254,7 @@ def _unknown(name: str, routes: ToolRoutes) -> McpCallResult:
 
 
 def _result(tool: ToolDefinition, result: ToolCallResult) -> McpCallResult:
-    content = list(result.blocks)
-    texts = [block["text"] for block in content if isinstance(block.get("text"), str)]
-    if not content:  # the server is no MCP server, or has refused the call
-        content = [{"type": "text", "text": result.error_message or _as_text(result.content)}]
-        texts = [content[0]["text"]]
-    raw_text = "\n".join(map(str, texts)) or _as_text(result.content)
-    return McpCallResult(tool.server, tool.tool, content, result.is_error, raw_text)
-
-
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = tool_results.raw_text(result)
+    # Without blocks the server is no MCP server, or has refused the call.
+    content = list(result.blocks) or [{"type": "text", "text": text}]
+    return McpCallResult(tool.server, tool.tool, content, result.is_error, text)

@@ -10,13 +10,23 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from msgspec import Struct
 
 import grue
-from grue import ApprovalDecision, ApprovalQuestion, Budget, Conversation, MCPError, Recorder, Runner, Usage
+from grue import (
+    ApprovalDecision,
+    ApprovalQuestion,
+    Budget,
+    Conversation,
+    MCPConfigError,
+    MCPError,
+    Recorder,
+    Runner,
+    Usage,
+)
+from grue.actions import StepExecutionResult
 from grue.facts import EpisodeResumed
 from grue.hosts.skill_agent.actions import ActionRegistry
 from grue.hosts.skill_agent.approval import Judge
@@ -31,16 +41,15 @@ from grue.hosts.skill_agent.facts import (
     RunEnded,
     RunStarted,
     SkillProblem,
-    StepExecutionResult,
 )
 from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.past import RunPast, read_run
-from grue.hosts.skill_agent.prompt import PromptParts, build_prompt
+from grue.hosts.skill_agent.prompt import build_prompt
 from grue.hosts.skill_agent.run import Run
 from grue.messages import JsonObject
 from grue.sessions import AskPerson
 from grue.skills import Skills
-from grue.traces import Envelope, RunFolder
+from grue.traces import FactEvents, RunFolder
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -111,7 +120,7 @@ class Orchestrator:
         self._approve = approve
         self._recorder = recorder or Recorder()
         if on_event is not None:
-            self._recorder.add(_EventCallback(on_event))
+            self._recorder.add(FactEvents(on_event, FACTS))
 
     def run(self, task: str) -> RunResult:
         """Run a task until it is done or something else ends it, and return the result.
@@ -144,6 +153,10 @@ class Orchestrator:
     ) -> RunResult:
         config, limits = self._config, self._config.limits
         skills = Skills(config.skills)
+        if not config.workspace.is_dir():
+            raise MCPConfigError(
+                f"The workspace {config.workspace} is not a folder. Create it, or correct `workspace`."
+            )
         began = time.monotonic() - (0.0 if past is None else past.lasted_s)
         run_id = _new_id() if past is None else past.started.episode_id
         budget = Budget(requests=limits.requests, tokens=limits.tokens, cost_usd=limits.cost_usd)
@@ -233,13 +246,13 @@ class Orchestrator:
 def _conversation(run: Run, past: RunPast | None) -> Conversation:
     if past is not None and past.last_turn and run.folder is not None:
         return Conversation.from_trace(run.folder.path, run.runner, name=run.run_id)
-    parts = PromptParts(
-        actions=run.registry.types.values(),
+    system = build_prompt(
+        run.registry.types.values(),
         mcp_tools=run.tools,
         skills=run.skills.by_name.values(),
         instructions=run.config.instructions,
     )
-    return run.runner.conversation(build_prompt(parts), name=run.run_id)
+    return run.runner.conversation(system, name=run.run_id)
 
 
 def _disconnect(run: Run) -> None:
@@ -280,20 +293,6 @@ def _end(run: Run, end: RunEnd) -> RunResult:
     if run.folder is not None:
         run.folder.write_result(result)
     return result
-
-
-class _EventCallback:
-    """An observer that passes the events of this host's facts to a callback."""
-
-    def __init__(self, on_event: Callable[[str, JsonObject], None]) -> None:
-        self._on_event = on_event
-
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Call the callback, if the envelope has such a fact."""
-        del line
-        if isinstance(envelope.body, FACTS):
-            for event in envelope.body.log_lines():
-                self._on_event(event.event, event.fields)
 
 
 def _new_id() -> str:

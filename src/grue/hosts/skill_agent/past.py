@@ -5,21 +5,16 @@ from pathlib import Path
 from msgspec import field
 
 from grue import past
-from grue.errors import TraceError
+from grue.actions import StepExecutionResult
 from grue.hosts.skill_agent.facts import (
     ActionsPlanned,
     ApprovalsAsked,
-    RunEnded,
     RunStarted,
     StepEnded,
-    StepExecutionResult,
     StepStarted,
 )
 from grue.messages import RunTurn
-from grue.past import has_result
 from grue.traces import EpisodeEnvelope
-
-_OVER = ("finished", "gave_up")
 
 
 class RunPast(past.Past[RunStarted], kw_only=True):
@@ -68,10 +63,5 @@ def read_run(path: Path) -> RunPast:
         TraceError: The trace cannot be read or has no run, the run is over, or a message that is needed was
             redacted.
     """
-    read = past.read_past(path, RunPast, needed=(ActionsPlanned, StepEnded))
-    if not isinstance(read.started, RunStarted):
-        raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
-    ended = read.ended
-    if isinstance(ended, RunEnded) and ended.reason in _OVER and has_result(path, ended):
-        raise TraceError(f"{path} cannot be resumed: the run is over ({ended.reason}).")
-    return read
+    needed = (ActionsPlanned, StepEnded)
+    return past.read_past(path, RunPast, needed=needed, started=RunStarted, over=("finished", "gave_up"))

@@ -6,10 +6,10 @@ import time
 from msgspec import Struct, field
 
 from grue import Recorder, Runner
-from grue.actions import ActionRegistry
+from grue.actions import ActionRegistry, StepExecutionResult
 from grue.facts import Fact
 from grue.hosts.skill_agent.configuration import AgentConfig
-from grue.hosts.skill_agent.facts import ApprovalsAsked, StepExecutionResult
+from grue.hosts.skill_agent.facts import ApprovalsAsked
 from grue.hosts.skill_agent.mcp_manager import McpManager, McpToolInfo
 from grue.skills import Skills
 from grue.traces import RunFolder

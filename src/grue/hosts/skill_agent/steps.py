@@ -11,25 +11,21 @@ import msgspec
 from msgspec.structs import replace
 
 from grue import MCPError
-from grue.connections import ConfinedFolder
+from grue.actions import PlannedAction, StepExecutionResult, StepStatus
+from grue.connections import ConfinedFolder, tool_results
 from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, McpCall
 from grue.hosts.skill_agent.facts import (
     McpToolCallCompleted,
     McpToolCallFailed,
     McpToolCallStarted,
-    PlannedAction,
     StepEnded,
-    StepExecutionResult,
     StepStarted,
-    StepStatus,
 )
-from grue.hosts.skill_agent.prompt import cut
 from grue.hosts.skill_agent.run import Run
 from grue.messages import ToolDefinition
 from grue.sessions import hints_of
 
 INTERRUPTED = "the process was killed in this step; it may have had an effect, and is not repeated"
-_TARGETS = ("tool_name", "path", "name")
 
 
 class StepRunner:
@@ -46,7 +42,7 @@ class StepRunner:
             KeyboardInterrupt: Ctrl-C. The step is not recorded as ended.
         """
         run, began = self._run, time.monotonic()
-        started = StepStarted(turn=run.turn, number=action.step, action=action.type, target=target_of(action))
+        started = StepStarted(turn=run.turn, number=action.step, action=action.type, target=action.target)
         run.note(started, run.turn)
         retries = run.config.retries if run.config.on_step_failure == "retry" and is_repeatable(tool) else 0
         for attempt in range(1, retries + 2):  # noqa: B007 - it is used after the loop
@@ -70,10 +66,10 @@ class StepRunner:
                 action.type, action.params, self._context, timeout_s=max(run.left_s, 0.0)
             )
         except (ValueError, OSError, MCPError) as error:
-            return ended(action, "failed", error=str(error))
-        shown = cut(output, run.config.limits.result_chars)
+            return action.ended("failed", error=str(error))
+        shown = tool_results.without_middle(output, run.config.limits.result_chars)
         artifact = "" if shown == output else self._keep(action, "txt", output.encode("utf-8", "replace"))
-        return ended(action, "completed", output=shown, artifact=artifact)
+        return action.ended("completed", output=shown, artifact=artifact)
 
     def _call_tool(self, action: PlannedAction) -> StepExecutionResult:
         run = self._run
@@ -82,7 +78,7 @@ class StepRunner:
             return self._failed(action, call, "No MCP server is connected.")
         if not call.tool_name:
             return self._failed(action, call, "mcp_call needs a tool_name.")
-        tool = run.manager.definition(call.tool_name)
+        tool = run.manager.routes.called.get(call.tool_name)
         about: dict[str, Any] = {
             "turn": run.turn,
             "number": action.step,
@@ -100,36 +96,21 @@ class StepRunner:
         status: StepStatus = "failed" if result.is_error else "completed"
         about |= {"status": status, "duration_s": _since(began), "artifact": artifact}
         run.note(McpToolCallCompleted(**about), run.turn)
-        shown = cut(result.raw_text, run.config.limits.result_chars)
+        shown = tool_results.without_middle(result.raw_text, run.config.limits.result_chars)
         told = {"error": shown} if result.is_error else {"output": shown}
-        return ended(action, status, artifact=artifact, **told)
+        return action.ended(status, artifact=artifact, **told)
 
     def _failed(self, action: PlannedAction, call: McpCall, error: str) -> StepExecutionResult:
         turn = self._run.turn
         failed = McpToolCallFailed(turn=turn, number=action.step, tool_name=call.tool_name, error=error)
         self._run.note(failed, turn)
-        return ended(action, "failed", error=error)
+        return action.ended("failed", error=error)
 
     def _keep(self, action: PlannedAction, kind: str, content: bytes) -> str:
         """Write a whole result to a file, and return its name in the run folder."""
         folder = self._run.folder
-        name = f"{action.step:04}-{(target_of(action) or action.type)[:60]}.{kind}"
+        name = f"{action.step:04}-{(action.target or action.type)[:60]}.{kind}"
         return "" if folder is None else folder.keep(f"artifacts/{name.replace('/', '_')}", content)
-
-
-def ended(
-    action: PlannedAction, status: StepStatus, *, output: str = "", error: str = "", artifact: str = ""
-) -> StepExecutionResult:
-    """Return what became of an action."""
-    return StepExecutionResult(
-        step=action.step,
-        action=action.type,
-        target=target_of(action),
-        status=status,
-        output=output,
-        error=error,
-        artifact=artifact,
-    )
 
 
 def is_repeatable(tool: ToolDefinition | None) -> bool:
@@ -138,12 +119,6 @@ def is_repeatable(tool: ToolDefinition | None) -> bool:
     A server's own word is enough here: what it does in two calls it could have done in one.
     """
     return hints_of(None if tool is None else tool.annotations).idempotent  # a read-only tool is
-
-
-def target_of(action: PlannedAction) -> str:
-    """Return what an action is about: a tool, a path, a skill; empty if nothing in particular."""
-    found = (action.params.get(key) for key in _TARGETS)
-    return next((value for value in found if isinstance(value, str) and value), "")
 
 
 def _since(began: float) -> float:

@@ -12,7 +12,7 @@ from grue import past
 from grue.errors import TraceError
 from grue.facts import EpisodeEnded
 from grue.hosts.zork.facts import Decided, EpisodeStarted, Observed, Remembered
-from grue.past import TurnEnd, ends_episode, has_result
+from grue.past import TurnEnd, ends_episode
 from grue.traces import EpisodeEnvelope
 
 __all__ = ["Past", "TurnEnd", "ends_episode", "read_past"]
@@ -68,11 +68,7 @@ def read_past(path: Path) -> Past:
         TraceError: The trace cannot be read or has no episode, the episode is over, or a message that is
             needed was redacted.
     """
-    read = past.read_past(path, Past, needed=(Decided,))
-    if not isinstance(read.started, EpisodeStarted):
-        raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
-    if read.ended is not None and read.ended.reason in _FOR_GOOD and has_result(path, read.ended):
-        raise TraceError(f"{path} cannot be resumed: the episode is over ({read.ended.detail}).")
+    read = past.read_past(path, Past, needed=(Decided,), started=EpisodeStarted, over=_FOR_GOOD)
     _check_order(path, read.decided)
     return read
 

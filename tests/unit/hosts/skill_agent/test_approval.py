@@ -140,7 +140,7 @@ def test_without_a_decision_it_waits_on_and_a_decision_about_other_arguments_doe
     other = replace(question.approve(), arguments_digest="of other arguments")
     assert resumed(tmp_path, [other]).reason == "parked"
     assert resumed(tmp_path, [question.approve()]).succeeded
-    with pytest.raises(TraceError, match="the run is over"):
+    with pytest.raises(TraceError, match="it is over"):
         resumed(tmp_path, [question.approve()])
 
 

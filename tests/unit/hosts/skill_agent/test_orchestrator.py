@@ -254,4 +254,4 @@ def test_a_long_result_loses_its_middle_and_the_model_is_told() -> None:
     limits = msgspec.convert({"result_chars": 200}, type(AgentConfig(llm=None).limits))  # type: ignore[arg-type]
     ran = run([act(call("look")), act(finish())], config={"servers": {"cave": server}, "limits": limits})
     shown = ran.results()[0]["output"]
-    assert shown == f"{'a' * 100}\n… 400 characters are left out here …\n{'b' * 100}"
+    assert shown == f"{'a' * 100}… [cut: 400 of 600 characters] …{'b' * 100}"

@@ -142,7 +142,7 @@ def test_changed_tools_are_told(tmp_path: Path) -> None:
 
 def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     whole(tmp_path)
-    with pytest.raises(TraceError, match=r"the run is over \(finished\)"):
+    with pytest.raises(TraceError, match=r"it is over \(the task is done\)"):
         read_run(tmp_path / "run")
     with pytest.raises(MCPError, match="needs the run's folder"), scripted() as (_, llm):
         Orchestrator(AgentConfig(llm=llm)).resume()

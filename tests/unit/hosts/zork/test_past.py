@@ -275,7 +275,7 @@ def test_an_episode_that_is_over_for_good_is_not_resumed(tmp_path: Path, reason:
     write(tmp_path, STARTED, *plays("north"), ends(reason, 1))
     (tmp_path / "result.json").write_text(json.dumps({"reason": reason}))
     for path in (tmp_path, tmp_path / "trace.jsonl"):
-        with pytest.raises(TraceError, match=rf"the episode is over \(because of {reason}\)"):
+        with pytest.raises(TraceError, match=rf"it is over \(because of {reason}\)"):
             read_past(path)
 
 
