@@ -130,7 +130,7 @@ class TraceReader(Generic[B]):
             _next_line(self.path, 1, file)
             number, seq = 2, 0
             while text := _next_line(self.path, number, file):
-                line = self._line(number, text)
+                line = _decoded(self.path, number, text)
                 if line is None:
                     self.cut_short = True
                     return
@@ -158,8 +158,8 @@ class TraceReader(Generic[B]):
             while True:
                 start = file.tell()
                 text = _next_line(self.path, number, file)
-                if text.endswith(b"\n"):
-                    line = _decoded(self.path, number, text)
+                line = _decoded(self.path, number, text) if text.endswith(b"\n") else None
+                if line is not None:
                     check_numbers(self.path, number, line, after=last.seq if last else 0)
                     last = self.decoded(number, line)
                     number += 1
@@ -172,15 +172,6 @@ class TraceReader(Generic[B]):
                 # Read the line from its start again. A resumed writer cuts an incomplete line off and writes
                 # another one in its place.
                 file.seek(start)
-
-    def _line(self, number: int, text: bytes) -> TraceLine | None:
-        """Return the decoded line; `None` if it is the last one and incomplete."""
-        if text.endswith(b"\n"):
-            return _decoded(self.path, number, text)
-        try:
-            return _LINES.decode(text)
-        except UNDECODABLE:
-            return None
 
     def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
         """Return the envelope of a line.
@@ -276,11 +267,14 @@ _LINES = msgspec.json.Decoder(TraceLine)
 _REFERENCES = msgspec.json.Decoder(PayloadReference)
 
 
-def _decoded(path: Path, number: int, text: bytes) -> TraceLine:
+def _decoded(path: Path, number: int, text: bytes) -> TraceLine | None:
+    """Return the decoded line; `None` if it is the last one and incomplete."""
     try:
         return _LINES.decode(text)
     except UNDECODABLE as error:
-        raise damaged(path, number, f"not a trace line: {error_text(error)}") from error
+        if text.endswith(b"\n"):
+            raise damaged(path, number, f"not a trace line: {error_text(error)}") from error
+        return None
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -171,13 +171,17 @@ class _Turns:
         if not changes:
             self.pass_over(envelope.turn, envelope.t)
             return
-        turns = [change for change in changes if change.step.kind == "turn"]
-        for change in turns:
+        ended: StepEnded | None = None
+        for change in changes:
+            if change.step.kind != "turn":
+                continue
             if isinstance(change, StepBegan):
                 self._started += 1
                 self._clocks[envelope.turn] = PhaseClock()
             elif not change.reported:
                 self._clocks.pop(change.step.turn, None)
+            else:
+                ended = change
         clock = self._clocks.get(envelope.turn)
         if clock is None:
             if isinstance(envelope.body, ToolCalled):
@@ -185,10 +189,9 @@ class _Turns:
             return
         own = [change for change in changes if change.step.turn == envelope.turn]
         clock.note(envelope.t, own, resumed=isinstance(envelope.body, EpisodeResumed))
-        for change in turns:
-            if isinstance(change, StepEnded) and change.reported:
-                clock = self._clocks.pop(envelope.turn)
-                self._ended(envelope.body, round(envelope.t - change.step.start_s, 6), clock.phases)
+        if ended is not None:
+            del self._clocks[envelope.turn]
+            self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def pass_over(self, turn: int, t: float) -> None:
         clock = self._clocks.get(turn)

@@ -15,7 +15,7 @@ time. The phases therefore add up to the wall time, that is, the time between th
 of each run of the host.
 """
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
@@ -89,7 +89,7 @@ class PhaseClock:
         resumed = isinstance(envelope.body, EpisodeResumed)
         self.note(envelope.t, self._steps.take(envelope), resumed=resumed)
 
-    def note(self, t: float, changes: Iterable[StepChange] = (), *, resumed: bool = False) -> None:
+    def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
         """Count the time until an envelope, then start or end the phases that its changes start or end.
 
         Args:
@@ -101,15 +101,17 @@ class PhaseClock:
         if self._at is not None and at >= self._at and not resumed:
             self._microseconds[self._phase] += at - self._at
         self._at = at
+        if not changes:
+            return
         for change in changes:
             if isinstance(change, StepBegan):
                 self._open[change.step.key] = change.step.kind
             elif not change.retried:
                 self._open.pop(change.step.key, None)
-            self._phase = _phase_of(self._open.values())
+        self._phase = _phase_of(frozenset(self._open.values()))
 
 
-def _phase_of(kinds: Collection[StepKind]) -> TimePhase:
+def _phase_of(kinds: frozenset[StepKind]) -> TimePhase:
     """Return the phase while steps of these kinds are under way."""
     in_a_turn = "turn" in kinds
     for kind, phase in (_IN_A_TURN if in_a_turn else _ANYWHERE).items():

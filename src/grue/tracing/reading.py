@@ -8,13 +8,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
+import msgspec
 from msgspec import Struct
 
 from grue.facts import EpisodeEnded, Fact, registered_facts
 from grue.messages import AnyMessage
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
-from grue.runtime.trace_format import TraceLine, tag_at_start
+from grue.runtime.trace_format import TraceLine
 from grue.runtime.trace_reader import RecordedLine, Trace, TraceReader
 from grue.tracing.unknown_facts import can_be_fact, tag_of, unknown_fact, with_hosts_fields
 
@@ -61,13 +62,15 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
-        # Facts are notes. An unknown message from one actor to another is an error, because a replay needs
-        # it.
-        if line.receiver == NOTES and tag_at_start(written) not in self.kinds:
-            tag = tag_of(written)
-            if tag not in self.kinds and can_be_fact(tag):
-                return unknown_fact(written)
-        body = super()._body(line, written)
+        try:
+            body = super()._body(line, written)
+        except msgspec.ValidationError:
+            # Facts are notes. An unknown message from one actor to another is an error, because a replay
+            # needs it.
+            tag = tag_of(written) if line.receiver == NOTES else ""
+            if tag in self.kinds or not can_be_fact(tag):
+                raise
+            return unknown_fact(written)
         return with_hosts_fields(body, written) if isinstance(body, Fact) else body
 
     def follow(
