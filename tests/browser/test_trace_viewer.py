@@ -104,7 +104,7 @@ def test_an_address_with_a_number_opens_at_that_message(open_messages: Any, html
     ("words", "kind"),
     [
         ("out of ink", "ServerDied"),
-        ("SIGKILL", "ServerDied"),
+        pytest.param("SIGKILL", "ServerDied", marks=pytest.mark.slow),
         ('"timeout_s":1.0,"duration_s"', "ToolTimedOut"),
         ('says "HI" to <b>you</b>', "Observed"),
     ],

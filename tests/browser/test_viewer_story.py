@@ -201,6 +201,7 @@ def test_every_way_is_open_to_the_keyboard(open_page: Any, html: Path) -> None:
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
+@pytest.mark.slow
 def test_a_long_episode_has_only_what_is_near_in_the_page(open_page: Any, tmp_path: Path) -> None:
     write_html(long_episode(tmp_path / "trace.jsonl", 400), tmp_path / "page.html")
     watched = open_page(tmp_path / "page.html")

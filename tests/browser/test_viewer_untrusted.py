@@ -138,6 +138,7 @@ def assert_nothing_ran(watched: Any) -> None:
     watched.assert_calm()
 
 
+@pytest.mark.slow
 def test_nothing_that_others_wrote_runs_wherever_it_is_shown(open_messages: Any, html: Path) -> None:
     watched = open_messages(html)
     page = watched.page

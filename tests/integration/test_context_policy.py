@@ -108,6 +108,7 @@ def _unmarked(value: Any) -> Any:
     return parts[0]["text"] if len(parts) == 1 and parts[0].get("type") == "text" else parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["", "/responses", "/messages"], ids=["chat", "responses", "messages"])
 def test_300_pages_of_20_kb_fit_into_a_window_of_32k(path: str) -> None:
     pages = 300 if not path else 40

@@ -104,6 +104,7 @@ def fuzzed(count: int) -> settings:
     )
 
 
+@pytest.mark.slow
 @fuzzed(25)
 @given(st.lists(damage(), min_size=1, max_size=3))
 def test_every_reader_of_a_damaged_trace_says_so(again: Callable[[], Path], harm: list[Damage]) -> None:
@@ -115,6 +116,7 @@ def test_every_reader_of_a_damaged_trace_says_so(again: Callable[[], Path], harm
         is_told(grue(*args), *args)
 
 
+@pytest.mark.slow
 @fuzzed(8)
 @given(damage(), st.floats(0, 1, exclude_max=True))
 def test_every_reader_of_a_trace_with_a_damaged_payload_says_so(

@@ -98,6 +98,7 @@ def test_the_triage_prints_what_the_guide_shows_and_asks_before_it_pays(tmp_path
     assert len([line for line in code if not line.strip().startswith(("#", '"""'))]) <= 60
 
 
+@pytest.mark.slow
 def test_the_example_of_testing_an_agent_passes_is_short_and_stands_in_the_guide() -> None:
     example = DOCS / "examples" / "test_my_agent.py"
     tested = subprocess.run(

@@ -39,22 +39,22 @@ NEVER_LEFT_OUT = {
 """Rows that differ most in these modes. They run together with those of the default mode."""
 
 
+# The trace of a long message takes seconds to replay: test_a_long_faulty_turn_replays.
+LONG = [fault for fault in FAULTS if fault.name.endswith("-mb") and fault.drive is None]
+
+
 def marks(mode: Mode, fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
-    always = mode == "turn" or fault.name in NEVER_LEFT_OUT.get(mode, ())
+    always = (mode == "turn" and fault not in LONG) or fault.name in NEVER_LEFT_OUT.get(mode, ())
     return () if always else (pytest.mark.slow,)
 
 
 ROWS = [
-    # The default mode in every run, the others where there is time for all of it.
+    # Short rows in the default mode in every run, the others where there is time for all of it.
     pytest.param(fault, mode, id=f"{mode}-{fault.name}", marks=marks(mode, fault))
     for mode in MODES
     for fault in FAULTS
     if mode in fault.modes
 ]
-
-
-# The trace of a long message takes seconds to replay: test_a_long_faulty_turn_replays.
-LONG = [fault for fault in FAULTS if fault.name.endswith("-mb") and fault.drive is None]
 
 
 @pytest.mark.parametrize(("fault", "mode"), ROWS)

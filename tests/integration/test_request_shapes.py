@@ -68,6 +68,9 @@ def scripted(request: LlmRequest) -> LlmReply:
     return tool_calls_reply(call, content="Hm.", ids=["call_1"], reasoning_content="A maze, then.")
 
 
+pytestmark = pytest.mark.slow  # importing the packages takes seconds
+
+
 @pytest.fixture
 def server() -> Iterator[ScriptedLlmServer]:
     with ScriptedLlmServer(scripted) as server:

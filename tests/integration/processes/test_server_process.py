@@ -291,6 +291,7 @@ async def test_an_exception_leaves_as_it_is_and_not_in_a_group(registry: Process
             raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_500_turns_leave_no_process_no_descriptor_and_no_thread(registry: ProcessRegistry) -> None:
     async def turn() -> None:
         async with ServerProcess(CAT, registry) as process:

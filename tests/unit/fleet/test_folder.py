@@ -26,6 +26,7 @@ def test_attempts_are_numbered_and_their_ends_are_found_again(tmp_path: Path) ->
     assert folder.case == CASE
 
 
+@pytest.mark.slow
 def test_of_many_racing_commits_one_counts_in_every_episode(tmp_path: Path) -> None:
     won: list[tuple[int, bool]] = []
 
