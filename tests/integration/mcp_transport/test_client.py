@@ -1,6 +1,7 @@
 """The MCP client over real processes: the faulty server, one fault at a time."""
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 from promises import GUARD_S, cancelled_when, within
+from slow_imports import SlowImports
 from transport_servers import QUICK, STUBBORN, faulty, shell
 
 from grue.mcp_transport.client import McpClient
@@ -374,6 +376,13 @@ async def test_r13_3_the_start_up_limit_covers_what_entering_took() -> None:
         client._entering_s = 59.9
         with within(10), pytest.raises(ServerFailed, match="no answer to initialize within 60 s"):
             await client.open(60)
+
+
+async def test_r13_3_importing_the_sdk_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowImports(monkeypatch)
+    async with McpClient(faulty(), ProcessRegistry()) as client:
+        await client.open(60)
+    assert slow.deadlines == [math.inf]
 
 
 async def test_a_call_that_the_input_schema_refuses_is_answered_before_it_is_sent(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from promises import within
+from slow_imports import SlowImports
 
 from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
@@ -132,6 +134,16 @@ async def test_p9_a_session_from_connect_to_disconnect_in_three_tasks(tmp_path: 
     assert [schema["function"]["name"] for schema in schemas] == [ECHO, "box.fail", "box.environ"]
     assert (result.content, result.is_error) == ("hello", False)
     assert box.connection == Proven()
+
+
+async def test_importing_the_sdk_does_not_count_against_the_start_up_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowImports(monkeypatch)
+    box = manager(tmp_path, startup_timeout_seconds=60)
+    await box.connect_session()
+    await box.disconnect_session()
+    assert slow.deadlines == [math.inf]
 
 
 async def test_p7_the_environment_is_the_systems_and_the_configured(

@@ -1,0 +1,34 @@
+"""Imports of the MCP client that take two minutes by the clock of its time limits, and no time otherwise."""
+
+import time
+from types import ModuleType
+
+import anyio
+import pytest
+
+from grue.loading import load
+
+_TAKES_S = 120.0
+
+
+class SlowImports:
+    """Replaces the client's clock and its imports.
+
+    Attributes:
+        deadlines: What remained of the time limit in force, at each import.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.deadlines: list[float] = []
+        self._late_s = 0.0
+        monkeypatch.setattr("grue.mcp_transport.client.time", self)
+        monkeypatch.setattr("grue.mcp_transport.client.load", self._load)
+
+    def monotonic(self) -> float:
+        """Return the time with all imports so far."""
+        return time.monotonic() + self._late_s
+
+    def _load(self, name: str) -> ModuleType:
+        self.deadlines.append(anyio.current_effective_deadline())
+        self._late_s += _TAKES_S
+        return load(name)
