@@ -50,7 +50,7 @@ AGENT = "agent"
 StepStatus: TypeAlias = Literal["completed", "failed", "denied", "skipped", "interrupted"]
 
 _MOST_ACTIONS = 50
-_NO_ACTIONS = 'it is no JSON object {"actions": [{"type": ..., "params": {...}}]}'
+_NO_ACTIONS = 'it is not a JSON object {"actions": [{"type": ..., "params": {...}}]}'
 
 
 class Action(Struct, frozen=True):
@@ -191,7 +191,7 @@ class ActionRegistry:
             annotations: `read_only` or `idempotent` allow that it is repeated after a failure or a kill.
 
         Raises:
-            MCPConfigError: There is an action of that name, or `params` is no Struct.
+            MCPConfigError: There is an action of that name, or `params` is not a Struct.
         """
         if name in self.types:
             raise MCPConfigError(f"There is an action {name!r} already: choose another name.")

@@ -71,7 +71,7 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         tokens: Its size, as the endpoint has counted it or as it is estimated.
         counted: The endpoint has counted it.
-        call_id: The tool call that it answers; empty: it is no tool result.
+        call_id: The tool call that it answers; empty: it is not a tool result.
         tool: Canonical name of that call's tool.
         stub: What takes its place if it is cleared; empty for a tool result, whose stub depends on its tool.
     """

@@ -2,7 +2,7 @@
 
 `import httpx` also imports that package's command line, with click, rich and pygments, which takes half of
 the time. If that import fails, httpx does without it. Here it is made to fail while httpx is imported for the
-first time in a process. Afterwards `httpx.main` is imported when somebody uses it, so nothing is missing.
+first time in a process. Afterwards `httpx.main` is imported when it is first used, so nothing is missing.
 httpx2, the successor of httpx, does the same by itself.
 """
 

@@ -285,7 +285,7 @@ class Runner(AsyncToolAccess, Closing):
             TurnTimedOut: The turn's limit passed.
             AnswerError: No acceptable answer, and no fallback.
             ActorCrashed: An unexpected exception, which is its cause.
-            SystemExit: A callback of the host raised it, or another BaseException that is no Exception.
+            SystemExit: A callback of the host raised it, or another BaseException that is not an Exception.
             TurnCancelled: Another thread closed the runner.
             KeyboardInterrupt: Ctrl-C was pressed. Raised within seconds, after the clean-up.
 

@@ -11,7 +11,7 @@ _SHOWN_CHARS = 500
 def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
     """Ask about each call on standard error, and read a line with `y` or `n` from standard input.
 
-    Pass it to a runner: `Runner(approve=ask_at_terminal)`. If one of the two is no terminal, or the input
+    Pass it to a runner: `Runner(approve=ask_at_terminal)`. If one of the two is not a terminal, or the input
     ends, every call is denied.
     """
     return [_ask(question) for question in questions]

@@ -120,7 +120,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def refuse_another_kind(request: object) -> None:
-    """Refuse what is no `TurnRequest`.
+    """Refuse a value that is not a `TurnRequest`.
 
     Raises:
         MCPConfigError: It is something else. The text says what to write.

@@ -109,7 +109,7 @@ def test_call_prints_the_result(tmp_path: Path, args: list[str], stdout: str) ->
         (["other.x"], 2, "There is no MCP server 'other'. Known (mcp.json): box, bad."),
         (["echo"], 2, "SERVER.TOOL"),
         (["box.echo", "{text}"], 2, "not JSON"),
-        (["box.echo", "[1]"], 2, "no JSON object"),
+        (["box.echo", "[1]"], 2, "not a JSON object"),
         (["box.echo", "--arg", "text"], 2, "NAME=VALUE"),
         (["bad.echo"], 1, "no disk"),
     ],

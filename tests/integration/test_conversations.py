@@ -103,7 +103,7 @@ def test_images_of_the_user_reach_the_model_and_stay_in_the_conversation(
             tmp_path / "none.png",
             f"The image {tmp_path / 'none.png'} cannot be read: No such file or directory.",
         ),
-        (b"%PDF-1.7\n%%EOF", "Image 1 is no image: its content is application/pdf."),
+        (b"%PDF-1.7\n%%EOF", "Image 1 is not an image: its content is application/pdf."),
     ):
         with pytest.raises(MCPError, match=re.escape(why)):
             talk.ask("And this?", images=[image])

@@ -73,7 +73,7 @@ def test_a_reply_is_read_alone_in_prose_and_with_null_for_what_is_left_out() -> 
 @each_case(
     "reply, said",
     [
-        ("I go west.", "no JSON object"),
+        ("I go west.", "not a JSON object"),
         ('{"actions": []}', "it has 0 actions"),
         ('{"actions": [{"type": "fly", "params": {}}]}', "there is no action 'fly'; there are call, move"),
         ('{"actions": [{"type": "move", "params": {}}]}', "missing required field `direction`"),

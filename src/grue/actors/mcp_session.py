@@ -147,7 +147,7 @@ class SessionActor(Actor[SessionCommand]):
             case ReportOpened():
                 pass  # reported when the session was opened
             case None:
-                # The turn's deadline has passed. That is no failure of the server, so its connection state
+                # The turn's deadline has passed. That is not a failure of the server, so its connection state
                 # stays as it was. The agent has the same deadline and needs no report.
                 self.connection = before
 

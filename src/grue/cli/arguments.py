@@ -41,7 +41,7 @@ def _object(text: str) -> JsonObject:
     except (ValueError, RecursionError) as error:
         raise MCPConfigError(f"The arguments are not JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise MCPConfigError("""The arguments are no JSON object: write '{"name": value}'.""")
+        raise MCPConfigError("""The arguments are not a JSON object: write '{"name": value}'.""")
     return value
 
 

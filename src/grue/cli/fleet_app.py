@@ -9,7 +9,7 @@ from grue.cli import take_interrupts
 from grue.cli.plain_errors import FAILED, Commands, plain_errors
 
 fleet_app = typer.Typer(
-    cls=Commands, help="Run thousands of episodes, and see what came of them.", no_args_is_help=True
+    cls=Commands, help="Run thousands of episodes and compare their results.", no_args_is_help=True
 )
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder.")]
@@ -46,7 +46,7 @@ def retry(
     engine: _Engine = "local",
     ray: _Ray = None,
 ) -> None:
-    """Go on with a sweep, and try again the episodes that failed three times for want of a server."""
+    """Go on with a sweep, and try again the episodes that failed three times because a server was missing."""
     _run(_Chosen(sweep, directory, workers, engine, ray), retry=True)
 
 

@@ -1,8 +1,8 @@
 """Copy a server's entry from another host's file. Values that may be secret become `${NAME}`.
 
 Values of `env` and `headers` are kept only if they are plainly harmless: a number, a switch, a path. A secret
-cannot be told from other text with certainty, and a variable can be set again. Arguments and addresses are
-kept unless a name or their form says that they may be secret.
+cannot be distinguished from other text with certainty, and a variable can be set again. Arguments and
+addresses are kept unless a name or their form says that they may be secret.
 """
 
 import re

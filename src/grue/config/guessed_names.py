@@ -1,4 +1,4 @@
-"""Where a setting belongs in `pyproject.toml`, for one that was written where a user guessed it to be."""
+"""Tell a user where a setting of `pyproject.toml` belongs, if it is written in another place."""
 
 from collections.abc import Mapping
 

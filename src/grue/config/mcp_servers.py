@@ -245,7 +245,7 @@ class MCPConfig(BaseModel):
             environ: Variables for `${VAR}`, looked up when a server is used; default: the process's own.
             workspace_folder: Value of `${workspaceFolder}`, and base of a relative `cwd`; default: the folder
                 of the file.
-            named: The user has named this file. The error for a missing one then speaks of no setting.
+            named: The user has named this file. If it is missing, the error does not mention a setting.
 
         Raises:
             MCPConfigError: The file is missing, is not strict JSON (the error names line and column), or has

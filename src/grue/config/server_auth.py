@@ -82,7 +82,7 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
         try:
             values["private_key"] = Path(config.private_key_file).read_text(encoding="ascii")
         except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no PEM file"
+            reason = getattr(error, "strerror", None) or "it is not a PEM file"
             raise MCPConfigError(
                 f"MCP server {name!r}: private_key_file cannot be read: {reason}."
             ) from error

@@ -58,7 +58,7 @@ class _Search:
         return None
 
     def _is_in(self, end: int) -> bool | None:
-        """Return whether the first `end` lines have the value; `None`: they are no whole document."""
+        """Return whether the first `end` lines have the value; `None`: they are not a whole document."""
         self._parses_left -= 1
         try:
             return _has(tomllib.loads("\n".join(self._lines[:end])), self._keys)

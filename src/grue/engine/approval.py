@@ -1,4 +1,4 @@
-"""Who answers when a policy asks: the host's callback, a later process, or nobody.
+"""Answer the questions of a policy: by the host's callback, in a later process, or not at all.
 
 Come here to change how the `approve` callback is called, or when a turn can be parked. The turn's machine
 (`protocol/turn_approval.py`) decides what follows from an answer.

@@ -53,7 +53,7 @@ def _described(failed: int, recalled: int) -> str:
 
 
 def _in_notebook() -> bool:
-    """Return whether the program runs in the kernel of a notebook, whose output is no terminal."""
+    """Return whether the program runs in the kernel of a notebook, whose output is not a terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -211,7 +211,7 @@ def read_conversation(path: Path) -> SavedConversation:
     """Read a conversation's file.
 
     Raises:
-        ConversationError: It is missing, is no conversation, or is damaged. Names the file and the line.
+        ConversationError: It is missing, is not a conversation, or is damaged. Names the file and the line.
     """
     lines = _lines(path)
     first = next(lines, None)

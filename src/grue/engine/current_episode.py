@@ -124,7 +124,7 @@ class CurrentEpisode:
         return await working
 
     def _running(self, users: int = 0) -> Episode:
-        """Return the loop. If there is none, or it has failed, a new one is started, in whichever thread."""
+        """Return the loop. If there is none, or it has failed, a new one is started."""
         refuse_reentry()
         with self._lock:
             episode = self._episode

@@ -1,4 +1,4 @@
-"""A connection whose calls are on file before they are sent.
+"""A connection that writes each call to the trace file before it sends it.
 
 A turn that can be parked may be resumed after its process was killed. A call that is in the trace without a
 result may have run then, and is not sent again. This holds only if no call is sent that is not in the trace.

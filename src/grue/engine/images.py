@@ -33,7 +33,7 @@ def read_images(images: Any, limits: TurnLimits) -> tuple[Attachment, ...]:
         limits: How large an image, and all of them together, may be.
 
     Raises:
-        MCPError: A file cannot be read, is no image that models take, or is too large. Names the image.
+        MCPError: A file cannot be read, is not an image that models take, or is too large. Names the image.
     """
     room = MediaRoom(limits)
     for number, image in enumerate(images):
@@ -43,7 +43,7 @@ def read_images(images: Any, limits: TurnLimits) -> tuple[Attachment, ...]:
         if refused:
             raise MCPError(f"{what} cannot be shown to the model: {refused}.")
         if room.attachments[-1].kind != "image":
-            raise MCPError(f"{what} is no image: its content is {room.attachments[-1].mime}.")
+            raise MCPError(f"{what} is not an image: its content is {room.attachments[-1].mime}.")
     return tuple(room.attachments)
 
 

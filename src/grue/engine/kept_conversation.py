@@ -100,7 +100,7 @@ class KeptConversation:
         Raises:
             ConversationError: The file is missing, damaged or in use.
         """
-        # Read before it is opened for writing: a file that is no conversation is not touched.
+        # Read before it is opened for writing: a file that is not a conversation is left as it is.
         saved = read_conversation(path)
         file = ConversationFile(path)
         try:

@@ -1,4 +1,4 @@
-"""Where a runner's calls outside turns get their sessions from."""
+"""Choose the session for a runner's calls outside turns."""
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 

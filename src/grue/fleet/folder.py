@@ -205,7 +205,7 @@ class FleetFolder:
         found = [episode for episode in self.episodes() if episode.id.startswith(beginning)]
         if len(found) == 1:
             return found[0]
-        what = "is no episode" if not found else f"are {len(found)} episodes"
+        what = "is not an episode" if not found else f"are {len(found)} episodes"
         raise FleetError(f"There {what} in {self.path} whose id begins with {beginning!r}.")
 
     def read_manifest(self, kind: type[T]) -> T | None:

@@ -126,7 +126,7 @@ class LangfuseObserver(Outbox):
 
 
 def _client_from_environment(warn: Warn) -> Any:
-    """Return a client, or `None` after a warning that says why there is none."""
+    """Return a client; `None` after a warning that says why it could not be made."""
     missing = [name for name in _KEYS if not os.environ.get(name)]
     if find_spec("langfuse") is None:
         warn(f"{INSTALL}. The episode continues without it.")

@@ -46,7 +46,7 @@ class HeldPlace:
         self._place: ServerPlace | None = None
 
     async def take(self) -> str:
-        """Wait for a place; return why there is none, or an empty text."""
+        """Wait for a place. Return an empty text, or a sentence that says why there is none."""
         gate = server_gate()
         place = None if gate is None else await gate.admit()
         if isinstance(place, str):

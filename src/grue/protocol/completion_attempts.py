@@ -277,7 +277,7 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
 
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
-    """Return the one change that makes it worth sending the request again at once; empty if there is none."""
+    """Return the one change after which the request is sent again at once; empty: it is not sent again."""
     # Imported at the first failure, because it compiles many patterns.
     from grue.protocol.chat_wire.profile_adaptation import adapt_profile, may_blame_attachments
 

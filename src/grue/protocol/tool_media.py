@@ -71,7 +71,7 @@ class MediaRoom:
         data = _without_prefix(data)
         found = _sniffed(data[:_HEAD_CHARS])
         if found is None:
-            return _EXPECTED.get(declared, "it is no image, no WAV or MP3 and no PDF")
+            return _EXPECTED.get(declared, "it is not an image, a WAV, an MP3 or a PDF")
         kind, mime = found
         size = decoded_bytes(data)
         if reason := self._too_much(kind, size):
@@ -99,7 +99,7 @@ class MediaRoom:
 def text_in(mime: object, data: str) -> str | None:
     """Return the text that base64 stands for where the media type is one of text, SVG among them.
 
-    `None`: it is no text, is no UTF-8, or is larger than a megabyte.
+    `None`: it is not text, not UTF-8, or larger than a megabyte.
     """
     if not isinstance(mime, str) or not _TEXTUAL.match(mime) or decoded_bytes(data) > _MAX_TEXT_BYTES:
         return None
@@ -121,9 +121,9 @@ def decoded_bytes(base64_text: str) -> int:
 
 
 def known_bytes(data: str) -> int | None:
-    """Return how many bytes base64 stands for; `None`: it is no base64, which is looked at up to a megabyte.
+    """Return how many bytes base64 stands for; `None`: it is not base64, as far as its first megabyte shows.
 
-    What is no base64 may be a text with a secret in it. A number made of its length would not come out the
+    What is not base64 may be a text with a secret in it. A number made of its length would not come out the
     same when the turn is replayed from the trace, where a placeholder stands for the secret.
     """
     data = _without_prefix(data)
@@ -147,7 +147,7 @@ def _sniffed(base64_head: str) -> tuple[MediaKind, str] | None:
 
 
 def _clean(data: str) -> str | None:
-    """Return base64 as providers take it: padded and without white space; `None` if it is no base64.
+    """Return base64 as providers take it: padded and without white space; `None` if it is not base64.
 
     Translating finds foreign characters in a tenth of the time that decoding takes.
     """

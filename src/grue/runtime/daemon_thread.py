@@ -3,9 +3,9 @@
 Come here for code that may block for any length of time: a function tool, a question to a person, a client
 that somebody else wrote. `anyio.to_thread` is for our own short calls.
 
-The interpreter waits at its exit for every thread that is no daemon. anyio's worker threads are none if the
-event loop runs in the main thread, so a function that hangs would keep the program alive after its turn has
-timed out, and after Ctrl-C, for as long as it hangs.
+The interpreter waits at its exit for every thread that is not a daemon. anyio's worker threads are not
+daemons if the event loop runs in the main thread, so a function that hangs would keep the program alive
+after its turn has timed out, and after Ctrl-C, for as long as it hangs.
 """
 
 import asyncio

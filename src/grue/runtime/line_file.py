@@ -11,7 +11,7 @@ _LOOK_BACK = 65_536
 
 
 class LineFile:
-    """Append lines to a file. A line is with the operating system when `write` returns.
+    """Append lines to a file. When `write` returns, the line has been passed to the operating system.
 
     Args:
         path: The file. It is created if it does not exist.

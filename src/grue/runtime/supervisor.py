@@ -60,7 +60,7 @@ class Supervisor:
 
     Raises:
         ActorCrashed: On leaving, if an actor raised an `Exception`, which is its cause.
-        BaseException: On leaving, if an actor raised it and it is no `Exception`.
+        BaseException: On leaving, if an actor raised it and it is not an `Exception`.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:

@@ -98,8 +98,8 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is no secret, and one that is not Unicode cannot be in a message. Authorisation headers
-        and bearer tokens need not be named here: they are replaced wherever they stand.
+        An empty value is not a secret, and one that is not Unicode cannot be in a message. Authorisation
+        headers and bearer tokens need not be named here: they are replaced wherever they stand.
         """
         self._redaction.hide(name, value)
 
@@ -225,7 +225,7 @@ class Recorder:
         return envelope
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
-        """Show the part of a piece that cannot belong to a secret. If there is none, use up no number."""
+        """Show the part of a piece that cannot belong to a secret. If it is empty, its number is not used."""
         texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
         key = replace(envelope.body, text="")
         text = texts.get(key)

@@ -164,7 +164,7 @@ def _wrong_start(first: bytes) -> str:
     for start, name, command in _PACKED:
         if first.startswith(start):
             return f"it is compressed with {name}; unpack it first: {command}"
-    return "its first line is no trace header. Name the trace.jsonl of a run, or the run's folder"
+    return "its first line is not a trace header. Name the trace.jsonl of a run, or the run's folder"
 
 
 _PACKED = (

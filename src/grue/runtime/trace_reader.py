@@ -76,7 +76,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
         """Return the envelope with its body.
 
         Raises:
-            TraceError: The body is damaged, or is no message that this version knows.
+            TraceError: The body is damaged, or is a message that this version does not know.
         """
         return self.reader.decoded(self.number, self.line)
 
@@ -177,7 +177,7 @@ class TraceReader(Generic[B]):
         """Return the envelope of a line.
 
         Raises:
-            TraceError: Its body is damaged, or is no message that this version knows.
+            TraceError: Its body is damaged, or is a message that this version does not know.
         """
         written = bytes(line.body)
         if written.startswith(REFERENCE_START):

@@ -264,7 +264,7 @@ def _refuse_what_is_no_list(functions: object) -> None:
 def _refuse_what_cannot_be_called(name: str, function: object) -> None:
     if not callable(function):
         raise MCPConfigError(
-            f"FunctionTools: {name} is no function. Pass functions,"
+            f"FunctionTools: {name} is not a function. Pass functions,"
             " FunctionTools([add, divide]), or a dictionary of functions by tool name."
         )
 

@@ -78,7 +78,7 @@ class PydanticParameter:
     def add_schema(self, components: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the schema, and the shared definitions with its own added.
 
-        A definition of the same name that says something else gets the parameter's name before its own.
+        A different definition of the same name gets the parameter's name before its own.
         """
         schema, own = self._schema("")
         if any(components.get(name, definition) != definition for name, definition in own.items()):

@@ -43,7 +43,7 @@ class LiveFeed:
         reader: The trace's reader; pages use its header.
 
     Raises:
-        TraceError: The file is missing, or is no trace.
+        TraceError: The file is missing, or is not a trace.
     """
 
     def __init__(self, trace: Path) -> None:

@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            # A reader that has gone away is no error of the server.
+            # If the reader has gone away, the server has made no error.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 self.wfile.write(body)
 

@@ -8,7 +8,7 @@ from grue.tracing.digests import TurnDigest
 from grue.tracing.spans import Span
 
 _NOT_PARTS = frozenset({"turn", "session", "host"})
-"""Spans that are no part of a turn's own time, or contain the parts."""
+"""Spans that are outside a turn's own time, or contain other spans of it."""
 
 
 class MarkCount(Struct, kw_only=True):

@@ -245,7 +245,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: TurnEvent | SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare the next recorded message with `body`. If there is none, the session was cancelled."""
+        """Compare the next recorded message with `body`. If no message follows, the session was cancelled."""
         if not self._sent:
             return
         recorded = self._sent[0]

@@ -28,7 +28,7 @@ def test_paths_and_bytes_are_images(tmp_path: Path) -> None:
     ("image", "limits", "why"),
     [
         (b"", LIMITS, "Image 2 cannot be shown to the model: it is not a PNG, JPEG, GIF or WebP image."),
-        (PDF, LIMITS, "Image 2 is no image: its content is application/pdf."),
+        (PDF, LIMITS, "Image 2 is not an image: its content is application/pdf."),
         (PNG, TurnLimits(max_image_bytes=60), "it is larger than max_image_bytes, 60."),
         (PNG, TurnLimits(max_media_bytes=100), "with it the turn would show more than max_media_bytes, 100."),
         ("none.png", LIMITS, "The image none.png cannot be read: No such file or directory."),

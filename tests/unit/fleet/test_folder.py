@@ -100,5 +100,5 @@ def test_an_episode_is_found_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     assert fleet.find("ab").id == "ab" + "0" * 22
     with pytest.raises(FleetError, match="are 2 episodes"):
         fleet.find("a")
-    with pytest.raises(FleetError, match="is no episode"):
+    with pytest.raises(FleetError, match="is not an episode"):
         fleet.find("f")

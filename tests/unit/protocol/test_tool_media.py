@@ -80,7 +80,7 @@ def test_the_first_bytes_say_what_an_image_is_whatever_its_server_calls_it(decla
         (image(b"", "image/png"), NOT_AN_IMAGE),
         (image(b"\x89PN", "image/png"), NOT_AN_IMAGE),
         (audio(b"OggS" + bytes(20), "audio/ogg"), "it is neither WAV nor MP3"),
-        (blob(b"PK\3\4", "application/zip"), "it is no image, no WAV or MP3 and no PDF"),
+        (blob(b"PK\3\4", "application/zip"), "it is not an image, a WAV, an MP3 or a PDF"),
         ({"type": "image", "data": "!!! no base64 !!!", "mimeType": "image/png"}, NOT_AN_IMAGE),
         ({"type": "image", "data": base64_of(PNG)[:60] + "*" * 40}, "its base64 cannot be read"),
         ({"type": "image", "data": base64_of(PNG) + "\N{SNOWMAN}"}, "its base64 cannot be read"),

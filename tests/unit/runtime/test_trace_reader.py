@@ -174,9 +174,9 @@ def test_what_is_nested_as_deep_as_wires_admit_is_read_and_deeper_is_refused(pat
         (b"\x1f\x8b\x08\0", "compressed with gzip; unpack it first: gunzip"),
         (b'{"trace":"grue","format":0,"episode":"e","started_at":0.0}\n', "no trace format 0"),
         (b'{"trace":"grue","format":-1,"episode":"e","started_at":0.0}\n', "no trace format -1"),
-        (b'{"trace":"grue","format":2,"episode":"\xe9","started_at":0.0}\n', "no trace header"),
-        (b'{"x":' + b"[" * 5000, "no trace header"),
-        (bytes(range(256)), "no trace header"),
+        (b'{"trace":"grue","format":2,"episode":"\xe9","started_at":0.0}\n', "not a trace header"),
+        (b'{"x":' + b"[" * 5000, "not a trace header"),
+        (bytes(range(256)), "not a trace header"),
     ],
     ids=lambda value: str(value[:20]),
 )
@@ -189,7 +189,7 @@ def test_what_begins_otherwise_than_a_trace_says_how(path: Path, content: bytes,
 def test_a_trace_without_its_header_is_no_trace(path: Path) -> None:
     write(path, Said("a"), Said("b"))
     path.write_bytes(b"".join(lines_of(path)[1:]))
-    with pytest.raises(TraceError, match="its first line is no trace header"):
+    with pytest.raises(TraceError, match="its first line is not a trace header"):
         read_trace(path, Body)
 
 

@@ -96,7 +96,7 @@ class Person:
                 self._screen.tell(lines.complaint(f"That cannot be used: {error}."))
 
     def _edited(self, question: ApprovalQuestion) -> ApprovalDecision | None:
-        """Return the decision with other arguments; `None`: they are no JSON object."""
+        """Return the decision with other arguments; `None`: they are not a JSON object."""
         before = json.dumps(question.arguments, ensure_ascii=False)
         if not before.isprintable():
             before = json.dumps(question.arguments)

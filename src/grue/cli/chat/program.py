@@ -35,7 +35,7 @@ def chat(options: ChatOptions) -> bool:
         MCPConfigError: An option or a file cannot be used; nothing was started.
         MCPServerStartupError: A tool server does not start.
         MCPError: The chat could not continue.
-        KeyboardInterrupt: Ctrl-C, where input is no terminal.
+        KeyboardInterrupt: Ctrl-C, if the input is not a terminal.
     """
     here = Path.cwd()
     if options.resume is None:

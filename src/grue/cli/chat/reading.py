@@ -23,7 +23,7 @@ class Reader(Protocol):
     asks: bool
 
     def read(self) -> str | None:
-        """Return the next input, of one or more lines; `None`: there is none any more.
+        """Return the next input, of one or more lines; `None` at the end of the input.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.

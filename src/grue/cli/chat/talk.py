@@ -1,4 +1,4 @@
-"""`Talk`: a conversation with an agent, in a run folder. It knows nothing of a terminal.
+"""`Talk`: a conversation with an agent, in a run folder. It does not use the terminal itself.
 
 The run folder holds what that of `grue play` holds, and the conversation itself: `conversation.jsonl`. Each
 turn begins with a fact that says how long that file was. To take a turn back, the beginning of the file is

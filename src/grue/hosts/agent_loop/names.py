@@ -41,7 +41,7 @@ def beside(tools: Tools) -> dict[str, ToolServer]:
     """Return the tool servers of the tools beside MCP.
 
     Raises:
-        MCPConfigError: A name is that of an MCP tool, two tools have the same name, or something is no tool.
+        MCPConfigError: An MCP tool has the same name, two tools have the same name, or a value is not a tool.
     """
     if isinstance(tools, Mapping):
         taken = next((name for name in tools if _is_mcp(name)), None)

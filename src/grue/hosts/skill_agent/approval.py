@@ -32,7 +32,7 @@ class Judge(Struct, kw_only=True):
     """Judges the actions of replies.
 
     Attributes:
-        approve: Asked where the policy says so; `None`: nobody can be asked.
+        approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
         expires_at: Until when they count, as Unix time; `None`: always, or the run was not parked.
         warned: The skills of which problems were said.

@@ -255,6 +255,6 @@ def _unknown(name: str, routes: ToolRoutes) -> McpCallResult:
 
 def _result(tool: ToolDefinition, result: ToolCallResult) -> McpCallResult:
     text = tool_results.raw_text(result)
-    # Without blocks the server is no MCP server, or has refused the call.
+    # Without blocks the server is not an MCP server, or has refused the call.
     content = list(result.blocks) or [{"type": "text", "text": text}]
     return McpCallResult(tool.server, tool.tool, content, result.is_error, text)

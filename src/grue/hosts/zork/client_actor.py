@@ -175,7 +175,7 @@ class ClientActor(Actor[LlmCommand]):
         )
 
     async def _asked(self, conversation: Conversation, request: int) -> Reply | LlmFailure:
-        """Ask the client, if the process's gate lets it, and return its reply or why there is none."""
+        """Ask the client when the process's gate admits the request; return its reply, or the failure."""
         body, settings = conversation.body(self._settings), self._settings
         permit: Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # which asks the gate itself, for its retries too

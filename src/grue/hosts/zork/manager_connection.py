@@ -232,5 +232,5 @@ def connect_manager(manager: SessionManager, server: ServerName) -> Connect:
     four = ("connect_session", "disconnect_session", "get_tool_schemas", "call_tool")
     missing = [name for name in four if not callable(getattr(manager, name, None))]
     if missing:
-        raise MCPError(f"{type(manager).__name__} is no MCP manager: it lacks {', '.join(missing)}.")
+        raise MCPError(f"{type(manager).__name__} is not an MCP manager: it lacks {', '.join(missing)}.")
     return lambda note: ManagerConnection(manager, server, note)

@@ -147,7 +147,7 @@ class AnthropicAssembler:
         if key in self._latest and self._latest[key].open:
             raise DamagedStream(f"starts block {key} a second time")
         before = self._blocks[-1].index if self._blocks else None
-        # The same number again is no gap: some servers never count up.
+        # A repeated number is not a gap: some servers never count up.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
             raise DamagedStream(f"starts block {index} after block {before}")
         if len(self._blocks) >= MAX_CALLS:

@@ -84,7 +84,7 @@ class ChatAssembler:
             self.finished = True
         choices = chunk.get("choices")
         if choices is not None and not isinstance(choices, list):
-            raise DamagedStream("has choices that are no list")
+            raise DamagedStream("has choices that are not a list")
         return [delta for choice in listed(choices) for delta in self._add(_member(choice, "choice"))]
 
     def body(self) -> bytes:
@@ -215,11 +215,11 @@ def _key(index: object) -> str:
 
 def _member(value: object, what: str) -> JsonObject:
     if not isinstance(value, dict):
-        raise DamagedStream(f"has a {what} that is no object")
+        raise DamagedStream(f"has a {what} that is not an object")
     return as_object(value)
 
 
 def _text(value: object, name: str) -> str:
     if value is not None and not isinstance(value, str | list | dict):
-        raise DamagedStream(f"has a {name} that is no text")
+        raise DamagedStream(f"has a {name} that is not a text")
     return text_of(value)

@@ -97,8 +97,8 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
 
     Args:
         profile: What the refused request followed.
-        status: Its HTTP status; 400 and 422 speak of a request's form, 404 of where it was sent or of a model
-            for it, 415 and llama.cpp's 500 of images.
+        status: Its HTTP status. 400 and 422 mean the request's form, 404 the address or the model, 415 and
+            llama.cpp's 500 the images.
         words: The provider's message.
     """
     if status not in _SPEAKS_OF_FORM:

@@ -119,7 +119,7 @@ class ResponsesAssembler:
     def _done(self, said: JsonObject) -> None:
         index, item = said.get("output_index"), said.get("item")
         if not isinstance(item, dict):
-            raise DamagedStream("ends an item that is no object")
+            raise DamagedStream("ends an item that is not an object")
         place = index if isinstance(index, int) else len(self._items)
         if place in self._items:
             raise DamagedStream(f"ends item {place} a second time")

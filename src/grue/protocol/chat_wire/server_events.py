@@ -99,7 +99,7 @@ class EventLines:
 
     Attributes:
         damage: What was wrong with the first line that no event can have; empty: nothing. It counts only
-            where there are events: the lines of a plain body are no fields.
+            where there are events: the lines of a plain body are not fields.
     """
 
     def __init__(self) -> None:

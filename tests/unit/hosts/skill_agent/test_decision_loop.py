@@ -173,7 +173,7 @@ def test_an_endpoint_that_refuses_ends_the_run_as_failed() -> None:
 def test_a_reply_that_cannot_be_used_is_repaired_once() -> None:
     ran = run([text_reply("I think so."), act(finish())])
     assert ran.result.succeeded
-    assert 'no JSON object {"actions"' in ran.said()
+    assert 'not a JSON object {"actions"' in ran.said()
 
 
 def test_a_reply_that_cannot_be_used_twice_is_a_failed_step() -> None:

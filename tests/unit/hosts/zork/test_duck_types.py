@@ -476,6 +476,6 @@ async def test_any_other_exception_of_a_call_is_a_result() -> None:
 
 def test_an_object_that_is_no_manager_is_refused() -> None:
     with pytest.raises(
-        MCPError, match=r"object is no MCP manager: it lacks connect_session, disconnect_session"
+        MCPError, match=r"object is not an MCP manager: it lacks connect_session, disconnect_session"
     ):
         connect_manager(object(), "thoughtbox")  # type: ignore[arg-type]  # what is tested
