@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import keyring
-import keyring.backends.fail
 import pytest
 from commands import grue
 
@@ -18,8 +16,11 @@ from grue.messages import ServerFailure
 from grue.tool_client import ToolClient
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+pytest.importorskip("keyring", reason="the keyring needs its extra: pip install 'grue[keyring]'")
 
 import file_keyring
+import keyring
+import keyring.backends.fail
 from auth_server import Guarded, guarded_server, press_yes
 from file_keyring import FileKeyring
 

@@ -5,12 +5,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("keyring", reason="the keyring needs its extra: pip install 'grue[keyring]'")
+
 import keyring
 import keyring.backend
 import keyring.backends.fail
 import keyring.backends.null
 import keyring.errors
-import pytest
 
 from grue.mcp_transport import keyring_store
 from grue.mcp_transport.keyring_store import KeyringStore, token_store
