@@ -8,6 +8,7 @@ memory.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from operator import length_hint
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -69,6 +70,7 @@ def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[Batc
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed. All turns have had time to clean up.
     """
+    last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
     waiting: deque[tuple[int, _Started[T]]] = deque()
     episode = batch.begin()
@@ -76,8 +78,12 @@ def run_batch(requests: Iterable[TurnRequest[T]], batch: Batch) -> Iterator[Batc
         while True:
             wanted = 2 * batch.concurrency
             for index, request in islice(numbered, wanted - len(waiting)):
+                if index == last:
+                    # Before that turn starts, so that no session is prewarmed for one after it.
+                    episode.expects_turns = False
                 waiting.append((index, _start(index, request, batch, episode)))
-            episode.expects_turns = len(waiting) == wanted
+            if len(waiting) < wanted:
+                episode.expects_turns = False
             if not waiting:
                 return
             item = _item(*waiting[0])
