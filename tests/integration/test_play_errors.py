@@ -18,6 +18,9 @@ def version(name):
         raise metadata.PackageNotFoundError(name)
     return real(name)
 metadata.version = version
+from pathlib import Path
+iterdir = Path.iterdir
+Path.iterdir = lambda self: (path for path in iterdir(self) if not path.name.startswith("mcp-"))
 sys.modules["mcp"] = None
 """
 
