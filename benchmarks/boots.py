@@ -31,6 +31,9 @@ SIDES = {
 PEERS_SHOWN = ("pydantic-ai", "openai-agents", "langgraph")
 """Measured where `make bench-peers` has installed them."""
 
+QUICK = ("functions", "beside", "presumed")
+"""All that the bars need."""
+
 MODEL = "calls-1"
 LEAD_IN = 2
 """Turns of `beside` in each row that do not count: the spare of the first one had the pause to start in."""
@@ -95,6 +98,7 @@ def _measured(boot_s: float, reply_ms: float, effort: Effort) -> Rows:
         started = {
             side: stack.enter_context(WorkerProcess(words))
             for side, words in _commands(chat, Path(folder), command)
+            if effort.boot_rounds > 1 or side in QUICK
         }
         failed = _warm_up(started, chat)
         took: dict[str, list[float]] = {side: [] for side in started if side not in failed}

@@ -9,6 +9,7 @@ import datetime as dt
 import ipaddress
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -36,6 +37,7 @@ SIDES = {
 MODEL = "calls-1"
 BOOT_S = 0.6
 LIMIT_S = 60.0
+LOCK, LISTING = "mcp_tools.lock", "mcp_tools.listing.json"
 COMPARED = ("grue", "httpx")
 """What the bars are about."""
 
@@ -156,7 +158,7 @@ def _shot(command: Sequence[str], folder: Path, chat: ChatServer, environ: Mappi
 
 
 def _project(chat: ChatServer, folder: Path, server: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """Write the files of a project and lock its tools; return its `pyproject.toml`."""
+    """Write the files of a project, and its lock, made once; return its `pyproject.toml`."""
     project = folder / "pyproject.toml"
     project.write_text(
         "[tool.grue.mcp]\nenabled = true\n"
@@ -164,8 +166,14 @@ def _project(chat: ChatServer, folder: Path, server: Sequence[str], environ: Map
     )
     servers = {"mcpServers": {"plain": {"command": server[0], "args": list(server[1:])}}}
     (folder / "mcp_config.json").write_text(json.dumps(servers))
+    if (folder.parent / LISTING).exists():
+        for name in (LOCK, LISTING):
+            shutil.copy(folder.parent / name, folder)
+        return project
     lock = [sys.executable, "-m", "grue", "tools", "--lock"]
     subprocess.run(lock, cwd=folder, env=environ, capture_output=True, timeout=LIMIT_S, check=True)
+    for name in (LOCK, LISTING):
+        shutil.copy(folder / name, folder.parent)
     return project
 
 
