@@ -297,6 +297,8 @@ def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
     return real(name)
 importlib.metadata.version = version
+from grue.mcp_transport import sdk_version
+sdk_version._version_by_folder = lambda: ""
 from grue.hosts.skill_agent import McpManager
 manager = McpManager()
 assert "mcp" not in sys.modules
