@@ -24,7 +24,7 @@ def test_r14_2_the_mcp_extra_asks_for_a_version_that_is_known_to_work() -> None:
     extras = PROJECT["optional-dependencies"]
     assert extras["mcp"] == ["mcp>=2.3,<3"]
     assert not [needed for needed in PROJECT["dependencies"] if needed.startswith(("mcp", "langfuse"))]
-    assert extras["all"] == ["grue[mcp,langfuse,otel,yaml,fernz,chat,fleet]"]
+    assert extras["all"] == ["grue[mcp,langfuse,otel,yaml,fernz,chat,fleet,keyring]"]
 
 
 def test_nothing_depends_on_mcptools() -> None:
