@@ -311,14 +311,19 @@ def test_elicitation_reaches_the_person_in_each_turn(mode: Mode, tmp_path: Path)
 
 def test_new_tools_are_offered_and_a_kept_session_goes_on_with_them(mode: Mode, tmp_path: Path) -> None:
     servers = {"faulty": faulty("--change-tools")}
-    script: list[Step] = [ECHO, ECHO, DONE, DONE]
+    script: list[Step] = [ECHO, ECHO, DONE, DONE, DONE]
     with episode(mode, tmp_path, *script, servers=servers) as played:
         played.turn()
         played.turn()
     assert played.named(ToolsChanged) == ["ToolsChanged"]
-    first, _, changed, second = played.offered()
+    first, _, changed, *second = played.offered()
     assert "faulty.added" in changed
-    assert second == (changed if mode in ("kept", "presumed") else first)
+    if mode == "presumed":
+        # The new process lists the first tools. If it says so before the reply is there, the model is asked
+        # again, and the request that was dropped may not have been sent, or not whole.
+        assert [names for names in second if names] in ([changed], [changed, first], [first])
+    else:
+        assert second == [changed if mode == "kept" else first]
 
 
 def test_a_tool_lock_holds_in_every_session(mode: Mode, tmp_path: Path) -> None:
