@@ -30,7 +30,7 @@ from grue.llm_transport.request_gate import RequestOutcome, WantedRequest
 from grue.protocol.prices import Price, price_of
 
 SLOW_START = 2.0
-_MARGIN = 0.97
+_MARGIN = 0.95
 """Share of the rate that is used: an endpoint's clock is not ours, and requests arrive with jitter."""
 
 _CATCH_UP = 4.0
