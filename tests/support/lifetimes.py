@@ -10,8 +10,9 @@ from transport_servers import faulty
 
 from grue import LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnOutcome, TurnRequest
 from grue.messages import SessionOpened
+from grue.processes.limits import ProcessLimits
 from grue.runtime.trace import Envelope
-from grue.testing.fault_turns import LIFETIMES, Mode
+from grue.testing.fault_turns import GRACE_S, LIFETIMES, Mode
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -23,6 +24,9 @@ PLAIN_MODES: tuple[Mode, ...] = ("turn", "episode", "ahead", "kept")
 
 ECHO: Step = [("faulty.echo", {"text": "hi"})]
 DONE: Step = "done"
+ONCE: tuple[Step, ...] = (ECHO, DONE)
+STUBBORN = ("--ignore-eof", "--ignore-term")
+QUICK = ProcessLimits(exit_grace_s=GRACE_S, term_grace_s=GRACE_S)
 SAMPLED = "The model says hello."
 
 
@@ -42,6 +46,11 @@ def answering(*steps: Step) -> Callable[[LlmRequest], LlmReply]:
 def living(folder: Path, lives: str, *flags: str) -> StdioServer:
     """Return a server with these faults in these lives only."""
     return faulty("--only-in", lives, str(folder / "lives"), *flags)
+
+
+def settlements(outcome: TurnOutcome[Any]) -> list[str]:
+    """How each call of the turn ended."""
+    return [call.settlement for call in outcome.tool_calls]
 
 
 class Episode:
