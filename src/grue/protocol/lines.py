@@ -102,7 +102,21 @@ class LineBuffer:
 
 
 class EventBuffer(LineBuffer):
-    """A buffer that returns server-sent events, each without the empty line that ends it."""
+    """A buffer that returns server-sent events, each without the empty line that ends it.
+
+    Comments and empty lines before an event are dropped as they come. A server may send comments for ever, to
+    keep the connection open, and without an empty line they would all count as one event that gets too long.
+    """
+
+    def feed(self, chunk: bytes) -> None:
+        """Add a chunk."""
+        super().feed(chunk)
+        # Only a chunk with the end of a line can complete a comment. A long one is so searched only once.
+        if self._head is None and b"\n" in chunk:
+            ignored = _IGNORED.match(self._received)
+            if ignored is not None:
+                del self._received[: ignored.end()]
+                self._searched = 0
 
     def _end(self, received: bytearray, start: int) -> tuple[int, int] | None:
         found = _EVENT_END.search(received, max(0, start - 3))
@@ -110,3 +124,4 @@ class EventBuffer(LineBuffer):
 
 
 _EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_IGNORED = re.compile(rb"(?>(?>:[^\r\n]*)?\r?\n)+")

@@ -97,3 +97,20 @@ def test_events_end_with_an_empty_line_wherever_the_chunks_are_cut(newline: byte
     # event means nothing.
     assert [event.lstrip(b"\n") for event in found] == events
     assert (buffer.rest() or b"").lstrip(b"\n") == b"rest"
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 4096])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_comments_without_an_empty_line_count_toward_no_event(newline: bytes, size: int) -> None:
+    comments = (b": still here" + newline) * 500
+    text = comments + b"data: 1" + 2 * newline + comments + 3 * newline + b"data: 2" + 2 * newline + comments
+    buffer = EventBuffer(5000, 5000)
+    assert [event.lstrip(newline) for event in fed(buffer, text, size)] == [b"data: 1", b"data: 2"]
+    assert (buffer.rest() or b"").strip(newline) == b""
+
+
+def test_a_comment_that_does_not_end_is_too_long() -> None:
+    buffer = EventBuffer(1000, 1000)
+    buffer.feed(b": first\n:" + b"x" * 1000)
+    with pytest.raises(LineTooLongError, match="a line longer than 1000 bytes"):
+        buffer.take()
