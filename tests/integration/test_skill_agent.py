@@ -12,6 +12,7 @@ import psutil
 import pytest
 from langfuse_stand_in import StandIn
 from msgspec.structs import replace
+from otlp_receiver import OtlpReceiver
 from real_servers import npm_server
 from skill_runs import Events, act, call, finish, run, scripted
 from transport_servers import faulty
@@ -141,33 +142,39 @@ def test_the_example_uses_the_npm_server_for_files_where_node_is_there(tmp_path:
     assert "| **sum** | 45.5 |" in (workspace / "report.md").read_text()
 
 
-def test_opentelemetry_shows_turns_and_calls_as_of_any_host() -> None:
+def test_opentelemetry_shows_each_call_in_the_turn_that_made_it() -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="pip install 'grue[otel]'")
+    http = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from grue.traces import OtelObserver
 
-    exporter, provider, recorder = InMemorySpanExporter(), sdk.TracerProvider(), Recorder()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    observer = OtelObserver(provider)
-    recorder.add(observer)
-    run([act(call("echo", text="x")), act(finish())], config={"servers": {"s": faulty()}}, recorder=recorder)
-    assert observer.close(20.0)
-    provider.shutdown()
-    spans = exporter.get_finished_spans()
-    names = {span.context.span_id: span.name for span in spans}
-    under = {span.name: names.get(span.parent.span_id) if span.parent else None for span in spans}
-    assert under == {
-        "invoke_workflow Do it.": None,
-        "invoke_agent agent": "invoke_workflow Do it.",
-        "chat scripted": "invoke_agent agent",
-        "agent-tool-calling-session": "invoke_workflow Do it.",
-        "execute_tool s.echo": "agent-tool-calling-session",
-    }
+    replies = [
+        act(call("echo", text="x"), call("echo", text="y")),
+        act(call("echo", text="z")),
+        act(finish()),
+    ]
+    provider, recorder = sdk.TracerProvider(shutdown_on_exit=False), Recorder()
+    with OtlpReceiver() as receiver:
+        exporter = http.OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        observer = OtelObserver(provider)
+        recorder.add(observer)
+        run(replies, config={"servers": {"s": faulty()}}, recorder=recorder)
+        assert observer.close(60.0)
+        provider.shutdown()
+    root = receiver.one("invoke_workflow Do it.")
+    assert receiver.children(receiver.one("agent-tool-calling-session")) == []
+    turns = [span for span in receiver.children(root) if span.name == "invoke_agent agent"]
+    assert [[span.name for span in receiver.children(turn)] for turn in turns] == [
+        ["chat scripted", "execute_tool s.echo", "execute_tool s.echo"],
+        ["chat scripted", "execute_tool s.echo"],
+        ["chat scripted"],
+    ]
+    assert {span.trace_id for span in receiver.spans} == {root.trace_id}
 
 
-def test_langfuse_shows_turns_and_calls_as_of_any_host() -> None:
+def test_langfuse_shows_each_call_in_the_turn_that_made_it() -> None:
     client, recorder = StandIn(), Recorder()
     observer = LangfuseObserver(client)
     recorder.add(observer)
@@ -179,7 +186,7 @@ def test_langfuse_shows_turns_and_calls_as_of_any_host() -> None:
         ("episode", "agent-tool-calling-session"),
         ("episode", "turn 1"),
         ("turn 1", "Agent"),
-        ("agent-tool-calling-session", "mcp-tool-s.echo"),
+        ("turn 1", "mcp-tool-s.echo"),
         ("episode", "turn 2"),
         ("turn 2", "Agent"),
     ]

@@ -177,6 +177,7 @@ class _LangfuseSink(SpanSink):
         self._capture = bool(capture_content)
         self._whole = capture_content != "reference"
         self._observations: dict[SpanId, Any] = {}
+        self._ended_turn: dict[SpanId, Any] = {}
         self._trace: dict[str, str] = {}
         self._for_the_whole_trace: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -199,6 +200,8 @@ class _LangfuseSink(SpanSink):
         observation = self._observations.pop(event.span, None)
         if observation is None:
             return
+        if isinstance(event.subject, RunTurn):
+            self._ended_turn = {event.span: observation}  # a host's own calls are recorded in it later
         observation.update(**self._ending(event.outcome), **self._judged(event.verdict))
         observation.end(end_time=nanoseconds(event.at))
 
@@ -213,7 +216,9 @@ class _LangfuseSink(SpanSink):
         self._for_the_whole_trace = _propagation(seed, name)
 
     def _start(self, parent: SpanId | None, at: float, beginning: JsonObject) -> Any:
-        inside = None if parent is None else self._observations.get(parent)
+        inside = None
+        if parent is not None:
+            inside = self._observations.get(parent) or self._ended_turn.get(parent)
         with self._for_the_whole_trace():
             if inside is None:
                 observation = self._client.start_observation(trace_context=self._trace, **beginning)

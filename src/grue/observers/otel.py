@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grue.errors import MissingDependencyError
+from grue.messages import RunTurn
 from grue.observers.otel_attributes import AgentDescription, Conventions, present
 from grue.observers.outbox import BOUND, Outbox, Warn, warn_once
 from grue.observers.span_feed import SpanFeed
@@ -131,6 +132,7 @@ class _OtelSink(SpanSink):
         self._say = conventions
         self._tracer = None if provider is None else provider.get_tracer("grue")
         self._spans: dict[SpanId, Any] = {}
+        self._ended_turn: dict[SpanId, Any] = {}
 
     def open(self, event: SpanOpened) -> None:
         from opentelemetry.context import Context
@@ -138,7 +140,9 @@ class _OtelSink(SpanSink):
 
         assert self._tracer is not None, "without a provider there is no thread"
         name, attributes = self._say.beginning(event)
-        inside = None if event.parent is None else self._spans.get(event.parent)
+        inside = None
+        if event.parent is not None:
+            inside = self._spans.get(event.parent) or self._ended_turn.get(event.parent)
         self._spans[event.span] = self._tracer.start_span(
             name,
             # The context is explicit, and empty for an episode, so that the thread's own context never
@@ -160,6 +164,8 @@ class _OtelSink(SpanSink):
         span = self._spans.pop(event.span, None)
         if span is None:
             return
+        if isinstance(event.subject, RunTurn):
+            self._ended_turn = {event.span: span}  # a host's own calls are recorded in it later
         attributes = present(self._say.ending(event))
         span.set_attributes(attributes)
         named_late = attributes.get("gen_ai.request.model")

@@ -5,11 +5,13 @@ in between. It does no I/O and reads no clock.
 
 Causes decide where an envelope belongs: it belongs to the turn of the envelope that caused it. An envelope
 without a cause (a deadline, a crash) belongs to the latest open turn with its number. A session that was
-opened outside a turn, for example by `MCPManager`, is a child of the episode. A call that the host makes in
-such a session belongs to it, even if it is recorded with the number of a turn.
+opened outside a turn, for example by `MCPManager`, is a child of the episode, and the calls that the host
+makes in it are inside it. If the host records such a call in the turn that has just ended, because it carries
+out what that turn answered, the call is a child of the turn, and begins after it.
 
 These rules hold for any sequence of envelopes:
-- Each span that is opened is closed exactly once, after everything inside it (`finish` closes what is left).
+- Each span that is opened is closed exactly once (`finish` closes what is left). A span is closed after
+  everything inside it, except for a host's calls in a turn that has ended.
 - A tool use is a call that was sent; a call that was skipped or rejected is a note.
 - A turn has one tool-calling session if a request offered tools, and otherwise none.
 - A span that is open when its turn ends is closed without an outcome. So is a turn whose agent crashed, and
@@ -21,7 +23,6 @@ These rules hold for any sequence of envelopes:
 Source: P31-32
 """
 
-from collections.abc import Hashable
 from typing import Any
 
 from msgspec.structs import replace
@@ -58,6 +59,7 @@ from grue.messages import (
     TurnParked,
 )
 from grue.observers.conversations import AsSent, Conversations
+from grue.observers.span_scope import SpanScope
 from grue.observers.spans import (
     CUT_OFF,
     DROPPED,
@@ -65,7 +67,6 @@ from grue.observers.spans import (
     EpisodeSummary,
     Generation,
     Outcome,
-    SessionSummary,
     SpanClosed,
     SpanEvent,
     SpanId,
@@ -82,37 +83,9 @@ from grue.observers.spans import (
 from grue.protocol.tool_calls import record_settlement
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
-from grue.tracing.steps import StepBegan, StepTracker
+from grue.tracing.steps import StepBegan
 
-
-class _Scope:
-    """A running turn, or a session outside turns: its open spans and their state."""
-
-    def __init__(self, turn: int, command: RunTurn | OpenSession) -> None:
-        self.turn = turn
-        self.command = command
-        self.root = self.session = SpanId(0)
-        self.last_at = 0.0
-        self.envelopes: list[int] = []
-        self.open: dict[SpanId, SpanOpened] = {}
-        self.steps = StepTracker()
-        self.spans: dict[Hashable, SpanId] = {}
-        self.names: dict[CallId, str] = {}
-        self.timeouts: dict[tuple[ServerName, int], float] = {}
-        self.servers: dict[ServerName, SessionOpened] = {}
-        self.descriptions: dict[tuple[ServerName, str], str] = {}
-        self.asks = ModelAsked(model="")
-        self.conversation = ""
-        self.finish_reason: str | None = None
-        self.iteration = 0
-        self.replies_with_calls = 0
-        self.sent = 0
-        self.crash: ActorFailed | None = None
-
-    @property
-    def innermost(self) -> SpanId:
-        """The span that contains generations, tool uses and notes."""
-        return self.session or self.root
+_NO_TURN = (0, SpanId(0))
 
 
 class SpanFeed:
@@ -133,8 +106,9 @@ class SpanFeed:
         self._asked: RunTurn | None = None
         self._answered: TurnCompleted | None = None
         self._last = CUT_OFF
-        self._scopes: list[_Scope] = []
-        self._scope_of: dict[int, _Scope] = {}
+        self._ended_turn = _NO_TURN
+        self._scopes: list[SpanScope] = []
+        self._scope_of: dict[int, SpanScope] = {}
         self._spans = 0
         self._epoch: float | None = None
         self._now = 0.0
@@ -186,6 +160,7 @@ class SpanFeed:
         self._episode = self._opened(subject, parent=None, conversation=self._episode_id)
         self._announced = False
         self._asked = self._answered = None
+        self._ended_turn = _NO_TURN
         self._last = CUT_OFF
         return self._episode.span
 
@@ -198,9 +173,9 @@ class SpanFeed:
             self._closed(self._episode, self._now, outcome, verdict if ended is None else verdict_of(ended))
             self._episode = None
 
-    def _begin(self, envelope: Envelope[Any], command: RunTurn | OpenSession, subject: Subject) -> _Scope:
+    def _begin(self, envelope: Envelope[Any], command: RunTurn | OpenSession, subject: Subject) -> SpanScope:
         parent = self._begin_episode(None) if self._episode is None else self._episode.span
-        scope = _Scope(envelope.turn, command)
+        scope = SpanScope(envelope.turn, command)
         scope.conversation = self._episode_id
         if isinstance(command, RunTurn):
             self._asks = command.asks or self._asks
@@ -222,18 +197,22 @@ class SpanFeed:
         scope = self._begin(envelope, command, ToolSession(servers=(command.server,)))
         scope.session = scope.root
 
-    def _abandon(self, scope: _Scope) -> None:
+    def _abandon(self, scope: SpanScope) -> None:
         """End a turn that gets no further envelope, at the time of its last one."""
         verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
     def _end_scope(
-        self, scope: _Scope, at: float, end: TurnCompleted | TurnFailed | None, verdict: Verdict
+        self, scope: SpanScope, at: float, end: TurnCompleted | TurnFailed | None, verdict: Verdict
     ) -> None:
+        for call in scope.calls_elsewhere():
+            self._close(scope, call, at, None, CUT_OFF)
         if scope.session:
-            self._close(scope, scope.session, at, _summary(scope, end), verdict)
+            self._close(scope, scope.session, at, scope.summary(end), verdict)
         self._close(scope, scope.root, at, end, verdict)
         self._last = verdict
+        if isinstance(scope.command, RunTurn):
+            self._ended_turn = (scope.turn, scope.root)
         if isinstance(end, TurnCompleted):
             self._answered = end
         self._scopes.remove(scope)
@@ -242,7 +221,7 @@ class SpanFeed:
 
     # --- Messages within a turn or a session ---
 
-    def _find(self, envelope: Envelope[Any]) -> _Scope | None:
+    def _find(self, envelope: Envelope[Any]) -> SpanScope | None:
         if envelope.cause in self._scope_of:
             return self._scope_of[envelope.cause]
         turns = (scope for scope in reversed(self._scopes) if isinstance(scope.command, RunTurn))
@@ -258,12 +237,12 @@ class SpanFeed:
             return sessions.get(server)
         return next((scope for scope in [*sessions.values()][::-1] if scope.turn == envelope.turn), None)
 
-    def _assign(self, envelope: Envelope[Any], scope: _Scope) -> None:
+    def _assign(self, envelope: Envelope[Any], scope: SpanScope) -> None:
         self._scope_of[envelope.seq] = scope
         scope.envelopes.append(envelope.seq)
         scope.last_at = self._now
 
-    def _take(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+    def _take(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
         self._take_steps(scope, envelope)
         body = envelope.body
         match body:
@@ -297,12 +276,12 @@ class SpanFeed:
                 self._note(scope, envelope)
                 self._outside_turns(scope, body)
 
-    def _learn(self, scope: _Scope, model: str, endpoint: str) -> None:
+    def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
         """Keep what the trace says about the model, if the turn's own message does not say it."""
         if not scope.asks.address:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
-    def _outside_turns(self, scope: _Scope, body: object) -> None:
+    def _outside_turns(self, scope: SpanScope, body: object) -> None:
         """End a session outside turns when it is closed or could not be opened."""
         if isinstance(scope.command, RunTurn):
             return
@@ -314,7 +293,7 @@ class SpanFeed:
             case McpDisabled(reason=reason):
                 self._end_scope(scope, self._now, None, Verdict("error", "mcp_disabled", reason))
 
-    def _note(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+    def _note(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
         if isinstance(envelope.body, ActorFailed):
             scope.crash = scope.crash or envelope.body
         note = note_of(envelope.body)
@@ -327,7 +306,7 @@ class SpanFeed:
             SpanNoted(span=span, at=self._now, name=note.name, verdict=note.verdict, facts=facts)
         )
 
-    def _take_steps(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+    def _take_steps(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
         """Open and close the spans of requests to the model and of tool calls."""
         self._change_asked(scope, envelope)
         for change in scope.steps.take(envelope):
@@ -336,11 +315,11 @@ class SpanFeed:
                 if step.attempt == 1 and step.kind == "model":
                     scope.spans[step.key] = self._open_generation(scope, step.began)
                 elif step.kind == "tool":
-                    scope.spans[step.key] = self._open_use(scope, step.began.body)
+                    scope.spans[step.key] = self._open_use(scope, step.began)
             elif change.reported and not change.retried and step.key in scope.spans:
                 self._close_step(scope, scope.spans.pop(step.key), envelope.body)
 
-    def _close_step(self, scope: _Scope, span: SpanId, end: Any) -> None:
+    def _close_step(self, scope: SpanScope, span: SpanId, end: Any) -> None:
         if isinstance(end, ReplyDropped):
             self._close(scope, span, self._now, None, DROPPED)
             return
@@ -356,7 +335,7 @@ class SpanFeed:
         outcome = _outcome(opened.subject, end)
         self._close(scope, span, self._now, outcome, verdict_of(outcome))
 
-    def _change_asked(self, scope: _Scope, envelope: Envelope[Any]) -> None:
+    def _change_asked(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
         """Change the settings of the request that is under way, as the LLM actor says that it did."""
         match envelope.body:
             case SettingsLeftOut(settings=names):
@@ -372,7 +351,7 @@ class SpanFeed:
             asks = _with_sampling(opened.subject.asks, changed)
             scope.open[opened.span] = replace(opened, subject=replace(opened.subject, asks=asks))
 
-    def _open_generation(self, scope: _Scope, asked: Envelope[Any]) -> SpanId:
+    def _open_generation(self, scope: SpanScope, asked: Envelope[Any]) -> SpanId:
         request: RequestCompletion = asked.body
         subject = Generation(
             request=request,
@@ -382,14 +361,15 @@ class SpanFeed:
         )
         return self._open(scope, subject, self._asked_by(scope, asked.sender))
 
-    def _asked_by(self, scope: _Scope, sender: str) -> SpanId:
+    def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
         """Return the span that contains a request; a sampling request is inside the server's call."""
         for span in scope.open.values():
             if isinstance(span.subject, ToolUse) and span.subject.server == sender:
                 return span.span
         return scope.innermost
 
-    def _open_use(self, scope: _Scope, called: ToolCalled) -> SpanId:
+    def _open_use(self, scope: SpanScope, began: Envelope[Any]) -> SpanId:
+        called: ToolCalled = began.body
         server, tool = called.server, called.tool
         opened = scope.servers.get(server)
         scope.sent += 1
@@ -405,17 +385,24 @@ class SpanFeed:
             description=scope.descriptions.get((server, tool), ""),
             address="" if opened is None else opened.address,
         )
-        return self._open(scope, use, scope.innermost)
+        return self._open(scope, use, self._called_by(scope, began.turn))
+
+    def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
+        """Return the span that contains a call that is recorded in a turn."""
+        # A session outside turns has a number of its own, and so have its calls unless the host names a turn.
+        number, span = self._ended_turn
+        outside = isinstance(scope.command, OpenSession) and turn != scope.turn
+        return span if outside and turn == number else scope.innermost
 
     # --- Spans ---
 
-    def _open(self, scope: _Scope, subject: Subject, parent: SpanId) -> SpanId:
+    def _open(self, scope: SpanScope, subject: Subject, parent: SpanId) -> SpanId:
         opened = self._opened(subject, parent=parent, conversation=scope.conversation, scope=scope)
         scope.open[opened.span] = opened
         return opened.span
 
     def _close(
-        self, scope: _Scope, span: SpanId, at: float, outcome: Outcome | None, verdict: Verdict
+        self, scope: SpanScope, span: SpanId, at: float, outcome: Outcome | None, verdict: Verdict
     ) -> None:
         for inner in [opened.span for opened in scope.open.values() if opened.parent == span]:
             self._close(scope, inner, at, None, CUT_OFF)
@@ -425,7 +412,7 @@ class SpanFeed:
             self._closed(opened, at, outcome, verdict, finish)
 
     def _opened(
-        self, subject: Subject, *, parent: SpanId | None, conversation: str, scope: _Scope | None = None
+        self, subject: Subject, *, parent: SpanId | None, conversation: str, scope: SpanScope | None = None
     ) -> SpanOpened:
         self._spans += 1
         opened = SpanOpened(
@@ -472,12 +459,3 @@ def _outcome(subject: Subject, end: Any) -> CompletionReceived | CompletionFaile
         return record_settlement(call, subject.iteration, end)
     reply: CompletionReceived | CompletionFailed = end
     return reply
-
-
-def _summary(scope: _Scope, end: TurnCompleted | TurnFailed | None) -> SessionSummary:
-    answer = end.answer if isinstance(end, TurnCompleted) else None
-    return SessionSummary(
-        iterations_used=scope.replies_with_calls if end is None else end.iterations,
-        tools_called=scope.sent,
-        final_action=answer.get("action") if isinstance(answer, dict) else answer,
-    )

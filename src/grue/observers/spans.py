@@ -6,7 +6,8 @@ Episode
    ├─ ToolSession, from the first request that offers tools to the turn's end
    │  ├─ Generation, for each completion that was asked for
    │  └─ ToolUse, for each call that was sent to its server
-   └─ Generation, in a turn without tools
+   ├─ Generation, in a turn without tools
+   └─ ToolUse, for each call that the host makes itself and records in the turn when it has ended
 ```
 
 `span_feed` creates these from the trace's envelopes. Both exporters use them, so that both report the same.

@@ -380,3 +380,35 @@ def test_a_call_that_a_host_makes_itself_is_in_the_session_with_its_server() -> 
     servers = {each.span: each.subject.servers for each in opened if isinstance(each.subject, ToolSession)}
     parents = [each.parent for each in opened if isinstance(each.subject, ToolUse)]
     assert [servers.get(parent or 0) for parent in parents] == [(a,), (b,)]
+
+
+def test_a_call_that_a_host_makes_itself_is_in_the_turn_that_answered_with_it() -> None:
+    told = Told()
+    tape, server = Tape(told), ServerName("a")
+    tape.say(OpenSession(server=server, turn=0, timeout_s=5))
+    for turn in (4, 5):
+        tape.say(RUN, turn=turn)
+        tape.say(TurnFailed(turn=turn, failure=refused_connection()), turn=turn)
+        called = ToolCalled(server=server, batch=BatchId(1), call_id=CallId("c"), tool="dig", arguments={})
+        tape.say(called, turn=turn)
+    told.finish()
+    turns, uses = told.opened(RunTurn), told.opened(ToolUse)
+    assert [use.parent for use in uses] == [turn.span for turn in turns]
+    # What is under way when the host is killed ends with it, once.
+    assert [(use.span, use.verdict.error_type) for use in told.closed(ToolUse)] == [
+        (uses[0].span, "cut_off"),
+        (uses[1].span, "cut_off"),
+    ]
+
+
+def test_a_call_in_a_session_with_the_number_of_a_turn_stays_in_its_session() -> None:
+    """`MCPManager` counts its sessions, and their numbers are no turns."""
+    told = Told()
+    tape, server = Tape(told), ServerName("a")
+    tape.say(RUN, turn=3)
+    tape.say(TurnFailed(turn=3, failure=refused_connection()), turn=3)
+    tape.say(OpenSession(server=server, turn=3, timeout_s=5), turn=3)
+    called = ToolCalled(server=server, batch=BatchId(1), call_id=CallId("c"), tool="dig", arguments={})
+    tape.say(called, turn=3)
+    (session,), (use,) = told.opened(ToolSession), told.opened(ToolUse)
+    assert use.parent == session.span
