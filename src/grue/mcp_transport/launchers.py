@@ -1,12 +1,15 @@
-"""What npx and uvx start in the end, so that `grue doctor` can name a command line without them.
+"""What npx and uvx start in the end, and whether it is there, without running either of them.
 
 At every start of a server, `npx -y PACKAGE` and `uvx TOOL` look for a package, install it if need be, and
 start its program. The program itself is a file. It is looked for where these launchers put it; nothing is
-downloaded, and nothing is named that is not there.
+downloaded, and nothing is named that is not there. `grue doctor` names a command line without the launcher,
+and a server that npx must not install is refused at once if it is not there: npx takes seconds to say so.
 """
 
+import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -21,9 +24,12 @@ from grue.tool_sessions.server_specs import StdioServer
 Launcher: TypeAlias = Literal["npx", "uvx"]
 
 _LARGEST_MANIFEST = 2**20
+_NEVER_INSTALL = frozenset(("--no-install", "--no", "-n", "--no-yes", "--yes=false"))
 _NPX_FLAGS = frozenset(("-y", "--yes", "-q", "--quiet"))
 _NPX_NAMING = frozenset(("-p", "--package"))
 _UVX_FLAGS = frozenset(("-q", "--quiet", "--offline"))
+
+_REGISTRY_NAME = re.compile(r"(@[\w.~-]+/)?[\w.~-]+(@[\w.^~<>=*-]+)?")
 
 
 class Direct(Struct, frozen=True):
@@ -54,6 +60,31 @@ def direct_command(server: StdioServer) -> Direct | None:
         case "uvx":
             return _of_uvx(server)
     return None
+
+
+def missing_npx_package(server: StdioServer) -> str | None:
+    """Return the package that npx is not allowed to install and that is not installed, or `None`.
+
+    `None` also if npx may install it (`--no-install` is not among its options), and if its arguments cannot
+    be read here. The package is looked for in the folders of the project, among npm's global packages and in
+    npx's cache. A few milliseconds at most.
+    """
+    options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
+    if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
+        return None
+    asked = _read_npx(server.args)
+    if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
+        return None
+    name, command = _without_version(asked.package), asked.program or asked.package
+    # A program of this name is enough for npx, whatever package it is from.
+    for modules in itertools.chain(_project_folders(server), _npm_folders(server, asked), _global(server)):
+        if (modules / name / "package.json").is_file():
+            return None
+        if _is_plain(command) and _is_program(modules / ".bin" / command):
+            return None
+    if _is_plain(command) and shutil.which(command, path=server.environment().get("PATH")):
+        return None
+    return name
 
 
 # --- npx ---
@@ -93,7 +124,7 @@ def _read_npx(args: tuple[str, ...]) -> _Npx | None:
         flag, _, value = rest.pop(0).partition("=")
         if flag in _NPX_NAMING and not named:
             named = value or (rest.pop(0) if rest else "")
-        elif flag not in _NPX_FLAGS:
+        elif flag not in _NPX_FLAGS and f"{flag}={value}".rstrip("=") not in _NEVER_INSTALL:
             return None
     if rest and rest[0] == "--":
         rest.pop(0)
@@ -105,10 +136,38 @@ def _read_npx(args: tuple[str, ...]) -> _Npx | None:
 
 def _npm_folders(server: StdioServer, asked: _Npx) -> Iterator[Path]:
     """Yield the `node_modules` folders in which npx looks for the package, in its order."""
-    here = Path(server.cwd or "").absolute()
     if asked.package == _without_version(asked.package):
-        yield from (folder / "node_modules" for folder in (here, *here.parents))
+        yield from _project_folders(server)
     yield npx_folder(server, (asked.package,)) / "node_modules"
+
+
+def _project_folders(server: StdioServer) -> Iterator[Path]:
+    here = Path(server.cwd or "").absolute()
+    yield from (folder / "node_modules" for folder in (here, *here.parents))
+
+
+def _global(server: StdioServer) -> Iterator[Path]:
+    """Yield the folders in which npm may keep global packages; more of them than it really uses."""
+    environment = server.environment()
+    prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
+    prefixes += [_npmrc_prefix(Path(environment.get("HOME", "~")).expanduser() / ".npmrc"), "/usr/local"]
+    for program in ("node", "npx"):
+        path = shutil.which(program, path=environment.get("PATH"))
+        if path is not None:
+            prefixes += [str(each.parent.parent) for each in (Path(path), Path(path).resolve())]
+    for prefix in dict.fromkeys(filter(None, prefixes)):
+        yield Path(prefix).expanduser() / "lib" / "node_modules"
+
+
+def _npmrc_prefix(path: Path) -> str:
+    """Return the folder of global packages that a user has set; empty: none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    named = (line.partition("=") for line in lines)
+    found = [value.strip().strip("\"'") for key, _, value in named if key.strip() == "prefix"]
+    return found[-1].replace("${HOME}", "~") if found else ""
 
 
 def _without_version(package: str) -> str:

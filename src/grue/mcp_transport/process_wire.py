@@ -9,7 +9,7 @@ import anyio
 from grue.mcp_transport.node_version import ASK_AFTER_TIMEOUT_S, ASK_S, node_too_old
 from grue.mcp_transport.npx_cache import npx_cache_broken
 from grue.processes.limits import ProcessLimits
-from grue.processes.process_group import ProcessRegistry
+from grue.processes.process_group import ProcessRegistry, SpawnError
 from grue.processes.server_process import ServerProcess
 from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import remedy_for
@@ -41,6 +41,8 @@ class ProcessWire:
         self._spawned = False
 
     async def __aenter__(self) -> Self:
+        if "npx" in self._server.command:
+            _check_npx_package(self._server)
         await self._process.__aenter__()
         self._spawned = True
         return self
@@ -102,4 +104,17 @@ class ProcessWire:
             exit=process.exited,
             ending=process.ending,
             stderr_tail=process.stderr_tail(self.redactor.text),
+        )
+
+
+def _check_npx_package(server: StdioServer) -> None:
+    """Refuse a server that npx must not install and that is not installed. npx takes seconds to say so."""
+    from grue.mcp_transport.launchers import missing_npx_package
+
+    package = missing_npx_package(server)
+    if package is not None:
+        raise SpawnError(
+            f"the npm package {package} is not installed, and npx is not allowed to install it",
+            remedy=f"Install it: npm install --global {package}. Or write -y in place of --no-install:"
+            " npx then downloads it at the first start.",
         )

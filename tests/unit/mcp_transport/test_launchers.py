@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from grue.mcp_transport.launchers import direct_command, launcher_of
+from grue.mcp_transport.launchers import direct_command, launcher_of, missing_npx_package
 from grue.mcp_transport.npx_cache import npx_folder
 from grue.tool_sessions.server_specs import StdioServer
 
@@ -94,6 +95,47 @@ def test_a_program_that_is_not_there_is_not_named(tmp_path: Path) -> None:
     assert direct_command(server) is None
     own.unlink()
     assert direct_command(server) is None
+
+
+@pytest.mark.parametrize("flag", ["--no-install", "--no", "--yes=false"])
+def test_a_package_that_npx_must_not_install_is_missing_until_it_is_somewhere(
+    tmp_path: Path, flag: str
+) -> None:
+    server = npx(tmp_path, flag, "@org/thinker", "--deep")
+    (tmp_path / ".npmrc").write_text(f"fund=false\nprefix = {tmp_path}/global\n")
+    for modules in (
+        tmp_path / "node_modules",
+        npx_folder(server, ("@org/thinker",)) / "node_modules",
+        tmp_path / "global" / "lib" / "node_modules",
+    ):
+        assert missing_npx_package(server) == "@org/thinker"
+        install(modules, "@org/thinker", "cli.js")
+        assert missing_npx_package(server) is None
+        (modules / "@org" / "thinker" / "package.json").unlink()
+
+
+def test_a_program_of_the_name_is_enough_for_npx(tmp_path: Path) -> None:
+    assert missing_npx_package(npx(tmp_path, "--no-install", "think-it")) == "think-it"
+    program(tmp_path / "node_modules" / ".bin" / "think-it")
+    assert missing_npx_package(npx(tmp_path, "--no-install", "think-it")) is None
+    on_path = replace(npx(tmp_path, "--no", "think-that"), env={"PATH": str(tmp_path)})
+    program(tmp_path / "think-that")
+    assert missing_npx_package(on_path) is None
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("-y", "absent-thinker"),  # it is downloaded
+        ("absent-thinker", "--no-install"),  # the option is the server's
+        ("--no-install", "--registry", "x", "absent-thinker"),
+        ("--no-install", "./folder"),
+        ("--no-install", "github:org/thinker"),
+        ("--no-install",),
+    ],
+)
+def test_nothing_is_missing_where_npx_decides(tmp_path: Path, args: tuple[str, ...]) -> None:
+    assert missing_npx_package(npx(tmp_path, *args)) is None
 
 
 def uv(home: Path, command: str, *args: str, **env: str) -> StdioServer:

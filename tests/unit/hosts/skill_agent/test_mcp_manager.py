@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,6 +201,23 @@ def test_a_server_that_may_be_absent_is_left_out_without_a_warning() -> None:
     required = McpManager(optional={"other"})
     with pytest.raises(MCPServerStartupError):
         required.connect_all({"files": absent, "a": fake("a", "look")})
+
+
+def test_an_npm_package_that_may_be_absent_is_looked_for_without_starting_npx(tmp_path: Path) -> None:
+    npx = tmp_path / "npx"
+    npx.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    npx.chmod(0o755)
+    recorder, seen = recorded()
+    files = StdioServer(
+        name="files", command=str(npx), args=("--no-install", "@org/absent"), env={"HOME": str(tmp_path)}
+    )
+    with McpManager(recorder=recorder, optional={"files"}) as manager:
+        manager.connect_all({"files": files, "a": fake("a", "look")})
+        assert manager.servers == ("a",)
+    (fact,) = (each.body for each in seen if isinstance(each.body, McpServerAbsent))
+    assert "the npm package @org/absent is not installed" in fact.error
+    assert "npm install --global @org/absent" in fact.error
+    assert not (tmp_path / "started").exists()
 
 
 def test_closing_twice_does_nothing_and_connecting_twice_is_an_error() -> None:
