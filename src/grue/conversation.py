@@ -7,7 +7,7 @@ lent to a turn in `engine/kept_conversation.py`, and how it is saved in `engine/
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack, overload, runtime_checkable
 
 from grue.answers import AnswerSpec
 from grue.engine.kept_conversation import KeptConversation
@@ -20,7 +20,9 @@ from grue.messages import (
     ContextPolicy,
     ConversationItem,
     TextDelta,
+    ToolDefinition,
 )
+from grue.protocol.connection import Settled
 from grue.protocol.history import items_of
 from grue.protocol.safe_text import well_formed
 from grue.runtime.closing import Closing
@@ -46,6 +48,17 @@ class RunsTurns(Protocol):
 
     async def resume_async(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
         """Go on with a parked turn in the caller's event loop."""
+        ...
+
+
+@runtime_checkable
+class RemembersServers(Protocol):
+    """A runner that can be told what its servers have listed before, as a `Runner` can."""
+
+    def remember(
+        self, server: str, connection: Settled | None, listing: Sequence[ToolDefinition] = ()
+    ) -> None:
+        """Take over what a server has listed."""
         ...
 
 
@@ -114,6 +127,8 @@ class Conversation(Closing):
     def from_trace(cls, path: str | PathLike[str], runner: RunsTurns, *, name: str | None = None) -> Self:
         """Continue a conversation as a trace has recorded it. It is in memory only until it is saved.
 
+        Its next turn may presume what the trace's servers have listed (`presume_tools` of the runner).
+
         Args:
             path: The trace, or the run folder that holds it.
             runner: Runs its further turns.
@@ -124,7 +139,11 @@ class Conversation(Closing):
             TraceError: The trace cannot be read.
             ConversationError: The trace does not hold all of it, or a secret in it was redacted.
         """
-        return cls(runner, resume_conversation(path, name))
+        resumed = resume_conversation(path, name)
+        if isinstance(runner, RemembersServers):
+            for server, listing in resumed.listings.items():
+                runner.remember(server, None, listing)
+        return cls(runner, resumed.kept)
 
     @property
     def id(self) -> str:

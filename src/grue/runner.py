@@ -44,7 +44,7 @@ from grue.messages import (
 from grue.processes.guard import guard
 from grue.processes.limits import ProcessLimits
 from grue.protocol.budget import Spent
-from grue.protocol.connection import Disabled, Settled, Untried
+from grue.protocol.connection import Settled, Untried
 from grue.protocol.tool_lock import ToolLock
 from grue.runtime.closing import Closing
 from grue.runtime.trace import Recorder
@@ -254,16 +254,17 @@ class Runner(AsyncToolAccess, Closing):
     @property
     def disabled(self) -> Mapping[str, str]:
         """Servers that are disabled for the rest of the episode, with the reason."""
-        states = self._memory.connections
-        return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
+        return self._memory.disabled()
 
     def connection(self, server: str) -> Settled:
         """Return the episode's state of a server, as plain data that can be stored."""
         return self._memory.connections.get(ServerName(server), Untried())
 
-    def remember(self, server: str, connection: Settled, listing: Sequence[ToolDefinition] = ()) -> None:
-        """Restore the state of a server, and what it listed last, from an earlier part of the episode."""
-        self._memory.learn({ServerName(server): connection})
+    def remember(
+        self, server: str, connection: Settled | None, listing: Sequence[ToolDefinition] = ()
+    ) -> None:
+        """Restore the state of a server (`None`: keep it), and what it listed last, from an earlier part."""
+        self._memory.learn({} if connection is None else {ServerName(server): connection})
         self._presumed.recall({ServerName(server): tuple(listing)})
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
@@ -473,12 +474,10 @@ class Runner(AsyncToolAccess, Closing):
         self._episode.run_beside(self._prepare_endpoint)
 
     def _outside_turns(self, work: "SessionWork[V]") -> V:
-        calls = OutsideTurns(self._settings(), work)
-        return self._episode.run_outside_turns(calls.run)
+        return self._episode.run_outside_turns(OutsideTurns(self._settings(), work).run)
 
     async def _outside_turns_async(self, work: "SessionWork[V]") -> V:
-        calls = OutsideTurns(self._settings(), work)
-        return await self._episode.run_outside_turns_async(calls.run)
+        return await self._episode.run_outside_turns_async(OutsideTurns(self._settings(), work).run)
 
     async def _prepare_endpoint(self, _: TurnResources) -> None:
         if self._wiring.endpoint is not None:

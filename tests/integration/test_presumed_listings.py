@@ -16,6 +16,7 @@ from transport_servers import faulty
 from typer.testing import CliRunner
 
 from grue import (
+    Conversation,
     FailurePolicy,
     LlmSettings,
     MCPServerStartupError,
@@ -43,7 +44,7 @@ from grue.messages import (
     ToolsVerified,
     TurnFailed,
 )
-from grue.protocol.connection import Disabled, Proven
+from grue.protocol.connection import Disabled, Proven, Untried
 from grue.protocol.tool_lock import ToolLock, lock_of
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import (
@@ -416,6 +417,21 @@ def test_an_episode_that_is_resumed_presumes_what_its_trace_has_listed_where_the
                 runner.remember("faulty", Proven(), opened.tools)
                 assert runner.run_turn(TurnRequest(system="s", user="u")).requests == 2
         assert sources(trace) == expected
+
+
+def test_a_conversation_that_goes_on_from_its_trace_presumes_what_that_has_listed(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    before = Presumed(tmp_path, [DONE])
+    lock = locked(reworded(listed[0]), *listed[1:])
+    with ScriptedLlmServer([ECHO, DONE]) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        later, servers = tmp_path / "later.jsonl", {"faulty": faulty()}
+        with Runner(llm=settings, servers=servers, trace=later, tool_lock=lock) as runner:
+            talk = Conversation.from_trace(before.trace, runner)
+            assert talk.ask("And then?").requests == 2
+            assert runner.connection("other") == Untried()
+    assert sources(later) == ["trace"]
 
 
 _COLD = """

@@ -7,14 +7,14 @@ started with. So a conversation that the trace does not hold completely is refus
 
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from grue.engine.conversation_file import TurnMark
 from grue.engine.kept_conversation import KeptConversation
 from grue.engine.open_turns import is_parked_still
-from grue.engine.recorded_turn import asks_again
+from grue.engine.recorded_turn import asks_again, listing_in
 from grue.errors import ConversationError
 from grue.messages import (
     CompletionReceived,
@@ -29,6 +29,8 @@ from grue.messages import (
     RewriteHistory,
     RunTurn,
     Said,
+    ServerName,
+    SessionOpened,
     ToolDefinition,
     TurnCompleted,
     TurnFailed,
@@ -71,8 +73,15 @@ class _Talk(Struct):
         return ledger.length, ledger.digest
 
 
-def resume_conversation(path: str | PathLike[str], name: str | None = None) -> KeptConversation:
-    """Return a conversation that a trace holds.
+class ResumedConversation(NamedTuple):
+    """A conversation that a trace holds, and what each server has listed last in that trace."""
+
+    kept: KeptConversation
+    listings: dict[ServerName, tuple[ToolDefinition, ...]]
+
+
+def resume_conversation(path: str | PathLike[str], name: str | None = None) -> ResumedConversation:
+    """Return a conversation that a trace holds, with the listings that its next turn may presume.
 
     Args:
         path: The trace, or its run folder.
@@ -100,7 +109,8 @@ def resume_conversation(path: str | PathLike[str], name: str | None = None) -> K
     mark = _mark_of(talk, Path(path))
     if mark is None:
         talk.close()
-    return KeptConversation(talk.system, name=wanted, history=talk.history, tools=talk.tools, open_turn=mark)
+    kept = KeptConversation(talk.system, name=wanted, history=talk.history, tools=talk.tools, open_turn=mark)
+    return ResumedConversation(kept, reader.listings)
 
 
 def _mark_of(talk: _Talk, path: Path) -> TurnMark | None:
@@ -138,11 +148,13 @@ class _Reader:
 
     Attributes:
         talks: The conversations by id.
+        listings: What each server has listed last.
         last: The id of the conversation whose turn began last.
     """
 
     def __init__(self, branch_points: set[_Place]) -> None:
         self.talks: dict[ConversationId, _Talk] = {}
+        self.listings: dict[ServerName, tuple[ToolDefinition, ...]] = {}
         self.last = ConversationId("")
         self._branch_points = branch_points
         self._branches: dict[_Place, History] = {}
@@ -168,6 +180,8 @@ class _Reader:
                 self._step(self._requests.pop(cause), envelope)
             case TurnCompleted() | TurnFailed() | TurnParked() if cause in self._turns:
                 self._end(self._turns.pop(cause), envelope)
+            case SessionOpened():
+                self.listings |= listing_in(envelope)
 
     def _begin(self, envelope: EpisodeEnvelope, run: RunTurn) -> None:
         past = run.history

@@ -213,14 +213,21 @@ def asks_again(resumed: Resumption) -> bool:
     return not resumed.parked.calls and not resumed.new
 
 
+def listing_in(envelope: EpisodeEnvelope) -> dict[ServerName, tuple[ToolDefinition, ...]]:
+    """Return what a server lists in this message, by its name, if a later turn may presume it."""
+    body = envelope.body
+    if not isinstance(body, SessionOpened) or envelope.redacted or body.serves_unlisted:
+        return {}
+    return {body.server: body.tools}
+
+
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return the last part of each turn that can be resumed, or whose end says that it cannot."""
     parts: dict[int, RecordedTurn] = {}
     listings: dict[ServerName, tuple[ToolDefinition, ...]] = {}
     for envelope in open_episode(path):
         body, number = envelope.body, envelope.turn
-        if isinstance(body, SessionOpened) and not (envelope.redacted or body.serves_unlisted):
-            listings[body.server] = body.tools
+        listings |= listing_in(envelope)
         if isinstance(body, RunTurn):
             before = parts.get(number) if body.resumed is not None else None
             parts[number] = RecordedTurn(envelope, body, before)

@@ -74,7 +74,7 @@ def conversation_of(
 
 def _found(began: HistoryReference, number: int, trace: str | PathLike[str]) -> KeptConversation:
     if not began.file:
-        return resume_conversation(trace, began.conversation)
+        return resume_conversation(trace, began.conversation).kept
     try:
         return KeptConversation.load(Path(began.file))
     except ConversationError as error:

@@ -80,6 +80,11 @@ class EpisodeMemory:
         with self._lock:
             self.connections = {**self.connections, **connections}
 
+    def disabled(self) -> dict[str, str]:
+        """Return the servers that are disabled for the rest of the episode, with the reason."""
+        states = self.connections
+        return {name: state.reason for name, state in states.items() if isinstance(state, Disabled)}
+
 
 class Spending:
     """The sum of the costs of a runner's finished turns, batches included. Thread-safe."""
