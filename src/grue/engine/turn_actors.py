@@ -228,7 +228,7 @@ class TurnActors:
 
     def _llm(self, early: EarlyRequest | None) -> LlmFactory:
         llm = self._wiring.llm
-        return llm if early is None or not isinstance(llm, EndpointActors) else llm.telling(early.sent)
+        return llm if early is None or not isinstance(llm, EndpointActors) else llm.reporting_sent(early.sent)
 
     def _presumed(self, connections: Mapping[ServerName, Settled]) -> ToolsPresumed | None:
         """Return what the turn may presume; only our own LLM actor can drop a reply."""

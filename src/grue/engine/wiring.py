@@ -185,7 +185,7 @@ class EndpointActors:
         """Return a factory for the turn that continues this conversation."""
         return EndpointActors(self._endpoint, lent)
 
-    def telling(self, on_sent: Callable[[], None]) -> "EndpointActors":
+    def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
         """Return a factory whose actors call `on_sent` whenever a request has been written."""
         return EndpointActors(self._endpoint, self._lent, on_sent)
 

@@ -25,7 +25,7 @@ from anyio.lowlevel import RunVar
 from grue.errors import MCPConfigError
 from grue.lean_httpx import httpx
 from grue.llm_transport.connections import Connections, open_transport
-from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout, telling
+from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout, reporting_sent
 from grue.llm_transport.keys import api_key, key_sentence
 from grue.messages import LlmFailure, ModelAsked, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
@@ -233,7 +233,7 @@ class LlmEndpoint:
             request = self._request(body)
             if on_sent is not None and self._transport is not None:
                 on_sent()  # it may not say when it has the request
-            with telling(request, on_sent):
+            with reporting_sent(request, on_sent):
                 return await exchange(transport, request, self.settings.retry, streamed)
 
     def _request(self, body: bytes) -> httpx.Request:

@@ -118,7 +118,7 @@ async def exchange(
 
 
 @contextlib.contextmanager
-def telling(request: httpx.Request, on_sent: Callable[[], None] | None) -> Iterator[None]:
+def reporting_sent(request: httpx.Request, on_sent: Callable[[], None] | None) -> Iterator[None]:
     """Call `on_sent` when the request has been written, and again when the exchange ends in any way."""
     if on_sent is None:
         yield

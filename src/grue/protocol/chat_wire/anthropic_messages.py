@@ -47,12 +47,12 @@ from grue.protocol.chat_wire.wire_format import (
     Choice,
     Said,
     WireRequest,
-    closed,
-    listing,
+    encode_head,
+    encode_tail,
+    join_body,
     marked_pieces,
-    opened,
+    non_blank,
     shortened,
-    shown,
 )
 from grue.protocol.tool_names import WireNames
 from grue.protocol.tool_schemas import openai_tool
@@ -130,7 +130,7 @@ class AnthropicMessages:
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
-        head = opened(_head(request), request.extra, "messages")
+        head = encode_head(_head(request), request.extra, "messages")
         if request.system:
             system = b'"system":[' + b",".join(request.system) + b'],"messages":['
             head = head.removesuffix(b'"messages":[') + system
@@ -138,7 +138,7 @@ class AnthropicMessages:
         if request.stream:
             tail["stream"] = True
         choice = to_json(_choice(request.choice))
-        return listing(head, request.messages, closed(request.tools, choice, tail))
+        return join_body(head, request.messages, encode_tail(request.tools, choice, tail))
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
@@ -208,7 +208,7 @@ def _output(request: WireRequest) -> JsonObject:
 def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[JsonObject]:
     match item:
         case ToolMessage(call_id=call_id):
-            text = shown(result_text(item, profile))
+            text = non_blank(result_text(item, profile))
             attached = [_attached(each) for each in sent(item, profile)]
             content = [_text(text), *attached] if attached else text
             marker: JsonObject = {"cache_control": EPHEMERAL} if marked else {}
@@ -216,7 +216,7 @@ def _blocks(item: WireItem, marked: bool, profile: WireProfile) -> list[JsonObje
         case Shown(results=results):
             return [block for each in results for block in _shown(each, profile)]
         case AssistantText(text=text):
-            return [_text(shown(text))]
+            return [_text(non_blank(text))]
         case UserText():
             images = [_attached(each) for each in sent(item, profile)]
             return [*images, *_pieces(user_text(item, profile), marked)]

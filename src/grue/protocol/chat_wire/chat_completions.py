@@ -51,12 +51,12 @@ from grue.protocol.chat_wire.wire_format import (
     Choice,
     Said,
     WireRequest,
-    closed,
-    listing,
+    encode_head,
+    encode_tail,
+    join_body,
     marked_pieces,
-    opened,
+    non_blank,
     shortened,
-    shown,
 )
 from grue.protocol.tool_names import WireNames
 from grue.protocol.tool_schemas import openai_tool
@@ -111,12 +111,12 @@ class ChatCompletions:
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
-        head = opened(_head(request), request.extra, "messages")
+        head = encode_head(_head(request), request.extra, "messages")
         tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail |= {"stream": True, "stream_options": {"include_usage": True}}
         choice = to_json(_choice(request.choice))
-        return listing(head, request.messages, closed(request.tools, choice, tail))
+        return join_body(head, request.messages, encode_tail(request.tools, choice, tail))
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
@@ -173,10 +173,10 @@ def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
             images = [_part(each) for each in sent(item, profile)]
             return {"role": "user", "content": _content(user_text(item, profile), marked, images)}
         case AssistantText(text=text):
-            return {"role": "assistant", "content": shown(text)}
+            return {"role": "assistant", "content": non_blank(text)}
         case ToolMessage(call_id=call_id):
             text = result_text(item, profile, shown=SHOWN_NEXT)
-            return {"role": "tool", "tool_call_id": call_id, "content": shown(text)}
+            return {"role": "tool", "tool_call_id": call_id, "content": non_blank(text)}
         case Shown(results=results):
             return {"role": "user", "content": [part for each in results for part in _parts(each, profile)]}
         case _:
@@ -186,7 +186,7 @@ def _message(item: WireItem, marked: bool, profile: WireProfile) -> JsonObject:
 def _content(item: SystemText | UserText, marked: bool, images: Sequence[JsonObject] = ()) -> object:
     pieces = marked_pieces(item, marked)
     if not images and not any(control for _, control in pieces):
-        return shown(item.text)
+        return non_blank(item.text)
     texts = [
         {"type": "text", "text": text, **({"cache_control": control} if control else {})}
         for text, control in pieces

@@ -1,6 +1,6 @@
 """Adapt the profile of an endpoint after it refused a request.
 
-Come here to add a kind of refusal. Each lesson recognises one in the provider's text and removes what was
+Come here to add a kind of refusal. Each adaptation recognises one in the provider's text and removes what was
 refused from the profile. A profile can only lose features, so a request is repeated a bounded number of
 times. The adapted profile is kept for the run.
 """
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from grue.protocol.chat_wire.profile import WireProfile
 
-Lesson: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
+Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
 """Returns the adapted profile, or `None` if the text gives no reason to change it."""
 
 _BLAMES_CONTENT = frozenset({400, 413, 415, 422})
@@ -103,9 +103,9 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
     """
     if status not in _SPEAKS_OF_FORM:
         return None
-    lessons = _OF_STATUS.get(status, _LESSONS) if status is not None else _LESSONS
-    learned = (teach(profile, words) for teach in lessons)
-    return next((new for new in learned if new is not None and new != profile), None)
+    adaptations = _OF_STATUS.get(status, _ADAPTATIONS) if status is not None else _ADAPTATIONS
+    adapted = (adapt(profile, words) for adapt in adaptations)
+    return next((new for new in adapted if new is not None and new != profile), None)
 
 
 def may_blame_attachments(status: int | None) -> bool:
@@ -200,7 +200,7 @@ def _media(profile: WireProfile, words: str) -> WireProfile | None:
     )
 
 
-_LESSONS: tuple[Lesson, ...] = (
+_ADAPTATIONS: tuple[Adaptation, ...] = (
     _other_wire,
     _description,
     _tools_with_forced,
@@ -215,11 +215,11 @@ _LESSONS: tuple[Lesson, ...] = (
     _stream,
     _media,
 )
-"""The lessons in the order in which they are tried, the most specific first."""
+"""The adaptations in the order in which they are tried, the most specific first."""
 
-_OF_STATUS: dict[int, tuple[Lesson, ...]] = {
+_OF_STATUS: dict[int, tuple[Adaptation, ...]] = {
     404: (_other_wire, _media),
     415: (_media,),
     500: (_media,),
 }
-"""With these statuses only this is learned from the words; with any other, everything."""
+"""The adaptations to try with these statuses; with any other status, all of them."""

@@ -47,11 +47,11 @@ from grue.protocol.chat_wire.wire_format import (
     Choice,
     Said,
     WireRequest,
-    closed,
-    listing,
-    opened,
+    encode_head,
+    encode_tail,
+    join_body,
+    non_blank,
     shortened,
-    shown,
 )
 from grue.protocol.tool_names import WireNames
 from grue.protocol.tool_schemas import openai_tool
@@ -106,12 +106,12 @@ class Responses:
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
-        head = opened(_head(request), request.extra, "input")
+        head = encode_head(_head(request), request.extra, "input")
         tail: JsonObject = {**_answer(request.answer, request.profile), **request.extra}
         if request.stream:
             tail["stream"] = True
         choice = to_json(_choice(request.choice))
-        return listing(head, request.messages, closed(request.tools, choice, tail))
+        return join_body(head, request.messages, encode_tail(request.tools, choice, tail))
 
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
@@ -156,15 +156,15 @@ def _head(request: WireRequest) -> JsonObject:
 def _input(item: WireItem, profile: WireProfile) -> JsonObject:
     match item:
         case SystemText(text=text):
-            return {"role": profile.system_role, "content": shown(text)}
+            return {"role": profile.system_role, "content": non_blank(text)}
         case UserText():
-            text = shown(user_text(item, profile).text)
+            text = non_blank(user_text(item, profile).text)
             images = [_part(each) for each in sent(item, profile)]
             return {"role": "user", "content": [*images, _text(text)] if images else text}
         case AssistantText(text=text):
-            return {"role": "assistant", "content": shown(text)}
+            return {"role": "assistant", "content": non_blank(text)}
         case ToolMessage(call_id=call_id):
-            text = shown(result_text(item, profile))
+            text = non_blank(result_text(item, profile))
             output = [_text(text), *map(_part, sent(item, profile))]
             return {
                 "type": "function_call_output",

@@ -152,7 +152,7 @@ class WireFormat(Protocol):
         ...
 
 
-def shown(text: str) -> str:
+def non_blank(text: str) -> str:
     """Return a text that every endpoint accepts: `EMPTY` in place of a blank one."""
     return text if text and not text.isspace() else EMPTY
 
@@ -194,19 +194,19 @@ def shortened(tool: ToolDefinition, max_chars: int | None) -> ToolDefinition:
     return msgspec.structs.replace(tool, description=f"{tool.description[: max_chars - 1]}…")
 
 
-def opened(fields: JsonObject, extra: Mapping[str, object], key: str) -> bytes:
+def encode_head(fields: JsonObject, extra: Mapping[str, object], key: str) -> bytes:
     """Encode a body up to the opening bracket of the list `key`; fields in `extra` are left to the tail."""
     head = {name: value for name, value in fields.items() if value is not None and name not in extra}
     return to_json(head)[:-1] + b',"' + key.encode() + b'":['
 
 
-def listing(head: bytes, messages: Sequence[bytes], tail: bytes) -> bytes:
-    """Return a body: what `opened` and `closed` return, with the messages in between."""
+def join_body(head: bytes, messages: Sequence[bytes], tail: bytes) -> bytes:
+    """Return a body: what `encode_head` and `encode_tail` return, with the messages in between."""
     parts = [part for message in messages for part in (b",", message)]
     return joined(head, *parts[1:], tail)
 
 
-def closed(tools: bytes, choice: bytes, fields: JsonObject) -> bytes:
+def encode_tail(tools: bytes, choice: bytes, fields: JsonObject) -> bytes:
     """Encode the rest of the body, from the end of that list; `tools` and `choice` are encoded already."""
     members = [b'"tools":' + tools, b'"tool_choice":' + choice] if tools else []
     if fields:
