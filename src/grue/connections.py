@@ -1,4 +1,4 @@
-"""Connect an agent to tools in a way of your own: implement `ToolConnection`.
+"""Connect an agent to your own kind of tool server: implement `ToolConnection`.
 
 Pass it to `Runner(servers=...)`. An MCP server, a dictionary of functions and a connection of your own look
 the same to the agent. `open` returns the tools, `call` makes one call, `close` ends the connection. Raise

@@ -32,7 +32,7 @@ class ContextPolicy(Struct, frozen=True, kw_only=True):
             counts for the budget, but not as an iteration.
         summary_request: The text that asks for a summary; `{words}` is replaced by a number.
         read_only: Patterns of canonical tool names (`files.*`). Their stubs say that the tool can be called
-            again; those of other tools say that the call was made and is not to be repeated. A tool that is
+            again; those of other tools say that the call was made and must not be repeated. A tool that is
             trusted and annotated as read-only needs no pattern.
         bytes_per_token: The estimate of a text's size, until the endpoint's own counts correct it.
 

@@ -1,4 +1,4 @@
-"""`Conversation`: turns of one runner that follow each other, each of which knows what was said before.
+"""`Conversation`: turns of one runner that follow each other, each of which begins with what was said before.
 
 Come here for the public methods. What a conversation keeps is decided in `protocol/history.py`, how it is
 lent to a turn in `engine/kept_conversation.py`, and how it is saved in `engine/conversation_file.py`.
@@ -293,7 +293,7 @@ class Conversation(Closing):
     def save(self, path: str | PathLike[str]) -> None:
         """Write the conversation to a new file, mode 600, and append to that file from now on.
 
-        The file holds what was said as it was said, secrets included.
+        The file is not redacted: it holds the secrets that were said.
 
         Raises:
             ConversationBusy: A turn continues the conversation.
@@ -304,7 +304,7 @@ class Conversation(Closing):
     def branch(self) -> "Conversation":
         """Return a conversation that begins with what was said so far and has an id of its own.
 
-        It is in memory only. The entries of one are unknown to the other.
+        It is in memory only. From then on the two are independent.
 
         Raises:
             ConversationBusy: A turn continues the conversation.

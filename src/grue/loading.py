@@ -1,4 +1,4 @@
-"""Imports that bring much along."""
+"""Import modules that import many others."""
 
 import contextlib
 import gc
@@ -13,7 +13,7 @@ from grue.errors import MCPError
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Around imports that a call makes when it is first used.
+    """Translate the errors of the imports in the block.
 
     Raises:
         MCPError: A file of ours could not be read, for instance because too many are open.

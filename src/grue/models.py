@@ -1,4 +1,4 @@
-"""Ask a model in a way of your own: an LLM actor or a blocking client with the same rules as `Runner`.
+"""Ask a model in your own way: write an LLM actor or a blocking client with the same rules as `Runner`.
 
 The parts are pure, except `LlmEndpoint` and the mailbox: a `Conversation` encodes what was said, a
 `WireProfile` says what an endpoint accepts, and `attempt_step` decides when a request is sent again. Pass a

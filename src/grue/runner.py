@@ -102,8 +102,8 @@ class Runner(AsyncToolAccess, Closing):
         presume_tools: When a turn's first request may offer the tools that a server listed before, while the
             server starts. `locked`: if the tool lock has its listing. `seen`: also if it was seen before, by
             this runner, in the trace that is resumed, or in the user's cache. `never`. A server's own option
-            wins. No call is made before all servers have listed their tools; a reply that calls a tool which
-            has changed is dropped, and costs a request.
+            takes precedence. No call is made before all servers have listed their tools; a reply that calls a
+            tool which has changed is dropped, and costs a request.
 
     Raises:
         MCPConfigError: A server name, `lifetime`, `spawn_ahead` or `tool_policy` is invalid. Or

@@ -4,7 +4,7 @@ A `Runner` opens and closes its sessions on its own. Come here if your host keep
 turns, as an object with its own methods, or stores the state of its servers to resume an episode.
 `ToolClient` is simpler if you only want to call tools.
 
-Come here, too, to hold calls that your host makes itself to a `ToolPolicy`: `judge_calls` says which are
+Come here, too, to apply a `ToolPolicy` to calls that your host makes itself: `judge_calls` says which are
 denied and which are asked about, and `ask_about` asks a person, or says that the host should wait.
 """
 

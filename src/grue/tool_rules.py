@@ -13,7 +13,7 @@ Verdict = Literal["allow", "ask", "deny"]
 
 
 class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A server's untrusted statements about a tool's behaviour. `None`: the server says nothing of it.
+    """A server's untrusted statements about a tool's behaviour. `None`: the server does not state it.
 
     Attributes:
         read_only: The tool changes nothing.
@@ -66,8 +66,8 @@ class ToolPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         rules: The first row that matches a tool decides. A tool that no row matches is allowed.
-        trusted: Servers whose annotations are believed. Those of other servers, unless the tool lock holds
-            them, can only make the result stricter. Functions of the host are always believed.
+        trusted: Servers whose annotations are trusted. Those of other servers, unless the tool lock holds
+            them, can only make the result stricter. Those of the host's functions always are.
         parking: A turn that has to ask ends, and `Runner.resume` goes on with it once a person has answered.
             Requires a trace file. Without parking the runner's `approve` callback is asked.
         park_for_s: Seconds after which a parked question expires; its calls are then denied. `None`: never.

@@ -192,8 +192,8 @@ class AgentActor(Actor[TurnEvent]):
     ) -> tuple[TurnState, tuple[TurnCommand | TurnNote, ...]]:
         if not envelope.is_long:
             return step(self._state, envelope.body)
-        # Reading the arguments of a call takes as long as they are. Shielded, because a trace with an event
-        # that never had its commands could not be replayed.
+        # The longer the arguments of a call are, the longer it takes to read them. Shielded, because a trace
+        # with an event that never had its commands could not be replayed.
         outcome: list[tuple[TurnState, tuple[TurnCommand | TurnNote, ...]]] = []
         with anyio.CancelScope(shield=True):
             outcome.append(await aside(step, self._state, envelope.body))

@@ -218,7 +218,8 @@ class Asking:
         if not 200 <= answer.status < 300:
             return fault_of_status(answer.status, answer.body, answer.location)
         history = self._conversation.history
-        # The number is part of the ids that are made up for calls without one, and counts on over the turns.
+        # The number is part of the ids that are made up for calls without one, so it must not start again in
+        # a later turn.
         request = max(self._command.request, history.replies + 1)
         return self._conversation.read(answer.body, request=request, used_ids=history.call_ids)
 

@@ -1,4 +1,4 @@
-"""Langfuse and OpenTelemetry as the options of a command choose them."""
+"""Choose Langfuse and OpenTelemetry by the options of a command."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self

@@ -1,4 +1,4 @@
-"""`grue doctor`: what the start of a server consists of, and a faster command line if there is one."""
+"""`grue doctor`: how long each part of a server's start takes, and a faster command line if there is one."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ _SHEBANG_BYTES = 256
 
 
 class Launch(Struct, frozen=True):
-    """What is known of a server's start before it is started.
+    """The facts about a server's start that are known before it is started.
 
     Attributes:
         launcher: npx or uvx.

@@ -68,7 +68,7 @@ def known_servers(
         config: The settings.
         mcp_config: The file that was named; `None`: none was.
         unasked: For commands whose only purpose is servers: use the file that the settings name if it is
-            there, though they do not turn MCP on; not if they turn it off.
+            there, though they do not turn MCP on; but not if they turn it off.
 
     Raises:
         MCPConfigError: The file is missing or invalid. A server that cannot be used raises nothing.

@@ -1,4 +1,4 @@
-"""Expand `${...}` in configuration values, in the notation of the hosts that share these files.
+"""Expand `${...}` in configuration values, in the notation of the other hosts that use these files.
 
 `${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}`, `${userHome}` and
 `${grueServers}` (the folder of the servers that come with grue) are folders. As in a shell, a default also

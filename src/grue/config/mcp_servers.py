@@ -278,7 +278,7 @@ class MCPConfig(BaseModel):
             source: The file. Its folder is `${workspaceFolder}` and the base of a relative `cwd`; default:
                 the working directory.
             place: Returns what an error about an entry begins with, such as `agent.yaml, line 7: `. Its
-                argument are the keys that lead to the entry, beginning with the server's name.
+                argument is the keys that lead to the entry, beginning with the server's name.
             renamed: Keys of the entries that mean another key of ours, such as `timeout_seconds` for
                 `startup_timeout_seconds`.
 

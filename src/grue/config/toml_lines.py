@@ -16,7 +16,7 @@ _MAX_PARSES = 300
 
 
 def line_of(text: str, keys: Keys) -> int | None:
-    """Return the one-based line on which a value's definition begins, or the nearest value's around it.
+    """Return the one-based line on which a value's definition begins, or that of the nearest value around it.
 
     Args:
         text: The whole file, which is valid TOML.

@@ -123,7 +123,7 @@ class Parking:
 
 
 class Approval(Struct, frozen=True):
-    """How a runner's turns get answers.
+    """Gets the questions of a runner's turns answered.
 
     Attributes:
         approve: The host's callback; `None`: there is none.

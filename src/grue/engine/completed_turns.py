@@ -1,7 +1,8 @@
 """`CompletedTurns`: the turns that earlier runs of a batch have completed, read from their trace.
 
-A turn of a conversation is recalled where the conversation is now as it was before that turn: then what was
-said in the turn is added to it. Or as it was after the turn, because its file has kept it.
+A turn of a conversation is recalled in two cases: the conversation has the entries that it had before that
+turn, and then gets those of the turn; or it has the entries that it had after the turn, because its file has
+kept them.
 """
 
 import hashlib
@@ -159,7 +160,7 @@ def _accepts(check: AnswerCheck[Any], end: TurnCompleted) -> bool:
 
 
 def _place_after(past: HistoryReference, said: tuple[SaidStep, ...]) -> HistoryReference | None:
-    """Return where a conversation is after a turn; `None` if that takes the entries before it."""
+    """Return a conversation's state after a turn; `None` if it takes the entries before the turn to know."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)

@@ -1,7 +1,7 @@
 """The file of a saved conversation: one JSON line for each step, only ever appended to, mode 600.
 
-Come here to change the format. It holds what was said as it was said, secrets included, because an endpoint
-has to be sent the same bytes again. So only its owner can read it, and it is not a trace.
+Come here to change the format. Nothing in it is redacted, because an endpoint has to be sent the same bytes
+again: it holds the secrets that were said. So only its owner can read it, and it is not a trace.
 
 The first line is a `FileHeader`. Each further line is an entry of the conversation (`Said`, `AssistantReply`,
 `Rewritten`), what was learned about the endpoint (`Learned`), `Dropped`, `Undone`, or a `TurnMark`. A reply
@@ -97,8 +97,8 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
         trace: The trace that tells how far it has come.
         began: The digest of what was said before it.
         state: It is running (or its process was killed), it is parked, or it is over.
-        questions: What a parked turn waits for.
-        untold: What its calls are answered with if it is given up.
+        questions: The questions that a parked turn waits for.
+        untold: The answers to its calls if it is given up.
     """
 
     turn: int

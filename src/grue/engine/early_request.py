@@ -1,4 +1,4 @@
-"""What goes on beside a request with presumed tools: its text is held back, and imports wait for it.
+"""`EarlyRequest`: holds back the text of a request with presumed tools, and delays imports until it is sent.
 
 Come here to change what the host sees of a reply that may still be dropped, or when the MCP SDK is imported.
 A turn that presumes nothing has no `EarlyRequest`.

@@ -1,4 +1,4 @@
-"""Read and check the images of a `TurnRequest`, because an endpoint refuses a whole request for a bad one."""
+"""Read and check the images of a `TurnRequest`, because one bad image makes an endpoint refuse a request."""
 
 import base64
 import os

@@ -1,8 +1,8 @@
 """A conversation between its turns: what was said, its encoding for the endpoint, and its file.
 
-Come here to change what a turn takes over from its conversation and what it leaves to it. A turn enters
-`turn()`, which lends the encoded conversation to the turn's LLM actor and keeps what the turn has added to
-it, however the turn ended. The rules of what is kept are in `protocol/history.py`.
+Come here to change what a turn gets from its conversation, and what the conversation keeps of the turn. A
+turn enters `turn()`, which lends the encoded conversation to the turn's LLM actor and keeps what the turn has
+added to it, however the turn ended. The rules of what is kept are in `protocol/history.py`.
 """
 
 import contextlib
@@ -239,7 +239,7 @@ class KeptConversation:
     def catch_up(
         self, began: HistoryReference, replay: Callable[[History], None], parked: TurnParked
     ) -> None:
-        """Make what was said in a turn whose process was killed what its trace holds; then it is parked.
+        """Give a turn whose process was killed the entries that its trace holds; then it is parked.
 
         Args:
             began: What was said before the turn, by reference.

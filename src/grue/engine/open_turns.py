@@ -49,7 +49,7 @@ def require_not_parked(mark: TurnMark | None, name: str) -> None:
 
 
 def given_up(mark: TurnMark | None) -> TurnParked | None:
-    """Return the end of an open turn that nobody goes on with; `None`: its process was killed."""
+    """Return how an open turn ends that is given up; `None`: its process was killed."""
     if mark is None or mark.state == "running":
         return None
     return TurnParked(turn=mark.turn, untold=mark.untold)

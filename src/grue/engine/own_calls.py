@@ -1,4 +1,4 @@
-"""Hold calls that a host makes itself to a policy: which are made, which are denied, which are asked about.
+"""Apply a tool policy to calls that a host makes itself: some are made, some denied, some asked about.
 
 Come here if your host carries out what a model answers with, and does not leave it to a turn. The calls of
 one answer are judged as a whole before the first of them is made. The table, the questions and the binding

@@ -1,4 +1,4 @@
-"""What a turn may presume that its servers list: what its runner, its trace or the cache has seen, or a file.
+"""`PresumedListings`: the tools that a turn may presume its servers to list, and where they are known from.
 
 Come here to change where a presumed listing comes from. What the turn's machine makes of it is in
 `protocol/turn_presuming.py`. Decision 035 says why.
@@ -83,7 +83,7 @@ class PresumedListings:
             self._last[name] = tools
 
     def recall(self, listings: Mapping[ServerName, tuple[ToolDefinition, ...]]) -> None:
-        """Take over what servers had listed in a trace that is resumed. What this runner has seen wins."""
+        """Take over the listings in a trace that is resumed. Those that this runner has seen come first."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def on_listed(self, name: ServerName) -> Callable[[tuple[ToolDefinition, ...]], None] | None:
@@ -104,7 +104,7 @@ class PresumedListings:
         return self._may_presume(name) and self._found(name) is not None
 
     def _found(self, name: ServerName) -> tuple[ListingSource, tuple[ToolDefinition, ...]] | None:
-        """Return the listing of a server that counts most, with its source."""
+        """Return the listing of a server from the best source, with that source."""
         sources: tuple[tuple[ListingSource, Mapping[ServerName, tuple[ToolDefinition, ...]]], ...] = (
             ("runner", self._last),
             ("trace", self._recalled),

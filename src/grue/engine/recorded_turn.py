@@ -240,7 +240,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 
 
 def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
-    """Keep of a turn that is over only its end: a trace may hold thousands."""
+    """Drop everything of a turn that is over except its end: a trace may hold thousands of turns."""
     over = RecordedTurn(last, part.run, None)
     over.end = part.end
     return over

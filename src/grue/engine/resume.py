@@ -2,8 +2,8 @@
 
 Come here to change what a later process takes over. The order matters. First the trace is locked, so that no
 other process can resume the same turn. Then it is read, and the turn's machine is given the recorded events
-again; its state says how far the turn had come. Then `TurnResumed` is put on file. Only then anything
-happens. If the process dies after that, the turn can be resumed once more: what was called then is in the
+again; its state says how far the turn had come. Then `TurnResumed` is put on file. Nothing else happens
+before that. If the process dies after that, the turn can be resumed once more: what was called then is in the
 trace, and is not called again.
 """
 

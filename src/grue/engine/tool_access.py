@@ -1,6 +1,6 @@
 """Tool calls and other requests outside turns: the methods that `Runner` and `ToolClient` share.
 
-A subclass says where the work runs (`_outside_turns`). What the work is stands in `ServerSessions`.
+A subclass decides where the work runs (`_outside_turns`). `ServerSessions` does the work.
 """
 
 from abc import ABC, abstractmethod

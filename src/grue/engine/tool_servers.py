@@ -122,8 +122,8 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
 def startup_timeouts(servers: Mapping[ServerName, ToolServer], timeout_s: float) -> dict[str, float]:
     """Return the start-up limits that differ from `timeout_s`, by server.
 
-    A server's own limit wins, also upwards. A command that may have to download the server has a minute,
-    unless a limit was set.
+    A server's own limit takes precedence, also if it is longer. A command that may have to download the
+    server has a minute, unless a limit was set.
     """
     limits: dict[str, float] = {}
     for name, server in servers.items():

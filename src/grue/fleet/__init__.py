@@ -6,7 +6,7 @@
 
     Fleet("runs/sweep").map(play, [{"model": "a"}, {"model": "b"}], repetitions=20)
 
-What is done stands on disk. The same call again does what is missing; `docs/guides/fleet.md` says more.
+Results are on disk. The same call again plays the episodes that are missing; see `docs/guides/fleet.md`.
 """
 
 from grue.fleet.broker import Amount, FleetBudget, Rate

@@ -134,7 +134,7 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
 
 
 def _failure(error: Exception) -> AttemptEnd:
-    """Return what an exception of the work makes of the attempt."""
+    """Return how an attempt ended whose work raised this exception."""
     kind, endpoint = type(error).__name__, ""
     infrastructure = isinstance(error, MCPServerStartupError | ActorCrashed | TraceError | ConnectionError)
     if isinstance(error, LLMError):

@@ -1,7 +1,7 @@
 """A worker's connection to the broker: the gate that its requests and its server processes pass.
 
-The connection also tells whether the driver is alive. When it ends, the worker has nobody to work for: it
-ends its process, and with it the servers that it has started.
+The connection also tells whether the driver is alive. When it ends, the driver is gone: the worker then ends
+its process, and with it the servers that it has started.
 """
 
 import contextlib

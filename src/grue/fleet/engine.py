@@ -1,6 +1,6 @@
 """The interface of an engine, which makes attempts somewhere and reports how they ended.
 
-An engine counts no attempts and tries nothing again; the driver does. The folder is the truth, so a fleet
+An engine counts no attempts and tries nothing again; the driver does. All state is in the folder, so a fleet
 that was begun with one engine can be finished with another.
 """
 

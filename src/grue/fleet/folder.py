@@ -1,4 +1,4 @@
-"""The folder of a fleet: the only truth about what has been done.
+"""The folder of a fleet, which holds its whole state.
 
     DIR/fleet.json                 what the fleet does, for people and for `grue fleet status`
     DIR/driver.lock                held by the one driver

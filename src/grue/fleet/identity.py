@@ -39,7 +39,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
     Args:
         work: The function, as `module:name`.
-        version: Version of the work. Another one makes other episodes.
+        version: Version of the work. A new version makes new episodes.
         case: The case.
         files: SHA-256 of each file that the case names, by setting.
 

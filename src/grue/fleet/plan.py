@@ -1,4 +1,4 @@
-"""What a sweep would take: read from its cases and from what its folder has. Starts nothing."""
+"""Estimate what a sweep will take, from its cases and its folder. Starts nothing."""
 
 from pathlib import Path
 

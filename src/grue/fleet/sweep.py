@@ -39,7 +39,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         work: The function, as `module:name`, or `zork`, `skill_agent` or `agent_loop` for a host's own.
-        version: Version of the work. Another one makes other episodes. `None`: the one that it declares.
+        version: Version of the work; a new one makes new episodes. `None`: the one that the work declares.
         grid: Values of each axis: a list, or `{first = 0, last = 39}`.
         settings: Settings that all cases have.
         include: Further cases, added to the grid; each has the common settings too.

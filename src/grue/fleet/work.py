@@ -138,7 +138,7 @@ def work(
     """Declare what a work takes and returns. A plain function has the defaults.
 
     Args:
-        version: Another one makes other episodes: change it when the work changes.
+        version: A new version makes new episodes: change it when the work changes.
         files: The settings that are paths of files whose content decides the outcome.
         scores: The names of its scores. A work that returns others has failed.
         settings: A msgspec `Struct` with the settings that it takes, so that a wrong one is found before

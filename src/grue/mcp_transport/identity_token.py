@@ -1,4 +1,4 @@
-"""The identity token of a person, as configured, and whose it is. Needs no SDK."""
+"""Read a person's configured identity token, and identify the person. Needs no SDK."""
 
 import base64
 import hashlib

@@ -1,9 +1,9 @@
-"""What npx and uvx start in the end, and whether it is there, without running either of them.
+"""Find the program that npx or uvx starts, without running either of them.
 
 At every start of a server, `npx -y PACKAGE` and `uvx TOOL` look for a package, install it if need be, and
-start its program. The program itself is a file. It is looked for where these launchers put it; nothing is
-downloaded, and nothing is named that is not there. `grue doctor` names a command line without the launcher,
-and a server that npx must not install is refused at once if it is not there: npx takes seconds to say so.
+start its program. The program itself is a file. It is looked for where these launchers put it. Nothing is
+downloaded, and only files that exist are named. `grue doctor` prints a command line without the launcher. If
+npx must not install a server that is missing, the start fails at once; npx would need seconds to report it.
 """
 
 import itertools

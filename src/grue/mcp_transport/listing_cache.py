@@ -1,8 +1,8 @@
 """The listings that servers had in earlier processes, in the user's cache folder (`presume_tools="seen"`).
 
 A turn may presume such a listing, and verifies it before anything follows from it, so a wrong one costs one
-request. It decides what a paid request offers all the same. So a file counts only if nobody else can have
-written it, and whatever is wrong with it, it is left out and the turn goes on without it.
+request. But the listing decides what a paid request offers. So a file counts only if nobody else can have
+written it. A file with any fault is ignored, and the turn goes on without it.
 
 A file's name is a keyed digest of how the server is started or reached, environment and headers included. The
 key is random, and stays on the machine, so that nobody can try values against a name. No value is stored.

@@ -1,4 +1,4 @@
-"""The stream of messages that the SDK's session reads and writes, whatever carries it.
+"""The stream of messages that the SDK's session reads and writes; the transport does not matter.
 
 Importing this imports `mcp`, which is slow. Import it inside functions.
 """

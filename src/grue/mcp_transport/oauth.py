@@ -3,7 +3,7 @@
 The SDK's OAuth providers know the protocol: discovery, registration, the grants, the checks of issuer and
 resource. Each is a generator of requests. `_drive` sends what it yields, and passes in the refusal that
 started it, so that the refused request itself is repeated only by the transport. The SDK does not know when a
-stored token ends, nor where to refresh it, nor that other processes use it; `token_store.py` does.
+stored token expires, where to refresh it, or that other processes use it; `token_store.py` does.
 
 A turn never asks a person. If only a person can help, the fault says which command to run.
 """
@@ -146,7 +146,7 @@ class Authorizer:
         raise AuthorizationRefused(self._login_fault(refusal, self._record))
 
     async def login(self, refusal: httpx2.Response, person: Person, scope: str | None) -> TokenRecord:
-        """Have a person authorise grue, and store the tokens.
+        """Ask a person to authorise grue, and store the tokens.
 
         Raises:
             AuthorizationRefused: The authorization server refuses.

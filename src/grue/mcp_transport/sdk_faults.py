@@ -1,4 +1,4 @@
-"""The faults that the SDK's HTTP transports make up, in our words."""
+"""Replace the errors that the SDK's HTTP transports make up by our own faults and texts."""
 
 import mcp_types as types
 import pydantic

@@ -2,7 +2,7 @@
 
 `keyring_store.py` keeps them in the system's keyring instead, and chooses between the two (`token_store`).
 
-All processes of a machine share them. Whoever renews a token holds the file's lock meanwhile: many
+All processes of a machine share them. A process that renews a token holds the file's lock meanwhile: many
 authorization servers accept a refresh token once, so a second process that sent it would lose the login for
 both. Tokens are in no trace, no log and no configuration.
 """

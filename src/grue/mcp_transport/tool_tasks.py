@@ -162,7 +162,7 @@ class TaskOfCall:
         self._said = said
 
     async def _cancel(self) -> None:
-        """Tell the server that nobody waits for the task any more, even while this is being cancelled."""
+        """Tell the server to cancel the task, even while this is being cancelled."""
         with anyio.move_on_after(_CANCEL_S, shield=True):
             # The call has ended either way, and says why.
             with contextlib.suppress(ToolRefusedError, ToolTimedOutError, ServerFailed):

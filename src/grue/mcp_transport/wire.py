@@ -1,4 +1,4 @@
-"""`Wire`: what carries a session's messages, over pipes (`process_wire.py`) or HTTP (`http_wire.py`).
+"""`Wire`: carries a session's messages, over pipes (`process_wire.py`) or HTTP (`http_wire.py`).
 
 The client (`client.py`) speaks MCP and does not know which wire it uses. A wire knows how to reach its
 server, how the server ended, and what the user can do about a failure.

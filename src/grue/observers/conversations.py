@@ -1,4 +1,4 @@
-"""What each request to the model said: the whole conversation so far, built from the messages of a trace.
+"""`Conversations`: rebuilds the whole conversation of each request to the model from the messages of a trace.
 
 A trace holds only what was new in each request. `Conversations` takes the envelopes in order and puts the
 rest before it, by the rules of `protocol/history.py`. It does no I/O and never raises: where the trace does
@@ -34,7 +34,7 @@ from grue.protocol.said_steps import SaidStep, take_step
 from grue.runtime.trace import Envelope
 
 MOST_KEPT = 100
-"""Most conversations that are remembered after their turn. The one that was continued longest ago goes."""
+"""Most conversations that are remembered after their turn. The least recently continued is dropped."""
 
 
 class AsSent(Struct, frozen=True):

@@ -62,12 +62,12 @@ _HTTP_VERSION = "1.1"
 
 
 class AgentDescription(Struct, frozen=True):
-    """What an application says of its agent, for the spans of turns.
+    """An application's description of its agent, for the spans of turns.
 
     Attributes:
         name: Its name, which is also in the span's name.
-        description: What it does, in a sentence; empty: not said.
-        version: Its version, by which spans of two versions can be told apart; empty: not said.
+        description: What it does, in a sentence; empty: not given.
+        version: Its version, by which spans of two versions can be told apart; empty: not given.
     """
 
     name: str = "agent"

@@ -1,4 +1,4 @@
-"""What models and tools said, in the shapes that OpenTelemetry's conventions for GenAI have for it.
+"""Convert what models and tools said to the attributes of OpenTelemetry's conventions for GenAI.
 
 The conventions give a JSON schema for each attribute with content. Every text is cut at `CONTENT_LIMIT`.
 """

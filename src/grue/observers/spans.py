@@ -129,7 +129,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
 
 
 class EpisodeSummary(Struct, frozen=True, kw_only=True):
-    """What came of an episode.
+    """The result of an episode.
 
     Attributes:
         ended: What its host says about its end; `None`: it said nothing.

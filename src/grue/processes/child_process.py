@@ -1,4 +1,4 @@
-"""A child process: start it, write to it, end it, whatever happens meanwhile.
+"""A child process: start it, write to it, and end it in every case.
 
 Come here for the order of closing and for cancellation. A `ServerProcess` is read line by line, a `Command`
 is captured. Whatever the process does, these hold:

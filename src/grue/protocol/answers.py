@@ -1,4 +1,4 @@
-"""Find the JSON object in a model's final answer, which may be bare, fenced or inside prose."""
+"""Find the JSON object in a model's final answer, which may be plain, in a code fence or inside prose."""
 
 import json
 import re

@@ -12,8 +12,8 @@ return into commands. The rules:
     is asked for a summary, which takes the place of everything but the first entry and the last reply.
 5.  If the request still does not fit, the results that are said now are cut in the middle, the largest first.
     The trace has all of them.
-6.  If the endpoint reports an overflow nevertheless, what it says of its window counts instead of the
-    policy's, everything down to `low_water` is cleared, and results that were said last are cut.
+6.  If the endpoint still reports an overflow, the window size in its error replaces the policy's, everything
+    down to `low_water` is cleared, and the newest results are cut.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ _WORTH_A_SUMMARY = 0.1
 """The share of the window that a summary has to be able to free."""
 
 _STUB_CHARS = 1000
-"""More than a stub has, so that no stub is cut."""
+"""Longer than any stub, so that no stub is cut."""
 
 _SHORTEST_RESULT = 64
 """Fewest tokens that a cut result keeps."""
@@ -94,7 +94,7 @@ def stub_of(tool: str, policy: ContextPolicy, offered: Mapping[str, ToolDefiniti
 
 
 def is_read_only(tool: ToolDefinition) -> bool:
-    """Return whether a tool is known to change nothing; an untrusted server's word does not count."""
+    """Return whether a tool is known to change nothing; an untrusted server's annotations do not count."""
     return tool.trusted and tool.annotations is not None and hints_of(tool.annotations).read_only
 
 

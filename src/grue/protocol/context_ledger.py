@@ -41,7 +41,7 @@ _SMALL = 48
 """A result of at most this many tokens is about as long as its stub, so it is never cleared."""
 
 _SLACK = 8
-"""How far a count may be from an estimate to be believed to be of the same parts."""
+"""Largest factor between a count and an estimate of the same parts. Beyond it the count is of other parts."""
 
 Tools: TypeAlias = Mapping[str, str]
 """The canonical names of tools by the ids of calls."""

@@ -42,7 +42,7 @@ from grue.messages import (
 from grue.protocol import tool_results
 
 _MAX_CHARS = 1000
-"""More than the answer to a call needs that was not made."""
+"""Longer than the answer to any call that was not made."""
 
 
 class Ledger:

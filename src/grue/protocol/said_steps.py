@@ -1,4 +1,4 @@
-"""The recorded messages that make up what was said in a conversation, and what each of them adds to it.
+"""The recorded messages that a conversation consists of, and the step that each of them takes.
 
 Come here to change how a conversation is built from a trace. All readers of traces take these steps: the
 conversation of a trace, a resumed turn, and a batch that recalls a turn.
@@ -31,7 +31,7 @@ SaidStep: TypeAlias = (
 
 
 def take_step(history: History, step: SaidStep) -> None:
-    """Do with a message what the process did that recorded it.
+    """Repeat the step that the recording process took with a message.
 
     Raises:
         ValueError: It does not fit what was said before.

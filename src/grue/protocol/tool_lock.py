@@ -1,8 +1,8 @@
 """Compare the tools that a server lists with the definitions that the user has approved; pure.
 
-A definition is pinned by four digests, one for each part that a server can change behind a user's back: the
-description, which the model reads as instructions, the schemas of arguments and result, and the annotations,
-which a `ToolPolicy` matches. Order does not matter, neither that of tools nor that of keys.
+A definition is pinned by four digests, one for each part that a server can change without the user's
+knowledge: the description, which the model reads as instructions, the schemas of arguments and result, and
+the annotations, which a `ToolPolicy` matches. Order does not matter, neither that of tools nor that of keys.
 """
 
 from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ whole before any of its calls is sent, so that a question is asked once and noth
 
 Annotations come from the server, and a server may lie. Each tool is therefore judged twice: with its
 annotations, and with the defaults of the MCP specification. If the annotations are not trusted, the stricter
-of both results counts. So no annotation of an untrusted server can obtain anything, whatever the table says.
+of both results counts. So no annotation of an untrusted server can loosen a verdict, whatever the table says.
 """
 
 from collections.abc import Iterable, Mapping

@@ -6,7 +6,7 @@ Come here to change what happens between a reply with tool calls and the first c
   question, and nothing of the reply runs before every answer is in.
 - A decision counts for one call, with its arguments and the definition of its tool. Any other decision is
   noted and ignored, as is one that comes too late.
-- A denied call is answered with the reason. A denial skips no other call.
+- A denied call is answered with the reason. The other calls of the reply are made all the same.
 - Changed arguments are read as strictly as those that a model writes, and a text tells the model of the
   change.
 - A call that an earlier process has sent, and that its server works on as a task, was judged then. It is

@@ -62,7 +62,7 @@ _NAMED = 3
 def presume(state: TurnState, event: ToolsPresumed) -> Transition:
     """Send the first request with the presumed tools, or keep them until the model has been checked.
 
-    A turn that waits for no session has no use for them.
+    A turn that waits for no session does not need them.
     """
     match state:
         case AwaitingSessions():

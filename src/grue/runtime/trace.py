@@ -255,7 +255,8 @@ class Recorder:
     def _show(self, envelope: Envelope[Any], written: bytes | UnfinishedJson) -> None:
         if isinstance(written, UnfinishedJson) or len(written) >= LONG or self._late:
             self._was_long = self._was_long or not isinstance(written, bytes) or len(written) >= VERY_LONG
-            # Whoever takes it out of the list holds it alone, and can drop it when it is no longer needed.
+            # `_pass_on` takes it out of the list, and is then the only one that refers to it. So it can free
+            # megabytes as soon as they are not needed any more.
             left: list[bytes | UnfinishedJson] = [written]
             self._backlog.add(lambda: self._pass_on(envelope, left))
             return

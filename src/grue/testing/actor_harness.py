@@ -1,4 +1,4 @@
-"""Drive one actor alone, with fake channels in place of the actors around it.
+"""Run one actor alone, with fake channels in place of the actors around it.
 
 ```python
 from grue.testing.actor_harness import ActorHarness

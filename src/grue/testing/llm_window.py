@@ -16,7 +16,7 @@ class ContextWindow(Struct, frozen=True):
 
     Attributes:
         tokens: Longest request, with the tokens of the reply that it asks for.
-        bytes_per_token: How texts are counted: so many bytes of JSON are one token.
+        bytes_per_token: How many bytes of JSON count as one token.
     """
 
     tokens: int

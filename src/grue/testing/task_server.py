@@ -40,7 +40,7 @@ class Refusal(Exception):  # noqa: N818 - named as what the server does
 
 
 class TaskServer:
-    """Answers requests; `states` are gone through by every task."""
+    """Answers requests; every task goes through `states`."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""The environment of a server process: which variables of the host it inherits, and which keys that shows it.
+"""The environment of a server process: the variables that it inherits, and the keys among them.
 
 Decision 013 has the reasons.
 """

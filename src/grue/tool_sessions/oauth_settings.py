@@ -1,4 +1,4 @@
-"""How grue authorises itself at a server by URL, as data (OAuth 2.1 as MCP specifies it)."""
+"""The settings of grue's authorisation at a server by URL (OAuth 2.1 as MCP specifies it)."""
 
 from typing import Literal
 from urllib.parse import urlsplit

@@ -23,7 +23,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         call_timeout_s: Time limit of one tool call; `None`: the turn's.
-        startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's. It wins over the
+        startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's. It replaces the
             turn's, also if it is longer.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer. It wins over `include`.

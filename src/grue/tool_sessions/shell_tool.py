@@ -3,8 +3,8 @@
 An allow-list of programs, a working folder and a small environment limit what a model can start. They do not
 limit what a started program does: it can read every file that this user can read. For that use a container.
 
-A command is ended as a server is: it leads its own process group behind the guard, and afterwards nothing
-that it started is alive, however it ended.
+A command is ended in the same way as a server: it leads its own process group, which the guard watches, and
+afterwards nothing that it started is alive, however it ended.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`ToolContext`: what a function of `FunctionTools` can ask and report while it runs."""
+"""`ToolContext`: lets a function of `FunctionTools` report progress, and ask whether it was cancelled."""
 
 import asyncio
 import contextlib

@@ -74,8 +74,8 @@ def tool(
         name: The tool's bare name; `None`: the function's name.
         description: What the model reads; `None`: the docstring up to its first section.
         timeout_s: Time limit of a call in seconds; `None`: the turn's. A smaller limit of the turn wins.
-        annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy matches
-            and believes them, since they are the host's own. `None`: MCP's defaults, which assume the worst.
+        annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy matches and
+            trusts them, since they are the host's own. `None`: MCP's defaults, which assume the worst.
     """
     settings = ToolSettings(name=name, description=description, timeout_s=timeout_s, annotations=annotations)
 

@@ -1,4 +1,4 @@
-"""A trace that is under way, for a page that follows it: what is new, in pieces that the page adds.
+"""`LiveFeed`: follows a growing trace, and gives a page the new messages in pieces.
 
 One thread reads the trace as it grows and writes pieces to a temporary file. The server's threads read them
 from there, so neither the length of the trace nor the number of pages costs memory.

@@ -1,4 +1,4 @@
-"""The images in a trace, taken out of its messages for a page: each is in the page once.
+"""The images in a trace, taken out of its messages for a page: each is in the page only once.
 
 An image is base64 text that begins as a PNG, JPEG, GIF or WebP file does, alone in a JSON string. The string
 then names the image instead, and the page shows it in its place. No other media type is shown, so that a page

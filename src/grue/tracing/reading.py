@@ -1,4 +1,4 @@
-"""Read an episode's trace file as the messages it holds."""
+"""Open an episode's trace file and decode its messages."""
 
 import functools
 import operator

@@ -2,8 +2,8 @@
 
 The viewer's transcript shows one passage after the other: a fact of the host, what the agent was asked, a
 reply of the model with its request, a tool call with its result, a problem, the end of a turn. A passage
-names its messages by their numbers; the page takes the contents from the messages themselves. Messages that
-tell nothing of their own, such as the handshake of a session, are in no passage.
+names its messages by their numbers; the page takes the contents from the messages themselves. Messages
+without content for a reader, such as the handshake of a session, are in no passage.
 """
 
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ class Person:
         self._always: set[str] = set()
 
     def decide(self, question: ApprovalQuestion) -> ApprovalDecision:
-        """Return the person's decision about a call. Where nobody can be asked, the call is denied.
+        """Return the person's decision about a call. If nobody can be asked, the call is denied.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.

@@ -99,8 +99,7 @@ class AgentLoop:
             that has called `run`. An exception cancels the input and is raised by `run`. `None`: replies are
             not streamed.
         **options: `limits`, `trace`, `tool_policy`, `approve` and others (`RunnerOptions`), as for a
-            `Runner`. The tool policy and the tool lock name servers as follows: the policy by the names that
-            the model sees, the lock as `servers` does.
+            `Runner`. The tool policy uses the names that the model sees, the tool lock those of `servers`.
 
     Attributes:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is what the model has cost.
@@ -212,7 +211,7 @@ class AgentLoop:
         return tuple(self._injected.calls) if self._injected is not None else ()
 
     def run(self, text: str, *, images: Sequence[Image] = (), turn: int | None = None) -> str:
-        """Say something to the model, make the tool calls that it asks for, and return its answer; blocking.
+        """Send a text to the model, make the tool calls that it asks for, and return its answer; blocking.
 
         A call that fails, an unknown tool and arguments that are not JSON are answered with an error text,
         and the model goes on. Ctrl-C cancels the input within seconds; what was said so far is kept.

@@ -1,4 +1,4 @@
-"""`list_mcp_tools` and `invoke_mcp_tool`: one MCP server for the whole program, without an object to pass on.
+"""`list_mcp_tools` and `invoke_mcp_tool`: one MCP server for the whole program, without a client object.
 
 ```python
 from grue.hosts.agent_loop import configure_mcp_client, invoke_mcp_tool, list_mcp_tools

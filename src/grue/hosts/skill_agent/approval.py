@@ -1,4 +1,4 @@
-"""`Judge`: holds the actions of a reply to the policy, to the skill in use, and to what a person decides.
+"""`Judge`: decides which actions of a reply are carried out, by the policy, the skill in use and a person.
 
 The agent's own actions are tools, too: `agent.write_file`. A reply is judged as a whole before the first of
 its actions is carried out.
@@ -35,7 +35,7 @@ class Judge(Struct, kw_only=True):
         approve: Called with questions if the policy requires approval; `None`: nobody can be asked.
         decisions: Answers to the questions for which the run was parked.
         expires_at: Until when they count, as Unix time; `None`: always, or the run was not parked.
-        warned: The skills of which problems were said.
+        warned: The skills whose problems were reported.
     """
 
     run: Run
@@ -90,7 +90,7 @@ class Judge(Struct, kw_only=True):
     def _skill_in_use(self) -> tuple[str, Grant]:
         """Return the skill that was read last and the tools that it allows; empty: it names none.
 
-        Names of no tool are reported, once a skill.
+        Names that match no tool are reported once for each skill.
         """
         run = self.run
         read = [

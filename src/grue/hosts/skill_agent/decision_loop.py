@@ -1,7 +1,7 @@
 """The decision loop: ask the model, carry out its actions, show it the results, until something ends the run.
 
 Come here to change what ends a run, or what follows a failed step. The turns are those of one `Conversation`.
-The loop keeps nothing that the trace has not: a run that was killed goes on from `RunPast`.
+All state of the loop is in the trace too: a run that was killed goes on from `RunPast`.
 """
 
 import math

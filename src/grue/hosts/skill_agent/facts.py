@@ -139,7 +139,7 @@ class McpToolCallFailed(_CallFact, frozen=True, kw_only=True, tag="skillagent.Mc
 
 
 class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillProblem"):
-    """A skill was left out, or names tools that there are not."""
+    """A skill was left out, or names tools that do not exist."""
 
     event: ClassVar[str] = "skill_problem"
     level: ClassVar[LogLevel] = "warning"

@@ -59,7 +59,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
         reason: Why it ended; `detail` is a sentence for people.
         answer: The answer of `finish`.
         responses: What the model told the user on the way.
-        notes: What it kept in mind.
+        notes: The texts of its `note` actions.
         questions: For `parked`: what a person has to decide.
     """
 

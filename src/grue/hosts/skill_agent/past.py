@@ -23,7 +23,7 @@ class RunPast(past.Past[RunStarted], kw_only=True):
     Attributes:
         plan: The actions of the last reply that was acted upon; `None`: there was none.
         plans: How many replies were acted upon.
-        results: What became of the steps, in order.
+        results: The results of the steps, in order.
         begun: The step that was under way when the process ended; 0: none.
         last_turn: Number of the last turn, which may have no end.
         asked: The approvals that the run waits for; `None`: it waits for none.

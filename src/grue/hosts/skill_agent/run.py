@@ -1,4 +1,4 @@
-"""`Run`: one run of the skill agent, which its parts share: what is open for it, and how far it has got."""
+"""`Run`: the state of one run of the skill agent, which the parts of the agent share."""
 
 import math
 import time
@@ -25,7 +25,7 @@ class Run(Struct, kw_only=True):
         stream: Whether replies are streamed.
         turn: Number of the turn whose actions are carried out; 0: the first reply is not there yet.
         turns: How many replies were acted upon.
-        results: What became of the steps so far, in order.
+        results: The results of the steps so far, in order.
         asked: The approvals for which the run is parked; `None`: it is not.
     """
 

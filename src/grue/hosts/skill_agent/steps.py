@@ -1,4 +1,4 @@
-"""`StepRunner`: carries out one action at a time, and records what became of it.
+"""`StepRunner`: carries out one action at a time, and records its result.
 
 A step is on file before anything happens, so that a run that was killed knows which action may have had an
 effect.
@@ -52,7 +52,7 @@ class StepRunner:
         return self.end(replace(result, attempts=attempt, duration_s=_since(began)))
 
     def end(self, result: StepExecutionResult) -> StepExecutionResult:
-        """Record what became of an action, and return it with its turn."""
+        """Record the result of an action, and return it with its turn."""
         run = self._run
         result = replace(result, turn=run.turn)
         run.note(StepEnded(turn=run.turn, result=result), run.turn)
@@ -116,7 +116,7 @@ class StepRunner:
 def is_repeatable(tool: ToolDefinition | None) -> bool:
     """Return whether a call can be made again though it may have run: it changes nothing, or nothing further.
 
-    A server's own word is enough here: what it does in two calls it could have done in one.
+    The server's annotation is trusted here: a server that lies about it could do the same harm in one call.
     """
     return hints_of(None if tool is None else tool.annotations).idempotent  # a read-only tool is
 

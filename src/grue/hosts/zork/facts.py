@@ -1,6 +1,6 @@
 """The facts that the Zork host records: the game, its output, and the commands that are played.
 
-The tags have no prefix, because traces with these names are older than prefixes.
+The tags have no prefix, because the first traces were written before tags had one.
 """
 
 from typing import ClassVar, Literal, TypeAlias

@@ -1,4 +1,4 @@
-"""Add observers for loggers and Langfuse clients to a recorder, one for each.
+"""Add one observer to a recorder for each logger and each Langfuse client.
 
 An agent, its manager and its orchestrator may each be given a logger and a client, often the same ones. They
 share the agent's recorder, so the observers that exist already are found there, and no event is sent twice.

@@ -1,7 +1,7 @@
 """Judge whether a reply has the shape of the schema that its request was sent with.
 
-Some endpoints accept a schema and ignore it; the model then does not know what shape is wanted. A first
-reply of another shape shows that. This is a quick look: the host's check decides about the answer.
+Some endpoints accept a schema and ignore it; the model then does not know what shape is wanted. A first reply
+of another shape shows that. This is a quick check; the host's own check decides about the answer.
 """
 
 from itertools import islice

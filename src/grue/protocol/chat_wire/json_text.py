@@ -18,7 +18,7 @@ _MOST_VALUES = 500_000
 
 
 def to_json(value: object) -> bytes:
-    """Encode anything; what JSON cannot say (NaN, lone surrogates) is replaced."""
+    """Encode any value; what JSON cannot express (NaN, lone surrogates) is replaced."""
     try:
         return encode(_ENCODER, value)
     except (UnicodeEncodeError, TypeError):

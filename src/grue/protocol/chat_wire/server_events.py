@@ -34,7 +34,7 @@ class DamagedStream(Exception):  # noqa: N818 - the name says what happened
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened
-    """A stream holds more than any reply does; another try would bring the same."""
+    """A stream holds more than any reply does; a retry would give the same."""
 
 
 class ServerEvent(Struct, frozen=True):
