@@ -9,7 +9,7 @@ SEED ?= 7
 SECONDS ?= 600
 
 # Of the tests, those that count for coverage, which slows them down; most others start commands. The slow ones
-# among them, and those by Hypothesis, run without it, beside the others: what is covered is no chance.
+# among them, and those by Hypothesis, do not count: what is covered is no chance.
 COVERED := tests/unit tests/properties tests/integration/episodes tests/integration/mcp_transport/test_http_wire.py \
   tests/integration/test_tool_client.py tests/integration/test_turn_handle.py tests/integration/test_oauth.py \
   tests/integration/test_parking.py tests/integration/test_parked_conversations.py \
@@ -57,10 +57,9 @@ test: $(VENV)/.dev ## run the tests but for the slow ones; TEST=path for a part,
 
 test-all: $(VENV)/.dev ## run every test; with COVERAGE=1, as in CI, hold them to the floors of coverage too
 ifdef COVERAGE
-	$(PYTEST) --cov --cov-report= -m "not slow and not hypothesis" $(COVERED)
+	$(PYTEST) --cov --cov-report= --covered "$(COVERED)"
 	$(BIN)/coverage report --skip-covered --fail-under=90
 	$(BIN)/coverage report --include='src/grue/protocol/*' --show-missing --fail-under=100
-	$(PYTEST) --without-fast-in "$(COVERED)"
 else
 	$(PYTEST)
 endif

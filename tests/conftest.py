@@ -55,10 +55,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--without-fast-in",
+        "--covered",
         default="",
-        help="Paths, separated by spaces: in them, run only the slow tests and those by Hypothesis. "
-        "For `make test-all`, which has run the rest for coverage.",
+        help="Paths, separated by spaces: with --cov, count what their tests cover and nothing else. Slow "
+        "tests and those by Hypothesis do not count either. What does not count runs without being traced.",
     )
     parser.addoption(
         "--shuffle",
@@ -69,14 +69,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    done = tuple(str(config.rootpath / path) for path in config.getoption("--without-fast-in").split())
-    if done:
-        fast = {item for item in items if _is_in(item.path, done) and not _takes_more_time(item)}
-        config.hook.pytest_deselected(items=list(fast))
-        items[:] = [item for item in items if item not in fast]
+    if config.getoption("--covered"):
+        _put_covered_first(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         items[:] = _shuffled(items, Random(seed))
+
+
+def _put_covered_first(items: list[pytest.Item]) -> None:
+    """Run first the tests that count for coverage, then what takes long, so that no worker ends alone.
+
+    The order matters for coverage too: a module that a test without tracing imports first would count as
+    never imported in that worker.
+    """
+    covered = {item for item in items if _is_covered(item)}
+    long = {item.path for item in items if item not in covered and _takes_more_time(item)}
+    items.sort(key=lambda item: 0 if item in covered else 1 if item.path in long else 2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Stop tracing for coverage, which makes Python half as fast, where a test does not count for it."""
+    coverage = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+    if coverage is None or not item.config.getoption("--covered") or _is_covered(item):
+        return (yield)
+    coverage.pause()
+    try:
+        return (yield)
+    finally:
+        coverage.resume()
+
+
+def _is_covered(item: pytest.Item) -> bool:
+    places = item.config.getoption("--covered").split()
+    file = item.nodeid.partition("::")[0]
+    return f"{file}/".startswith(tuple(f"{place}/" for place in places)) and not _takes_more_time(item)
 
 
 def _shuffled(items: list[pytest.Item], chance: Random) -> list[pytest.Item]:
@@ -105,15 +132,13 @@ class _OneWorkerForSome(LoadScopeScheduling):  # type: ignore[misc]  # xdist is 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    if config.getoption("--covered"):
+        config.option.loadscopereorder = False  # keep the order of collection: see _put_covered_first
     return _OneWorkerForSome(config, log)
 
 
 def _takes_more_time(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None or is_hypothesis_test(getattr(item, "obj", None))
-
-
-def _is_in(path: Path, places: tuple[str, ...]) -> bool:
-    return any(path.is_relative_to(place) for place in places)
 
 
 @pytest.fixture
