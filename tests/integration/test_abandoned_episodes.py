@@ -22,7 +22,7 @@ from typing import Any, Self
 import anyio
 import pytest
 from abandoned_episode import ASK, MODES, Stage, play, runner
-from commands import bodies, faulty, group_is_gone, start, wait_for_body, write_servers
+from commands import bodies, faulty, forked, group_is_gone, start, wait_for_body, write_servers
 from killable_episodes import MARK, alive_of
 from promises import within
 
@@ -70,12 +70,15 @@ def llm() -> Iterator[str]:
 
 
 class Program:
-    """`abandoned_episode.py`, running; a context manager that leaves nothing of it."""
+    """`abandoned_episode.py`, running; a context manager that leaves nothing of it.
+
+    It is forked from a process that has imported the SDK: only its end is under test, not its start.
+    """
 
     def __init__(self, *asked: str) -> None:
         self._mark = uuid.uuid4().hex
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *asked],
+            forked(str(PROGRAM), *asked),
             env={**os.environ, MARK: self._mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -41,7 +41,7 @@ pytestmark = [
 ]
 
 SEED = int(os.environ.get("GRUE_KILL_SEED", "20"))
-INSTANTS, TURNS, STAGES = 50, 8, 2
+INSTANTS, TURNS, STAGES = 50, 6, 2
 THOUGHT = {"thought": "Which way?", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
 SAME = ("commands", "score", "max_score", "turns", "deaths", "fallbacks", "tool_calls", "reason", "detail")
 PLAYBOOK = playbook_for("The House", 7)
@@ -114,8 +114,8 @@ class Theatre:
 
 
 def script(request: LlmRequest) -> LlmReply:
-    """Answer as the offline script does, and think before every fourth turn."""
-    if turn_of(request) % 4 == 0 and request.messages[-1]["role"] == "user" and request.tool_names:
+    """Answer as the offline script does, and think before every third turn."""
+    if turn_of(request) % 3 == 0 and request.messages[-1]["role"] == "user" and request.tool_names:
         return tool_calls_reply((request.tool_names[0], THOUGHT), (request.tool_names[0], THOUGHT))
     return json_reply(completion(request.raw, reply(read_request(decode_body(request.raw)), PLAYBOOK)))
 
