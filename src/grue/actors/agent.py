@@ -180,6 +180,9 @@ class AgentActor(Actor[TurnEvent]):
                 # could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
+        if isinstance(following, AwaitingClose):
+            # The model is not asked again, so its connections are closed while the sessions close.
+            self._llm.close()
         if isinstance(envelope.body, RunTurn) and self.presumed is not None:
             # Recorded as an event of its own, so that a replay needs nothing but the trace. The servers are
             # starting by now.

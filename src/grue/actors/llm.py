@@ -43,11 +43,15 @@ from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.reply import Reply
 from grue.protocol.history import History
 from grue.runtime.actor import Actor, Note, reply
+from grue.runtime.background_tasks import BackgroundTasks
 from grue.runtime.channel import Mailbox
 from grue.runtime.clock import now
 from grue.runtime.trace import Envelope
 
 __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
+
+_AFTER_SPAWN_S = 0.002
+"""How long the connect waits at the beginning of a turn, so that the servers are started first."""
 
 _Outcome: TypeAlias = ToolSupportChecked | CompletionReceived | CompletionFailed | ReplyDropped
 
@@ -123,6 +127,9 @@ class LlmActor(Actor[LlmCommand]):
         note: Records retries, cut replies and streamed text in the trace.
         lent: The conversation that the turn continues; `None`: the turn begins one of its own.
         on_sent: Called whenever a request has been written; `None`: nobody asks.
+
+    Attributes:
+        open_ahead: Connect to the endpoint at once, while servers start. Set it before the actor runs.
     """
 
     def __init__(
@@ -140,6 +147,7 @@ class LlmActor(Actor[LlmCommand]):
         self._note = note
         self._lent = lent
         self._on_sent = on_sent
+        self.open_ahead = False
         self._conversations: dict[ConversationId, Conversation] = {}
         self._call_ids: set[CallId] = set() if lent is None else lent.encoded.history.call_ids
         self._long_reply = False
@@ -148,7 +156,17 @@ class LlmActor(Actor[LlmCommand]):
     async def run(self) -> None:
         """Serve requests until the mailbox is closed. A cancellation aborts the request in progress."""
         async with self._endpoint:
-            await super().run()
+            if not self.open_ahead:
+                await super().run()
+                return
+            async with BackgroundTasks() as tasks:
+                tasks.start(self._open_ahead)
+                await super().run()
+
+    async def _open_ahead(self) -> None:
+        # The servers' processes are started in the same moment, and are what the turn waits for.
+        await anyio.sleep(_AFTER_SPAWN_S)
+        await self._endpoint.open_ahead()
 
     async def receive(self, envelope: Envelope[LlmCommand]) -> None:
         """Ask the endpoint and send the outcome to the agent, or as the reply if the sender awaits one."""

@@ -183,7 +183,8 @@ class TurnActors:
             agent = supervisor.mailbox("agent")
             llm = supervisor.mailbox("llm")
             shown = self._on_delta if early is None else early.show
-            supervisor.start(self._llm(early)(llm, agent, _shown(supervisor.note, shown)))
+            factory = self._llm(early, connections)
+            supervisor.start(factory(llm, agent, _shown(supervisor.note, shown)))
             self._sampling.sampler = self._sampler(supervisor, agent)
             self._start_sessions(supervisor, agent, connections, deadline)
             self._agent = AgentActor(
@@ -226,9 +227,15 @@ class TurnActors:
             self._sessions[name] = session
             supervisor.start(session)
 
-    def _llm(self, early: EarlyRequest | None) -> LlmFactory:
+    def _llm(self, early: EarlyRequest | None, connections: Mapping[ServerName, Settled]) -> LlmFactory:
         llm = self._wiring.llm
-        return llm if early is None or not isinstance(llm, EndpointActors) else llm.reporting_sent(early.sent)
+        if not isinstance(llm, EndpointActors):
+            return llm
+        if early is not None:
+            return llm.reporting_sent(early.sent)
+        # A pool's sessions may be open already, and its episode keeps the connections to the model open.
+        waits = self._resources.pool is None and self._has_sessions_to_close(connections)
+        return llm.opening_ahead() if waits else llm
 
     def _presumed(self, connections: Mapping[ServerName, Settled]) -> ToolsPresumed | None:
         """Return what the turn may presume; only our own LLM actor can drop a reply."""

@@ -150,6 +150,7 @@ class EndpointActors:
         endpoint: The endpoint.
         lent: The conversation that the turn continues; `None`: none.
         on_sent: Called whenever a request has been written; `None`: nobody asks.
+        open_ahead: Connect before the first request.
     """
 
     def __init__(
@@ -157,19 +158,24 @@ class EndpointActors:
         endpoint: "LlmEndpoint",
         lent: "LentConversation | None" = None,
         on_sent: Callable[[], None] | None = None,
+        *,
+        open_ahead: bool = False,
     ) -> None:
         from grue.actors.llm import LlmActor  # only a runner with an endpoint needs it
 
         self._endpoint = endpoint
         self._lent = lent
         self._on_sent = on_sent
+        self._open_ahead = open_ahead
         self._make = LlmActor
 
     def __call__(
         self, mailbox: Mailbox[LlmCommand], agent: Mailbox[TurnEvent], note: Note
     ) -> Actor[LlmCommand]:
         """Return an LLM actor for one turn."""
-        return self._make(mailbox, agent, self._endpoint, note, self._lent, self._on_sent)
+        actor = self._make(mailbox, agent, self._endpoint, note, self._lent, self._on_sent)
+        actor.open_ahead = self._open_ahead
+        return actor
 
     @property
     def profile(self) -> "WireProfile":
@@ -188,6 +194,10 @@ class EndpointActors:
     def reporting_sent(self, on_sent: Callable[[], None]) -> "EndpointActors":
         """Return a factory whose actors call `on_sent` whenever a request has been written."""
         return EndpointActors(self._endpoint, self._lent, on_sent)
+
+    def opening_ahead(self) -> "EndpointActors":
+        """Return a factory whose actors connect before the first request, while servers start."""
+        return EndpointActors(self._endpoint, self._lent, self._on_sent, open_ahead=True)
 
     def support_check(self) -> SupportCheck:
         """Return when the turn is to check that the model can call tools."""

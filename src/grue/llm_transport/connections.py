@@ -1,7 +1,7 @@
 """The connections to an LLM endpoint that the requests of one event loop use.
 
-Come here for TLS, proxies and the reuse of connections. Requests are given to an httpx transport and not to
-an `httpx.AsyncClient`. The client would merge headers, search each reply for cookies and look for redirects,
+Come here for TLS, proxies and the reuse of connections. Requests are given to a transport and not to an
+`httpx.AsyncClient`. The client would merge headers, search each reply for cookies and look for redirects,
 none of which is needed here, and that costs as much as the rest of an exchange (decision 039).
 """
 
@@ -46,23 +46,42 @@ class Connections:
         finally:
             self._free.append(transport)
 
+    @property
+    def any(self) -> bool:
+        """Whether a transport was ever leased or opened."""
+        return bool(self._all)
+
+    async def open(self, timeout_s: float | None) -> None:
+        """Connect before the first request, unless there was one; a proxy's connection is not opened."""
+        if self.any:
+            return
+        with self.transport() as transport:
+            pass  # a request may lease it from now on, and waits until it is open
+        from grue.llm_transport.one_connection import OneConnection
+
+        if isinstance(transport, OneConnection):
+            await transport.open(timeout_s)
+
     async def close(self) -> None:
         """Close all transports."""
         for transport in self._all:
             await transport.aclose()
 
 
-def open_transport(*, https: bool, use_proxies: bool) -> httpx.AsyncBaseTransport:
+def open_transport(url: httpx.URL, *, use_proxies: bool) -> httpx.AsyncBaseTransport:
     """Return a transport to a server.
 
     Args:
-        https: Whether the server's URL begins with `https`.
+        url: A URL of the server.
         use_proxies: Use the proxies that the environment names, if it names any.
     """
-    verify = tls() if https else _no_tls()
+    https = url.scheme == "https"
     if use_proxies and getproxies():
-        return _ThroughClient(httpx.AsyncClient(verify=verify))
-    return httpx.AsyncHTTPTransport(verify=verify)
+        return _ThroughClient(httpx.AsyncClient(verify=tls() if https else _no_tls()))
+    # Imports httpcore, which is not needed before the first request: a server starts meanwhile.
+    from grue.llm_transport.one_connection import OneConnection
+
+    return OneConnection(url, tls() if https else None)
 
 
 class _ThroughClient(httpx.AsyncBaseTransport):

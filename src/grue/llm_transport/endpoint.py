@@ -216,6 +216,10 @@ class LlmEndpoint:
             with self._open().transport():
                 pass
 
+    async def open_ahead(self) -> None:
+        """Connect, unless a connection was opened before. A failure is left to the first request."""
+        await self._open().open(self._timeout["connect"])
+
     async def post(
         self, body: bytes, streamed: Streamed | None = None, on_sent: Callable[[], None] | None = None
     ) -> Answered | Fault:
@@ -393,7 +397,7 @@ class LlmEndpoint:
             return self._transport
         # The proxies that the environment names are never used for a server on this machine.
         use_proxies = not is_loopback(self.settings.base_url)
-        return open_transport(https=self._base_url.scheme == "https", use_proxies=use_proxies)
+        return open_transport(self._base_url, use_proxies=use_proxies)
 
 
 class _Pieces(httpx.AsyncByteStream):

@@ -67,6 +67,10 @@ class LineStream(MessageStream):
             self.broken = self.broken or "it does not read its input"
             raise
 
+    def end_input(self) -> None:
+        """Let the server's input end, so that it exits while the session is closed."""
+        self._process.ask_to_exit()
+
     async def _encoded(self, message: types.JSONRPCMessage) -> bytes:
         """Encode a message, a large one in a thread. Later ones wait for it, so that their order stays."""
         large = isinstance(message, types.JSONRPCRequest) and not is_small(message.params)

@@ -38,6 +38,9 @@ class MessageStream(ABC):
     async def send(self, item: SessionMessage) -> None:
         """Send or queue a message; raises `BrokenResourceError` if nothing can be sent any more."""
 
+    def end_input(self) -> None:  # noqa: B027 - a server over HTTP has no input to end
+        """Let the server's input end, if it has one; nothing more will be sent."""
+
     async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
         """Do nothing: the wire closes the connection."""
 

@@ -1,6 +1,7 @@
 """The `Wire` to a server that runs as a child process: its standard streams."""
 
 import os
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -31,9 +32,6 @@ class ProcessWire:
     modules: tuple[str, ...] = ("grue.mcp_transport.line_stream",)
 
     def __init__(self, server: StdioServer, registry: ProcessRegistry, limits: ProcessLimits) -> None:
-        # Redact the host's whole environment: a server may know a secret from elsewhere, a file for example,
-        # even if it does not inherit the variable.
-        self.redactor = Redactor({**os.environ, **server.env})
         self._server = server
         self._registry = registry
         self._max_message_bytes = limits.max_message_bytes
@@ -45,12 +43,22 @@ class ProcessWire:
             _check_npx_package(self._server)
         await self._process.__aenter__()
         self._spawned = True
+        _ = self.address  # made while the server boots, and with the environment that it boots in
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self._process.__aexit__(exc_type, exc, tb)
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Removes this server's secrets from texts.
+
+        It knows the host's whole environment: a server may know a secret from elsewhere, a file for example,
+        even if it does not inherit the variable.
+        """
+        return Redactor({**os.environ, **self._server.env})
 
     def stream(self, notify: Notify) -> "MessageStream":
         """Return the process's pipes as a stream of messages; imports the SDK."""
@@ -87,7 +95,7 @@ class ProcessWire:
         # A server that still runs may only be slow, so give the general advice too.
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
-    @property
+    @cached_property
     def address(self) -> str:
         """The command line as one would type it."""
         return self.redactor.command_line(self._server.command, self._server.args)

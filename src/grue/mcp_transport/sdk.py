@@ -111,6 +111,10 @@ class Link:
     async def __aexit__(self, *exc_info: object) -> None:
         # Do not pass on the body's exception: the session's task group would wrap it in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
+        if self._free_slots.value == _MAX_CONCURRENT:
+            # Nothing more is sent: no request of the server is being worked on, and ours have ended. A server
+            # process takes milliseconds to exit, and does so while the session is closed here.
+            self.stream.end_input()
         await self._session.__aexit__(None, None, None)
 
     def _callbacks(self) -> dict[str, Any]:

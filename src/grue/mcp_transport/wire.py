@@ -20,12 +20,15 @@ class Wire(Protocol):
     """The transport to one server. The same task enters, uses and leaves it.
 
     Attributes:
-        redactor: Removes this server's secrets from texts.
         modules: The modules with the SDK's part of the transport, which `stream` imports.
     """
 
-    redactor: Redactor
     modules: tuple[str, ...]
+
+    @property
+    def redactor(self) -> Redactor:
+        """Removes this server's secrets from texts."""
+        ...
 
     async def __aenter__(self) -> Self:
         """Start the server, if it is a process; raises `SpawnError`."""

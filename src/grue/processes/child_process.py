@@ -101,6 +101,7 @@ class ChildProcess:
         self._unsent = bytearray()
         self._flushing = False
         self._input_ended = False
+        self._died: bool | None = None
         self._ending: ProcessEnding = "none"
         self._asked_to_exit = False
 
@@ -174,6 +175,14 @@ class ChildProcess:
             self._flushing = True
             self._tasks.start(self._flush)
 
+    def ask_to_exit(self) -> None:
+        """End its input before the block is left, so that it exits while other things are closed.
+
+        From now on its exit counts as polite, and not as a death.
+        """
+        self._note_death()
+        self.end_input()
+
     def end_input(self) -> None:
         """Close its standard input, once everything that is queued has been written."""
         self._input_ended = True
@@ -238,7 +247,7 @@ class ChildProcess:
         await self._close()
 
     async def _close(self) -> None:
-        died = self._group.watch.exited_within(0)
+        died = self._note_death()
         self._stop_sending()
         try:
             await self._await_end(died=died)
@@ -250,6 +259,12 @@ class ChildProcess:
             with anyio.CancelScope(shield=True):
                 await self._await_end(died=died)
             raise
+
+    def _note_death(self) -> bool:
+        """Return whether it had exited before it was asked to."""
+        if self._died is None:
+            self._died = self._group.watch.exited_within(0)
+        return self._died
 
     async def _await_end(self, *, died: bool) -> None:
         async with BackgroundTasks() as drains:

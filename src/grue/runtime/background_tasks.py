@@ -22,6 +22,7 @@ class BackgroundTasks:
 
     def __init__(self) -> None:
         self._group: anyio.abc.TaskGroup
+        self._any = False
 
     async def __aenter__(self) -> Self:
         self._group = anyio.create_task_group()
@@ -33,9 +34,11 @@ class BackgroundTasks:
     ) -> None:
         if not leaves_no_time(exc_type):
             self._group.cancel_scope.shield = True
-            self._group.cancel_scope.cancel()
+            if self._any:
+                self._group.cancel_scope.cancel()
             await self._group.__aexit__(None, None, None)
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a task until it returns or the block ends. The task must not raise."""
+        self._any = True
         self._group.start_soon(task)

@@ -117,7 +117,7 @@ _LONGER = (
 
 def downloads(command: str, args: Sequence[str]) -> bool:
     """Return whether a command may have to download the server before it starts, as `npx` does."""
-    program = PurePath(command).name.removesuffix(".cmd")
+    program = command.rpartition("/")[2].removesuffix(".cmd")
     return program in _DOWNLOADS or next(iter(args), "") in _DOWNLOADS_WITH.get(program, ())
 
 

@@ -187,6 +187,32 @@ async def test_a_turn_that_is_cancelled_while_it_reads_a_long_reply_keeps_what_i
     assert "supervisor > trace: TurnInterrupted" in flow
 
 
+async def test_the_model_actor_ends_while_the_sessions_close() -> None:
+    """It closes its connections then. Here the session waits for that before it closes."""
+    ended = anyio.Event()
+
+    class Model(ScriptedModel):
+        async def run(self) -> None:
+            await super().run()
+            ended.set()
+
+    class Session(ScriptedSession):
+        async def receive(self, envelope: Envelope[Any]) -> None:
+            if isinstance(envelope.body, CloseSession):
+                await ended.wait()
+            await super().receive(envelope)
+
+    with anyio.fail_after(TEST_LIMIT_S):
+        async with Supervisor(Recorder(), stop_grace_s=0.01) as group:
+            agent, llm, session = (group.mailbox(name) for name in ("agent", "llm", "a"))
+            group.start(Model(llm, agent, [text("north")]))
+            group.start(Session(session, agent))
+            group.start(
+                AgentActor(agent, llm=llm, sessions={"a": session}, check=lambda _: ACCEPTED, note=group.note)
+            )
+            assert isinstance(await agent.ask(run("a"), sender="host"), TurnCompleted)
+
+
 async def test_a_turn_is_a_conversation_in_which_every_message_has_its_cause() -> None:
     stage = Stage(run("a"), calls("a.think", "a.look"), text("north"))
     end = await stage.play()
