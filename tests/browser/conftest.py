@@ -40,29 +40,41 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
+@pytest.fixture(scope="module")
+def idle_pages(chromium: Any) -> list[Any]:
+    """Empty pages, each in a context of its own. A new context costs a second of processor time."""
+    return []
+
+
 @pytest.fixture
-def open_page(chromium: Any) -> Iterator[OpenPage]:
+def open_page(chromium: Any, idle_pages: list[Any]) -> Iterator[OpenPage]:
     """Open a page's file, by default in a large light window; `at` is the part of the address after `#`."""
-    contexts = []
+    opened_here: list[tuple[Watched, dict[str, Any]]] = []
 
     def opened(
         file: Path, *, at: str = "", size: tuple[int, int] = (1440, 860), scheme: str = "light"
     ) -> Watched:
-        context = chromium.new_context(
-            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
-        )
-        contexts.append(context)
-        page = context.new_page()
+        page = idle_pages.pop() if idle_pages else chromium.new_context(reduced_motion="reduce").new_page()
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.emulate_media(color_scheme=scheme)
         address = file.as_uri()
         watched = Watched(page, [])
-        _watch(watched, address)
+        opened_here.append((watched, _watch(watched, address)))
         page.goto(f"{address}#{at}" if at else address)
         page.locator("html[data-ready]").wait_for()
         return watched
 
     yield opened
-    for context in contexts:
-        context.close()
+    for watched, listeners in opened_here:
+        page = watched.page
+        if watched.deeds or len(page.context.pages) > 1:
+            page.context.close()
+            continue
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        page.goto("about:blank")
+        page.mouse.move(0, 0)
+        idle_pages.append(page)
 
 
 @pytest.fixture
@@ -75,7 +87,8 @@ def open_messages(open_page: OpenPage) -> OpenPage:
     return opened
 
 
-def _watch(watched: Watched, address: str) -> None:
+def _watch(watched: Watched, address: str) -> dict[str, Any]:
+    """Note what the page does; return the listeners by their events."""
     page, deeds = watched
 
     def dismiss(dialog: Any) -> None:
@@ -87,8 +100,13 @@ def _watch(watched: Watched, address: str) -> None:
             deeds.append(f"request: {request.url}")
 
     page.set_default_timeout(10_000)
-    page.on("dialog", dismiss)
-    page.on("request", requested)
-    page.on("console", lambda message: deeds.append(f"console: {message.text}"))
-    page.on("pageerror", lambda error: deeds.append(f"error: {error}"))
-    page.on("popup", lambda popup: deeds.append(f"popup: {popup.url}"))
+    listeners = {
+        "dialog": dismiss,
+        "request": requested,
+        "console": lambda message: deeds.append(f"console: {message.text}"),
+        "pageerror": lambda error: deeds.append(f"error: {error}"),
+        "popup": lambda popup: deeds.append(f"popup: {popup.url}"),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    return listeners
