@@ -66,7 +66,8 @@ def load(name: str) -> ModuleType:
         MCPError: A file could not be read, for instance because too many are open.
     """
     with importing():
-        if not gc.isenabled():
+        # What is imported already makes no objects: there is nothing to keep from the collector.
+        if name in sys.modules or not gc.isenabled():
             return importlib.import_module(name)
         gc.disable()
         try:

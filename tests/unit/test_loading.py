@@ -36,6 +36,15 @@ def test_a_failed_import_leaves_it_as_it_was(runs: bool) -> None:
     assert gc.isenabled() is runs
 
 
+def test_what_is_imported_already_is_not_kept_from_the_collector_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
+    assert load("grue.loading") is sys.modules["grue.loading"]
+    assert counted == [], "it takes a tenth of a second where a program has frozen a million objects"
+
+
 IN_A_PROCESS = """
 import gc, sys
 from grue.loading import load
