@@ -8,8 +8,9 @@ from typing import Any
 from msgspec import Struct
 
 from grue.cli.arguments import read_arguments
-from grue.cli.project import known_servers, no_such_server, project_configuration
+from grue.cli.project import known_servers, no_such_server
 from grue.cli.saying import say
+from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError
 from grue.messages import ServerNoted, ToolCallResult
@@ -39,7 +40,7 @@ def call_tool(options: CallOptions) -> bool:
         MCPConfigError: The configuration, the tool's name or an argument cannot be used.
         MCPServerStartupError: The server could not be started.
     """
-    config = project_configuration()
+    config = GameConfiguration.of_project()
     known = known_servers(config, options.mcp_config, unasked=True)
     server = _server_of(options.name)
     if server in known.unusable:

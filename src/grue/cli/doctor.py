@@ -25,7 +25,6 @@ from grue.cli.project import (
     KnownServers,
     declines_mcp,
     known_servers,
-    project_configuration,
     project_tables,
 )
 from grue.cli.saying import say, shown_path
@@ -105,7 +104,7 @@ def _findings(
     yield Finding("ok", f"grue {__version__}, Python {platform.python_version()}, {platform.system()}")
     yield _packages()
     try:
-        config = project_configuration()
+        config = GameConfiguration.of_project()
         config.client_base_url = base_url or config.client_base_url
         config.agent_model = model or config.agent_model
         yield _project(config)

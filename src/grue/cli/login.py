@@ -6,8 +6,9 @@ import time
 import webbrowser
 from pathlib import Path
 
-from grue.cli.project import known_servers, no_such_server, project_configuration
+from grue.cli.project import known_servers, no_such_server
 from grue.cli.saying import say
+from grue.config.settings import GameConfiguration
 from grue.errors import MCPConfigError
 from grue.loading import load
 from grue.mcp_transport.keyring_store import token_store
@@ -80,7 +81,7 @@ def stored(record: TokenRecord) -> str:
 
 
 def _by_url(name: str, mcp_config: Path | None) -> HttpServer:
-    known = known_servers(project_configuration(), mcp_config, unasked=True)
+    known = known_servers(GameConfiguration.of_project(), mcp_config, unasked=True)
     server = known.servers.get(name)
     if name in known.unusable:
         raise MCPConfigError(known.unusable[name])

@@ -14,7 +14,7 @@ from grue.cli.live_json import JsonLines
 from grue.cli.live_terminal import Terminal
 from grue.cli.pace import PacedGame
 from grue.cli.play_options import PlayOptions, as_started, recorded
-from grue.cli.project import declines_mcp, project_configuration
+from grue.cli.project import declines_mcp
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.config.settings import GameConfiguration
@@ -27,9 +27,8 @@ from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
-from grue.llm_transport.keys import api_key, key_names, needs_key
+from grue.llm_transport.keys import api_key, require_key
 from grue.observers.run_folder import RunFolder, new_run_path
-from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.runtime.trace import Recorder
 from grue.terminal_approval import ask_at_terminal
 
@@ -126,10 +125,14 @@ def _finish(
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
     """Return the settings, and the bundled server if no other one is configured."""
-    config = project_configuration()
+    config = GameConfiguration.of_project()
     if options.base_url is not None:
         config.client_base_url = options.base_url
-    config.agent_model = options.model or (OFFLINE_MODEL if options.offline else config.agent_model)
+    if options.offline:
+        from grue.offline import MODEL
+
+        config.agent_model = MODEL
+    config.agent_model = options.model or config.agent_model
     if not options.mcp:
         config.mcp_enabled = False
         return config, None
@@ -147,24 +150,16 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any]:
 
 def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMClient:
     if options.offline:
-        from grue.offline import PIECE_PAUSE_S, ScriptedModelTransport, playbook_for
+        from grue.offline import OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, playbook_for
 
         pause_s = PIECE_PAUSE_S if options.stream and sys.stdout.isatty() else 0.0
         transport = ScriptedModelTransport(playbook_for(game.name, options.seed), pause_s=pause_s)
         return LLMClient(config, base_url=OFFLINE_URL, transport=transport)
     key = api_key(config.client_base_url, os.environ)
-    if key is None and needs_key(config.client_base_url):
-        names = " or ".join(key_names(config.client_base_url))
-        raise MCPConfigError(
-            f"There is no key for {shown_endpoint(config.client_base_url)}: set {names}"
-            " in the environment, name another endpoint with --base-url, or play with --offline."
-        )
+    require_key(
+        config.client_base_url, key, ", name another endpoint with --base-url, or play with --offline"
+    )
     return LLMClient(config, api_key=key)
-
-
-OFFLINE_MODEL = "grue-offline-script"
-OFFLINE_URL = "http://offline.invalid/v1"
-"""Never requested: the scripted model answers instead."""
 
 
 def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:

@@ -33,16 +33,6 @@ class KnownServers(Struct, frozen=True, kw_only=True):
     passed_over: str | None = None
 
 
-def project_configuration() -> GameConfiguration:
-    """Return the settings of the working directory's project file, or the defaults if there is none.
-
-    Raises:
-        MCPConfigError: The file contains an invalid setting.
-    """
-    project = Path(PROJECT_FILE)
-    return GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()
-
-
 def declines_mcp() -> bool:
     """Return whether the project's file turns MCP off explicitly."""
     project = project_tables()

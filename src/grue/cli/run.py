@@ -19,17 +19,14 @@ from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.hosts.skill_agent.past import read_run
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.keys import key_names, needs_key
+from grue.llm_transport.keys import require_key
 from grue.messages import JsonObject
 from grue.observers.run_folder import new_run_path
-from grue.offline import MODEL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
-from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_to_task
 from grue.runtime.trace import Recorder
 from grue.terminal_approval import ask_at_terminal
 from grue.tool_sessions.server_specs import StdioServer
 
-OFFLINE_URL = "http://offline.invalid/v1"
-"""Never requested: the scripted model answers instead."""
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "skill_agent" / "agent.yaml"
 STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}
 """The exit status by the reason for the end; 1 for every other reason."""
@@ -157,12 +154,8 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
     if options.base_url is not None and options.base_url != llm.base_url:
         llm = structs.replace(llm, base_url=options.base_url, api_key=None)
     config.llm = llm = LlmEndpoint(llm).settings
-    if not llm.api_key and needs_key(llm.base_url):
-        names = " or ".join(key_names(llm.base_url))
-        raise MCPConfigError(
-            f"There is no key for {shown_endpoint(llm.base_url)}: set {names} in the environment, name"
-            " another endpoint with --base-url, or try the example with --offline."
-        )
+    otherwise = ", name another endpoint with --base-url, or try the example with --offline"
+    require_key(llm.base_url, llm.api_key, otherwise)
 
 
 def _without_network(server: ToolServer) -> ToolServer:

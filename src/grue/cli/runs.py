@@ -1,14 +1,13 @@
 """`grue runs`: list the recorded episodes of a folder; and find the latest one for the trace commands."""
 
 import time
-import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import GRUE, say, say_page, shown_path
 from grue.errors import MCPConfigError, TraceError
 from grue.observers.run_folder import RESULT_FILE
 from grue.runtime.safe_open import next_line, open_regular, read_regular
@@ -62,9 +61,7 @@ def write_runs(folder: Path, open_browser: bool) -> None:
     from grue.tracing.runs_page import write_index
 
     page = write_index(folder, found)
-    say(f"Wrote {shown_path(page)}: {len(found)} {'episode' if len(found) == 1 else 'episodes'}")
-    if open_browser and not webbrowser.open(page.absolute().as_uri()):
-        say("There is no browser to show it; open the file yourself.", err=True)
+    say_page(page, open_browser, f": {len(found)} {'episode' if len(found) == 1 else 'episodes'}")
 
 
 def _episodes(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ direction, and secrets from the environment. None of these reach the terminal.
 import os
 import shutil
 import sys
+import webbrowser
 from pathlib import Path
 from shlex import quote
 
@@ -43,6 +44,13 @@ def say(text: str = "", *, err: bool = False) -> None:
 def shown(text: str) -> str:
     """Return text that is safe to print: unprintable characters are escaped and secrets replaced."""
     return written_out(Redaction(secrets_in(os.environ)).redact_text(text))
+
+
+def say_page(page: Path, open_browser: bool, content: str = "") -> None:
+    """Print where a page was written, with its `content`, and open it in a browser if asked to."""
+    say(f"Wrote {shown_path(page)}{content}")
+    if open_browser and not webbrowser.open(page.absolute().as_uri()):
+        say("There is no browser to show it; open the file yourself.", err=True)
 
 
 def shown_path(path: Path) -> str:

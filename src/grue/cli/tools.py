@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from grue.cli.project import KnownServers, known_servers, no_such_server, project_configuration
+from grue.cli.project import KnownServers, known_servers, no_such_server
 from grue.cli.saying import say
 from grue.cli.tool_lock import approve, drifts
+from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError
 from grue.messages import JsonObject, ServerFailure, SessionOpened, ToolDefinition
@@ -41,7 +42,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
     Raises:
         MCPConfigError: The configuration or the lock cannot be used, or there is no such server.
     """
-    config = project_configuration()
+    config = GameConfiguration.of_project()
     everything = known_servers(config, mcp_config, unasked=True)
     known = _chosen(everything, server)
     with ToolClient(known.servers, limits=turn_limits(config)) as client:

@@ -1,9 +1,8 @@
 """`grue trace html`: a trace, or two of them side by side, as one page for a browser."""
 
-import webbrowser
 from pathlib import Path
 
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import say, say_page
 from grue.tracing.comparison import write_comparison
 from grue.tracing.reading import open_episode
 from grue.tracing.viewer import write_html
@@ -17,7 +16,7 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
     """
     page = out or open_episode(file).path.with_suffix(".html")
     write_html(file, page)
-    _present(page, open_browser)
+    say_page(page, open_browser)
 
 
 def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) -> None:
@@ -29,10 +28,4 @@ def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) ->
     page = out or open_episode(right).path.with_name("comparison.html")
     turn = write_comparison(left, right, page)
     say(f"The traces differ from turn {turn} on." if turn else "The traces are identical.")
-    _present(page, open_browser)
-
-
-def _present(page: Path, open_browser: bool) -> None:
-    say(f"Wrote {shown_path(page)}")
-    if open_browser and not webbrowser.open(page.absolute().as_uri()):
-        say("There is no browser to show it; open the file yourself.", err=True)
+    say_page(page, open_browser)

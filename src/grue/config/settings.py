@@ -236,6 +236,15 @@ class GameConfiguration(_Table):
         return self.project_dir / self.mcp_config_file
 
     @classmethod
+    def of_project(cls) -> Self:
+        """Load `pyproject.toml` of the working directory; return the defaults if there is none.
+
+        Raises:
+            MCPConfigError: As `from_toml`.
+        """
+        return cls.from_toml() if Path("pyproject.toml").is_file() else cls()
+
+    @classmethod
     def from_toml(cls, config_path: str | os.PathLike[str] = "pyproject.toml") -> Self:
         """Load `[tool.grue.*]` of a TOML file, else `[tool.zorkgpt.*]`; a missing key keeps its default.
 

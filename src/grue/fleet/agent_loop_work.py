@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from grue.config.settings import GameConfiguration
 from grue.connections import ToolServer
 from grue.errors import FleetError, MCPConfigError
-from grue.fleet.host_settings import OFFLINE_URL, chosen_endpoint, project_configuration, with_endpoint
+from grue.fleet.host_settings import chosen_endpoint, with_endpoint
 from grue.fleet.work import Episode, work
 from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.zork.bundled import BUNDLED_NAME, bundled_server
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.offline import MODEL, ScriptedModelTransport, reply_in_chat
+from grue.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_in_chat
 from grue.settings import MCPConfig, llm_settings, tool_servers
 
 
@@ -81,7 +82,9 @@ def _llm(case: TalkCase) -> LlmEndpoint:
     if case.offline:
         llm = LlmSettings(base_url=OFFLINE_URL, model=MODEL, api_key="")
         return LlmEndpoint(llm, transport=ScriptedModelTransport(script=reply_in_chat))
-    return LlmEndpoint(chosen_endpoint(llm_settings(project_configuration()), case.base_url, case.model))
+    return LlmEndpoint(
+        chosen_endpoint(llm_settings(GameConfiguration.of_project()), case.base_url, case.model)
+    )
 
 
 def _servers(case: TalkCase) -> dict[str, ToolServer]:

@@ -16,30 +16,17 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from grue.errors import MCPConfigError
 from grue.fleet.work import Episode
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.llm_transport.keys import api_key, key_names, needs_key
+from grue.llm_transport.keys import api_key, require_key
 from grue.offline import MODEL
 from grue.settings import GameConfiguration
-
-OFFLINE_URL = "http://offline.invalid/v1"
-"""Never requested: the scripted model answers instead."""
 
 LEFT_OUT = ("attempt.json", "result.json", "output.txt")
 """Files of an attempt that do not belong to the attempt that goes on from it."""
 
 _PROJECT = Path("pyproject.toml")
 _TABLES = ("grue", "zorkgpt")
-
-
-def project_configuration() -> GameConfiguration:
-    """Return the settings of the working directory's project file, or the defaults.
-
-    Raises:
-        MCPConfigError: The file contains an invalid setting.
-    """
-    return GameConfiguration.from_toml(_PROJECT) if _PROJECT.is_file() else GameConfiguration()
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
@@ -55,21 +42,10 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
     else:
         url = completed.setdefault("base_url", project.base_url)
         completed.setdefault("model", project.model)
-        require_key(url)
+        require_key(url, api_key(url, os.environ))
     if project.digest:
         completed["project"] = project.digest
     return completed
-
-
-def require_key(base_url: str) -> None:
-    """Check that there is a key for an endpoint that needs one.
-
-    Raises:
-        MCPConfigError: There is none.
-    """
-    if needs_key(base_url) and api_key(base_url, os.environ) is None:
-        names = " or ".join(key_names(base_url))
-        raise MCPConfigError(f"There is no key for {base_url}: set {names} in the environment.")
 
 
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
@@ -119,7 +95,7 @@ class _Project(NamedTuple):
 def _project(folder: Path, changed_ns: int) -> _Project:
     """Read the project's file, once for all cases. The arguments say when it has to be read again."""
     del folder
-    config = project_configuration()
+    config = GameConfiguration.of_project()
     return _Project(config.client_base_url, config.agent_model, _project_digest() if changed_ns else "")
 
 

@@ -17,17 +17,16 @@ from msgspec.structs import replace
 
 from grue.errors import FleetError, MCPConfigError, MCPError, TraceError
 from grue.fleet.host_settings import (
-    OFFLINE_URL,
     begin_again,
     chosen_endpoint,
     continue_interrupted,
     files_digest,
-    require_key,
 )
 from grue.fleet.work import Episode, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
-from grue.offline import MODEL, ScriptedModelTransport, reply_to_task
+from grue.llm_transport.keys import require_key
+from grue.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, reply_to_task
 from grue.protocol.chat_wire.profiles import profile_for
 
 _WORKSPACE = "workspace"
@@ -59,7 +58,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
         config, content = _agent(case.agent, Path(case.agent).stat().st_mtime_ns)
         llm = _llm(case, config)
         if not case.offline:
-            require_key(llm.base_url)
+            require_key(llm.base_url, llm.api_key)
     except OSError as error:
         raise FleetError(f"Cannot read {case.agent}: {error.strerror}.") from error
     except (msgspec.ValidationError, MCPConfigError) as error:

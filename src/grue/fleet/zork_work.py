@@ -14,10 +14,8 @@ from msgspec import Struct
 
 from grue.errors import FleetError, MCPConfigError, MCPError
 from grue.fleet.host_settings import (
-    OFFLINE_URL,
     begin_again,
     continue_interrupted,
-    project_configuration,
     with_endpoint,
 )
 from grue.fleet.work import Episode, work
@@ -27,7 +25,7 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import Past, read_past
 from grue.llm_transport.keys import api_key
-from grue.offline import MODEL, ScriptedModelTransport, playbook_for
+from grue.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, playbook_for
 from grue.settings import GameConfiguration
 from grue.traces import Recorder, RunFolder
 
@@ -128,7 +126,7 @@ def _past(episode: Episode) -> Past | None:
 
 
 def _configuration(case: PlayCase) -> tuple[GameConfiguration, Any]:
-    config = project_configuration()
+    config = GameConfiguration.of_project()
     config.client_base_url = case.base_url or config.client_base_url
     config.agent_model = case.model or (MODEL if case.offline else config.agent_model)
     config.mcp_enabled = case.mcp

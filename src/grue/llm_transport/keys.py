@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from grue.errors import MCPConfigError
+from grue.protocol.chat_wire.failures import shown_endpoint
 from grue.protocol.chat_wire.profiles import PROFILES
 
 OWN_KEY = "GRUE_API_KEY"
@@ -50,6 +51,24 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
             )
         return key
     return None
+
+
+def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
+    """Check that there is a key for an endpoint that needs one.
+
+    Args:
+        base_url: The endpoint's base URL.
+        key: The key that was found; `None` or empty: none.
+        otherwise: What the user can do instead, as the end of the error's sentence.
+
+    Raises:
+        MCPConfigError: There is none. The error names the variables to set.
+    """
+    if not key and needs_key(base_url):
+        names = " or ".join(key_names(base_url))
+        raise MCPConfigError(
+            f"There is no key for {shown_endpoint(base_url)}: set {names} in the environment{otherwise}."
+        )
 
 
 def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:

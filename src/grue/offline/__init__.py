@@ -18,11 +18,12 @@ from grue.offline.chatting import reply_in_chat
 from grue.offline.playbook import Playbook
 from grue.offline.repertoire import playbook_for
 from grue.offline.reporting import reply_to_task
-from grue.offline.script import MODEL
+from grue.offline.script import MODEL, OFFLINE_URL
 from grue.offline.transport import PIECE_PAUSE_S, ScriptedModelTransport
 
 __all__ = [
     "MODEL",
+    "OFFLINE_URL",
     "PIECE_PAUSE_S",
     "Playbook",
     "ScriptedModelTransport",

@@ -31,6 +31,9 @@ from grue.offline.thinking import ThinkingTool, thinking_tool
 MODEL: Final = "grue-offline-script"
 """The model's name in every reply, whatever name the request has."""
 
+OFFLINE_URL: Final = "http://offline.invalid/v1"
+"""The base URL to configure. It is never requested: the script answers instead."""
+
 _SCRIPTED: Final = "(scripted)"
 _NO_GAME: Final = (
     "I am a script that stands in for a model: I play text adventures, and this is none that I know."

@@ -1,29 +1,23 @@
 """The model, the tool servers and the policy of a chat, from its options and the project's settings."""
 
-import os
 import sys
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.cli.chat.options import ChatOptions
-from grue.cli.project import BUNDLED, known_servers, project_configuration
+from grue.cli.project import BUNDLED, known_servers
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import episode_budget, llm_settings, on_tool_drift, tool_lock, turn_limits
-from grue.errors import MCPConfigError
 from grue.hosts.agent_loop.names import prefixed_policy
 from grue.llm_transport.endpoint import LlmEndpoint
-from grue.llm_transport.keys import api_key, key_names, needs_key
+from grue.llm_transport.keys import require_key
 from grue.messages import Budget, FailurePolicy, ToolPolicy, TurnLimits
-from grue.offline import MODEL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
-from grue.protocol.chat_wire.failures import shown_endpoint
+from grue.offline import MODEL, OFFLINE_URL, PIECE_PAUSE_S, ScriptedModelTransport, reply_in_chat
 from grue.protocol.tool_lock import ToolLock
 from grue.tool_rules import ToolRule
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import McpServer
-
-OFFLINE_URL = "http://offline.invalid/v1"
-"""Never requested: the scripted model answers instead."""
 
 
 class ChatWiring(Struct, frozen=True, kw_only=True):
@@ -53,7 +47,7 @@ def wire_chat(options: ChatOptions) -> ChatWiring:
         MCPConfigError: An option, a setting or a file cannot be used, or there is no key for the endpoint.
         MissingDependencyError: There are MCP servers, and `mcp` is not installed.
     """
-    config = project_configuration()
+    config = GameConfiguration.of_project()
     if options.base_url is not None:
         config.client_base_url = options.base_url
     config.agent_model = options.model or (MODEL if options.offline else config.agent_model)
@@ -89,15 +83,12 @@ def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
 
 
 def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:
+    settings = llm_settings(config)
     if options.offline:
-        settings = replace(llm_settings(config), base_url=OFFLINE_URL, api_key="")
+        settings = replace(settings, base_url=OFFLINE_URL, api_key="")
         pause_s = PIECE_PAUSE_S if sys.stdout.isatty() else 0.0
         transport = ScriptedModelTransport(script=reply_in_chat, pause_s=pause_s)
         return LlmEndpoint(settings, transport=transport)
-    url = config.client_base_url
-    if api_key(url, os.environ) is None and needs_key(url):
-        raise MCPConfigError(
-            f"There is no key for {shown_endpoint(url)}: set {' or '.join(key_names(url))}"
-            " in the environment, name another endpoint with --base-url, or chat with --offline."
-        )
-    return LlmEndpoint(llm_settings(config))
+    otherwise = ", name another endpoint with --base-url, or chat with --offline"
+    require_key(settings.base_url, settings.api_key, otherwise)
+    return LlmEndpoint(settings)

@@ -8,7 +8,6 @@ Source: R9, R10.2
 """
 
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct, field, structs
@@ -164,7 +163,7 @@ class ZorkOrchestratorV2:
     def __init__(
         self, episode_id: str, config: GameConfiguration | None = None, setup: EpisodeSetup | None = None
     ) -> None:
-        self.config = config if config is not None else _default_configuration()
+        self.config = config if config is not None else GameConfiguration.of_project()
         self.setup = setup or EpisodeSetup()
         self.game_state = GameState(episode_id=episode_id)
         self.recorder: Recorder = self.setup.recorder or Recorder()
@@ -491,9 +490,3 @@ class ZorkOrchestratorV2:
 
 def _observed(turn: int, seen: Observation) -> Observed:
     return Observed(turn=turn, **structs.asdict(seen))
-
-
-def _default_configuration() -> GameConfiguration:
-    """Return the settings of the project in the working directory, or the defaults if there is none."""
-    project = Path("pyproject.toml")
-    return GameConfiguration.from_toml(project) if project.is_file() else GameConfiguration()
