@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, cast
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -47,6 +47,14 @@ class Trace(Struct, Generic[B], frozen=True):
     header: TraceHeader
     envelopes: tuple[Envelope[B], ...]
     cut_short: bool
+
+
+class LinePlace(NamedTuple):
+    """Where a line of a trace file is: its first byte, its number from 1, and how many bytes it has."""
+
+    offset: int
+    number: int
+    size: int
 
 
 class RecordedLine(Struct, Generic[B], frozen=True):
@@ -111,8 +119,26 @@ class TraceReader(Generic[B]):
     def __iter__(self) -> Iterator[Envelope[B]]:
         """Yield the envelopes that are in the file now."""
         decoded = self.decoded
-        for number, line in self._numbered():
-            yield decoded(number, line)
+        for place, line in self._placed():
+            yield decoded(place.number, line)
+
+    def with_places(self) -> Iterator[tuple[LinePlace, Envelope[B]]]:
+        """Yield each envelope with its place, so that it can be read again with `at`."""
+        for place, line in self._placed():
+            yield place, self.decoded(place.number, line)
+
+    def at(self, place: LinePlace) -> Envelope[B]:
+        """Read one envelope again. It costs a few system calls.
+
+        Raises:
+            TraceError: The file has changed since, or cannot be read.
+        """
+        with _opened(self.path) as file:
+            file.seek(place.offset)
+            line = _decoded(self.path, place.number, _next_line(self.path, place.number, file))
+        if line is None:
+            raise damaged(self.path, place.number, "the file has changed while it was read")
+        return self.decoded(place.number, line)
 
     def lines(self) -> Iterator[RecordedLine[B]]:
         """Yield the lines that are in the file now, without their bodies.
@@ -120,14 +146,14 @@ class TraceReader(Generic[B]):
         It is for readers that need the bodies of some messages only. The JSON of a body that is never decoded
         is checked, its content is not.
         """
-        for number, line in self._numbered():
-            yield RecordedLine(line, number, self)
+        for place, line in self._placed():
+            yield RecordedLine(line, place.number, self)
 
-    def _numbered(self) -> Iterator[tuple[int, TraceLine]]:
-        """Yield the number and the fields of each line."""
+    def _placed(self) -> Iterator[tuple[LinePlace, TraceLine]]:
+        """Yield the place and the fields of each line."""
         self.cut_short = False
         with _opened(self.path) as file:
-            _next_line(self.path, 1, file)
+            offset = len(_next_line(self.path, 1, file))
             number, seq = 2, 0
             while text := _next_line(self.path, number, file):
                 line = _decoded(self.path, number, text)
@@ -135,8 +161,8 @@ class TraceReader(Generic[B]):
                     self.cut_short = True
                     return
                 check_numbers(self.path, number, line, seq)
-                yield number, line
-                number, seq = number + 1, line.seq
+                yield LinePlace(offset, number, len(text)), line
+                offset, number, seq = offset + len(text), number + 1, line.seq
 
     def follow(
         self,

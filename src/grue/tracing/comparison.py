@@ -1,7 +1,6 @@
 """Write two traces as one page that shows them side by side, for `grue trace html A B`."""
 
 import tempfile
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
@@ -44,8 +43,9 @@ class _Difference(Struct, frozen=True, array_like=True):
 
 
 class _Comparison(Struct, frozen=True, kw_only=True):
-    """Facts about the two traces together."""
+    """Facts about the two traces together; `turn` is the first that differs, 0: none does."""
 
+    turn: int
     differences: tuple[_Difference, ...]
     more: bool
 
@@ -68,18 +68,23 @@ def write_comparison(
     """
     readers = open_episode(left), open_episode(right)
     refuse_target(target, *(reader.path for reader in readers))
-    found = tuple(islice(diff(*readers), _MOST_DIVERGENCES + 1))
+    comparison = _compare(*readers)
     try:
-        _write(target, readers, _comparison(found), max_message_chars)
+        _write(target, readers, comparison, max_message_chars)
     except OSError as error:
         raise TraceError(f"Cannot write the page {target}: {error.strerror}.") from error
-    return found[0].turn or 1 if found else 0
+    return comparison.turn
 
 
-def _comparison(found: Iterable[Divergence]) -> _Comparison:
-    differences = [_difference(each, in_full=number < _MOST_IN_FULL) for number, each in enumerate(found)]
+def _compare(left: EpisodeReader, right: EpisodeReader) -> _Comparison:
+    """Compare the traces; of each difference only its description is kept."""
+    turn = 0
+    differences: list[_Difference] = []
+    for number, each in enumerate(islice(diff(left, right), _MOST_DIVERGENCES + 1)):
+        turn = turn or each.turn or 1
+        differences.append(_difference(each, in_full=number < _MOST_IN_FULL))
     more = len(differences) > _MOST_DIVERGENCES
-    return _Comparison(differences=tuple(differences[:_MOST_DIVERGENCES]), more=more)
+    return _Comparison(turn=turn, differences=tuple(differences[:_MOST_DIVERGENCES]), more=more)
 
 
 def _difference(divergence: Divergence, *, in_full: bool) -> _Difference:

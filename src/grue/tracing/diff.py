@@ -5,21 +5,25 @@ with those that its counterpart caused: same sender, same receiver, same kind, i
 identical even if their actors took turns in a different order. Numbers, times, durations, processes and what
 a provider wants echoed are ignored. Ids of calls and batches may differ if they are used consistently. Pieces
 of streamed replies are left out, because the whole reply follows.
+
+Both traces are read in step. Of a long turn only the envelopes are in memory: a message is read again when it
+is compared, and when its difference is described.
 """
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from grue.messages import TextDelta
-from grue.tracing.differences import Comparison
-from grue.tracing.divergence import Divergence
-from grue.tracing.presentation import kind_of
+from grue.tracing.differences import Comparison, Difference
+from grue.tracing.divergence import LAST_CAUSES, Divergence
+from grue.tracing.lean_slices import kind_in, lean_turns, whole
 from grue.tracing.reading import EpisodeEnvelope
-from grue.tracing.turn_slices import TurnSlice, causes, split_turns
+from grue.tracing.turn_slices import TurnSlice
 
 IGNORED = frozenset(
     {
@@ -47,7 +51,7 @@ _MOST_MATCHED = 400
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
     """Yield the differences between two traces, in the order of the first; none if they are identical.
 
-    One turn of each is in memory at a time.
+    Of files, a few megabytes of one turn of each are in memory at a time.
 
     Args:
         left: A trace: a reader, or its envelopes.
@@ -56,7 +60,7 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
     Raises:
         TraceError: While a file is read: it is damaged.
     """
-    for one, other in _aligned(split_turns(left), split_turns(right)):
+    for one, other in _aligned(lean_turns(left), lean_turns(right)):
         yield from _TurnDiff(one or TurnSlice(), other or TurnSlice()).divergences()
 
 
@@ -110,18 +114,35 @@ class _Tree:
     def __init__(self, turn_slice: TurnSlice) -> None:
         self.by_seq = {envelope.seq: envelope for envelope in turn_slice.envelopes}
         self._children: dict[int, _Siblings] = {}
+        self._parent: dict[int, int] = {}
+        self._origin: dict[int, tuple[int, int]] = {}  # the first cause, and how many there are after it
         for envelope in turn_slice.envelopes:
-            if isinstance(envelope.body, TextDelta):
-                continue
             cause = envelope.cause if envelope.cause in self.by_seq else None
             # A cause with a later number is damage; following it could lead to a loop.
             parent = _ROOT if cause is None or cause >= envelope.seq else cause
             self._children.setdefault(parent, []).append(envelope)
+            self._parent[envelope.seq] = parent
+            first, depth = self._origin.get(parent, (envelope.seq, -1))
+            self._origin[envelope.seq] = (first, depth + 1)
+
+    def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
+        """Return the first cause of a message and its last ones, and how many between them are left out."""
+        parents: list[int] = []
+        parent = self._parent.get(envelope.seq, _ROOT)
+        while parent != _ROOT and len(parents) < LAST_CAUSES:
+            parents.append(parent)
+            parent = self._parent[parent]
+        left_out = 0
+        if parent != _ROOT:
+            first, depth = self._origin[parent]
+            left_out = depth - (first != parent)
+            parents.append(first)
+        return tuple(whole(self.by_seq[seq]) for seq in reversed(parents)), left_out
 
     def children(self, seq: int) -> dict[_Key, _Siblings]:
         found: dict[_Key, _Siblings] = {}
         for envelope in self._children.get(seq, ()):
-            key = (envelope.sender, envelope.receiver, kind_of(envelope.body))
+            key = (envelope.sender, envelope.receiver, kind_in(envelope))
             found.setdefault(key, []).append(envelope)
         return found
 
@@ -135,6 +156,13 @@ class _Tree:
         return count
 
 
+class _Pair(NamedTuple):
+    """Two messages that may differ, by their numbers; `None`: it is missing on that side."""
+
+    left: int | None
+    right: int | None
+
+
 class _TurnDiff:
     """Two accounts of one turn."""
 
@@ -143,11 +171,11 @@ class _TurnDiff:
         self._left = _Tree(left)
         self._right = _Tree(right)
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
-        self._found: list[Divergence] = []
+        self._found: list[_Pair] = []
         self._lefts: dict[int, int] = {}  # by the number of its counterpart on the right
 
-    def divergences(self) -> list[Divergence]:
-        """Return all divergences in the left side's order; those only on the right are in place."""
+    def divergences(self) -> Iterator[Divergence]:
+        """Yield all divergences in the left side's order; those only on the right are in place."""
         # Depth first, so that an id is met where it is given before it is met where it is used.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:
@@ -155,14 +183,15 @@ class _TurnDiff:
             open_.extend(reversed(self._compare_children(one, other)))
         rights = sorted(self._lefts)
 
-        def place(divergence: Divergence) -> float:
-            if divergence.left is not None:
-                return divergence.left.seq
-            assert divergence.right is not None, "a divergence has at least one side"
-            before = bisect_left(rights, divergence.right.seq)
+        def place(pair: _Pair) -> float:
+            if pair.left is not None:
+                return pair.left
+            assert pair.right is not None, "a pair has at least one side"
+            before = bisect_left(rights, pair.right)
             return self._lefts[rights[before - 1]] + 0.5 if before else 0.0
 
-        return sorted(self._found, key=place)
+        # Only numbers are sorted. The messages of a divergence are read again when it is yielded.
+        yield from (self._divergence(pair) for pair in sorted(self._found, key=place))
 
     def _compare_children(self, one: int, other: int) -> list[tuple[int, int]]:
         left, right = self._left.children(one), self._right.children(other)
@@ -170,11 +199,12 @@ class _TurnDiff:
         for key in dict.fromkeys((*left, *right)):
             for mine, yours in self._paired(left.get(key, []), right.get(key, [])):
                 if mine is None or yours is None:
-                    self._note_lonely(mine, yours)
-                else:
-                    self._lefts[yours.seq] = mine.seq
-                    self._compare(mine, yours)
-                    pairs.append((mine.seq, yours.seq))
+                    self._found.append(_Pair(mine.seq if mine else None, yours.seq if yours else None))
+                    continue
+                self._lefts[yours.seq] = mine.seq
+                if any(self._differences(whole(mine), whole(yours))):
+                    self._found.append(_Pair(mine.seq, yours.seq))
+                pairs.append((mine.seq, yours.seq))
         return sorted(pairs)
 
     def _paired(
@@ -184,30 +214,32 @@ class _TurnDiff:
         if len(left) == len(right) or max(len(left), len(right)) > _MOST_MATCHED:
             yield from _in_order(left, right)
             return
-        mine = [_gist(envelope.body, self._comparison.counterpart) for envelope in left]
-        yours = [_gist(envelope.body, self._comparison.paired) for envelope in right]
+        mine = [_gist(whole(envelope).body, self._comparison.counterpart) for envelope in left]
+        yours = [_gist(whole(envelope).body, self._comparison.paired) for envelope in right]
         for _, i, j, k, m in SequenceMatcher(None, mine, yours, autojunk=False).get_opcodes():
             yield from _in_order(left[i:j], right[k:m])
 
-    def _compare(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> None:
-        found = tuple(self._comparison.differences(left.body, right.body))
-        if found:
-            because = causes(left, self._left.by_seq)
-            self._found.append(
-                Divergence(turn=self._turn, left=left, right=right, differences=found, because=because)
-            )
+    def _differences(self, left: EpisodeEnvelope, right: EpisodeEnvelope) -> tuple[Difference, ...]:
+        # All of them, because the comparison learns from each which ids belong together. A second time, it
+        # finds the same differences.
+        return tuple(self._comparison.differences(left.body, right.body))
 
-    def _note_lonely(self, left: EpisodeEnvelope | None, right: EpisodeEnvelope | None) -> None:
+    def _divergence(self, pair: _Pair) -> Divergence:
+        left = None if pair.left is None else whole(self._left.by_seq[pair.left])
+        right = None if pair.right is None else whole(self._right.by_seq[pair.right])
         tree, envelope = (self._left, left) if left is not None else (self._right, right)
         assert envelope is not None, "a pair has at least one side"
-        divergence = Divergence(
+        because, left_out = tree.causes(envelope)
+        lonely = left is None or right is None
+        return Divergence(
             turn=self._turn,
             left=left,
             right=right,
-            because=causes(envelope, tree.by_seq),
-            descendants=tree.below(envelope.seq),
+            differences=() if left is None or right is None else self._differences(left, right),
+            because=because,
+            because_left_out=left_out,
+            descendants=tree.below(envelope.seq) if lonely else 0,
         )
-        self._found.append(divergence)
 
 
 def _in_order(
@@ -221,8 +253,8 @@ def _in_order(
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return a message's content without ignored fields; `common` maps left ids to right ids."""
-    return msgspec.json.encode(_counting(body, common))
+    """Return a digest of a message without ignored fields; `common` maps left ids to right ids."""
+    return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
 
 def _counting(value: object, common: Callable[[str, object], object]) -> object:

@@ -13,7 +13,9 @@ from grue.tracing.differences import ABSENT, Difference
 from grue.tracing.presentation import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
-_CHAIN = 12
+LAST_CAUSES = 12
+"""How many of the last causes are shown, beside the first one."""
+
 _LINE_CHARS = 160
 _VALUE_CHARS = 100
 _BEFORE_CHARS = 30
@@ -28,6 +30,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
         right: Its counterpart in the second version; numbered 0 if a replay derived it.
         differences: The fields that differ.
         because: Its causes in the first version, the first cause first.
+        because_left_out: How many causes are not in `because`, after the first one.
         reason: An explanation, if the differences do not show what is wrong; otherwise empty.
         descendants: How many messages that it caused are missing with it.
     """
@@ -37,6 +40,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     right: EpisodeEnvelope | None
     differences: tuple[Difference, ...] = ()
     because: tuple[EpisodeEnvelope, ...] = ()
+    because_left_out: int = 0
     reason: str = ""
     descendants: int = 0
 
@@ -56,7 +60,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
             yield f"    {right:<{width}}  {other}"
         if self.because:
             yield "  because of"
-            yield from (f"    {line}" for line in _chain(self.because))
+            yield from (f"    {line}" for line in _chain(self.because, self.because_left_out))
 
     @property
     def _of_two_kinds(self) -> bool:
@@ -96,12 +100,13 @@ def derived(
     )
 
 
-def _chain(because: tuple[EpisodeEnvelope, ...]) -> Iterator[str]:
+def _chain(because: tuple[EpisodeEnvelope, ...], left_out: int) -> Iterator[str]:
     first, *rest = because
     yield described(first)
-    if len(rest) > _CHAIN:
-        yield f"… {len(rest) - _CHAIN} more …"
-    yield from map(described, rest[-_CHAIN:])
+    left_out += max(0, len(rest) - LAST_CAUSES)
+    if left_out:
+        yield f"… {left_out} more …"
+    yield from map(described, rest[-LAST_CAUSES:])
 
 
 def _excerpts(left: object, right: object) -> tuple[str, str]:

@@ -88,8 +88,8 @@ class TurnSplitter:
             return
         self.slices.append(TurnSlice())
 
-    def take(self, envelope: EpisodeEnvelope) -> None:
-        """Add an envelope to its slice."""
+    def take(self, envelope: EpisodeEnvelope) -> TurnSlice:
+        """Add an envelope to its slice, and return the slice."""
         turn, body = turn_of(envelope), envelope.body
         resumes = isinstance(body, EpisodeResumed)
         if not self.slices:
@@ -103,6 +103,7 @@ class TurnSplitter:
         turn_slice.begun = turn_slice.begun or isinstance(body, RunTurn)
         turn_slice.over = turn_slice.over or isinstance(body, TurnEnd | ActorFailed)
         turn_slice.overtaken = False
+        return turn_slice
 
     def _of(self, turn: int) -> TurnSlice | None:
         """Return the slice of a turn: its own, or the last slice if that has no turn yet."""
