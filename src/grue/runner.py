@@ -24,12 +24,12 @@ from grue.engine.own_trace import OwnTrace
 from grue.engine.presumed_listings import PresumedListings
 from grue.engine.tool_access import AsyncToolAccess
 from grue.engine.tool_policy import usable_policy
-from grue.engine.tool_servers import ToolServer
+from grue.engine.tool_servers import ToolServer, load_sessions
 from grue.engine.turn import EpisodeMemory, Spending, Turn, TurnSettings
 from grue.engine.turn_actors import TurnResources
 from grue.engine.turn_handle import TurnHandle
 from grue.engine.wiring import LlmFactory, wire
-from grue.loading import importing, load
+from grue.loading import importing
 from grue.messages import (
     ApprovalDecision,
     Budget,
@@ -41,7 +41,6 @@ from grue.messages import (
     ToolPolicy,
     TurnLimits,
 )
-from grue.processes.guard import guard
 from grue.processes.limits import ProcessLimits
 from grue.protocol.budget import Spent
 from grue.protocol.connection import Settled, Untried
@@ -50,7 +49,6 @@ from grue.runtime.closing import Closing
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_requests import Elicit
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.turn_request import TurnOutcome, TurnRequest, outcome_of, refuse_another_kind
 
 if TYPE_CHECKING:
@@ -463,14 +461,7 @@ class Runner(AsyncToolAccess, Closing):
             MCPError: It was called by a turn of this runner, or the episode is the parent process's.
             KeyboardInterrupt: Ctrl-C.
         """
-        servers = self._wiring.servers.values()
-        if any(isinstance(server, McpServer) for server in servers):
-            load("grue.mcp_transport.sdk")
-        if any(isinstance(server, HttpServer) for server in servers):
-            load("grue.mcp_transport.sdk_http")
-        if any(isinstance(server, StdioServer) for server in servers):
-            load("grue.mcp_transport.line_stream")
-            guard.start()
+        load_sessions(self._wiring.servers.values())
         self._episode.run_beside(self._prepare_endpoint)
 
     def _outside_turns(self, work: "SessionWork[V]") -> V:
@@ -485,6 +476,8 @@ class Runner(AsyncToolAccess, Closing):
 
     def _turn(self, request: TurnRequest[T]) -> Turn[T]:
         refuse_another_kind(request)
+        if self._wiring.endpoint is not None:
+            self._wiring.endpoint.begin()
         return Turn(request, self._settings(), self._memory)
 
     def _settings(self) -> TurnSettings:

@@ -1,6 +1,5 @@
 """Functions for configuration files of every format: read the text, and suggest a key for a misspelt one."""
 
-import difflib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -67,6 +66,8 @@ def replace_file(path: Path, text: str) -> None:
 
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:
     """Return the known word most similar to `word`, or `None` if none reaches `similarity` (0 to 1)."""
+    import difflib  # only a mistake needs it
+
     by_lower = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=similarity)
     return by_lower[matches[0]] if matches else None

@@ -24,10 +24,9 @@ from grue.processes.process_group import ProcessRegistry
 from grue.protocol.connection import Disabled, Settled
 from grue.protocol.tool_lock import ToolLock, screen
 from grue.tool_sessions.connection import Listing
-from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.server_options import PresumeTools
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
-from grue.tool_sessions.shell_tool import ShellTool
 
 
 class PresumedListings:
@@ -69,7 +68,7 @@ class PresumedListings:
             registry: For the shell tool's listing.
         """
         on = [name for name in command.servers if not isinstance(connections.get(name), Disabled)]
-        starting = [name for name in on if not isinstance(self._servers[name], FunctionTools | ShellTool)]
+        starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
         # Most turns presume nothing, and need not pay for the listing of functions.
         if not starting or not all(self._is_known(name) for name in starting):
             return None
@@ -131,9 +130,9 @@ class PresumedListings:
         self, name: ServerName, policy: FailurePolicy, registry: ProcessRegistry
     ) -> PresumedListing | None:
         match self._servers[name]:
-            case FunctionTools() as functions:
+            case HostFunctions() as functions:
                 return _known(name, functions.connect(name).listing)
-            case ShellTool() as shell:
+            case HostCommands() as shell:
                 return _known(name, shell.connect(name, registry).listing)
         found = self._found(name)
         if found is None:

@@ -9,9 +9,8 @@ from grue.engine.argument_checks import settings_or_default
 from grue.engine.tool_servers import ToolServer
 from grue.messages import ServerName, ToolPolicy
 from grue.protocol.tool_policy import check_policy
-from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.server_specs import HttpServer, StdioServer
-from grue.tool_sessions.shell_tool import ShellTool
 
 _GLOB = re.compile(r"[*?[]")
 
@@ -25,7 +24,7 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[ServerName, ToolSe
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():
         return policy
-    own = (name for name, server in servers.items() if isinstance(server, FunctionTools | ShellTool))
+    own = (name for name, server in servers.items() if isinstance(server, HostFunctions | HostCommands))
     return replace(check_policy(policy), trusted=(*policy.trusted, *own))
 
 

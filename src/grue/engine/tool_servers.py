@@ -21,6 +21,7 @@ from grue.messages import (
     ToolTask,
     TurnLimits,
 )
+from grue.processes.guard import guard
 from grue.processes.process_group import ProcessRegistry
 from grue.protocol.secret_names import secrets_in
 from grue.protocol.tool_lock import ToolLock
@@ -28,17 +29,16 @@ from grue.runtime.actor import Note
 from grue.runtime.trace import Recorder
 from grue.tool_sessions.connection import Connect, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
-from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.notices import ServerNotice
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
-from grue.tool_sessions.shell_tool import ShellTool
 
 _MCP = "mcp."
 """A prefix that a server's name may have: an agent loop names all its MCP tools `mcp.SERVER.TOOL`."""
 
 _DEFAULT_S = TurnLimits().server_startup_timeout_s
 
-ToolServer: TypeAlias = McpServer | FunctionTools | ShellTool | Connect
+ToolServer: TypeAlias = McpServer | HostFunctions | HostCommands | Connect
 """A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""
 
 
@@ -56,9 +56,9 @@ def connect_to(
     match server:
         case StdioServer() | HttpServer():
             return lambda note: _mcp_client(server, registry, options or ClientOptions(), note)
-        case ShellTool():
+        case HostCommands():
             return lambda _note: server.connect(ServerName(name), registry)
-        case FunctionTools():
+        case HostFunctions():
             return lambda note: server.connect(ServerName(name), note=note)
         case _:
             return server
@@ -91,7 +91,7 @@ def _mcp_client(
 
 def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
     """Register the secrets of the environment and of the servers' settings with the recorder."""
-    kinds = McpServer | ShellTool
+    kinds = McpServer | HostCommands
     configured = [server.named_values() for server in servers if isinstance(server, kinds)]
     for name, value in secrets_in(os.environ, *configured).items():
         recorder.hide(name, value)
@@ -117,6 +117,18 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[ServerName, ToolSe
         require_mcp()
         load("grue.mcp_transport.client")
     return named
+
+
+def load_sessions(servers: Collection[ToolServer]) -> None:
+    """Import what sessions with these servers need, and start the guard of processes."""
+    if any(isinstance(server, McpServer) for server in servers):
+        load("grue.mcp_transport.session_parts")
+    if any(isinstance(server, HttpServer) for server in servers):
+        load("grue.mcp_transport.http_wire")
+        load("grue.mcp_transport.sdk_http")
+    if any(isinstance(server, StdioServer) for server in servers):
+        load("grue.mcp_transport.line_stream")
+        guard.start()
 
 
 def startup_timeouts(servers: Mapping[ServerName, ToolServer], timeout_s: float) -> dict[str, float]:

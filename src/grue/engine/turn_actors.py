@@ -43,10 +43,9 @@ from grue.runtime.host_code import host_code
 from grue.runtime.supervisor import Supervisor
 from grue.runtime.trace import Envelope
 from grue.tool_sessions.connection import Connect
-from grue.tool_sessions.function_tools import FunctionTools
+from grue.tool_sessions.host_tools import HostCommands, HostFunctions
 from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool
-from grue.tool_sessions.shell_tool import ShellTool
 
 OnDelta: TypeAlias = Callable[[TextDelta], None]
 
@@ -167,7 +166,7 @@ class TurnActors:
     def _has_sessions_to_close(self, connections: Mapping[ServerName, Settled]) -> bool:
         """Return whether closing may take time. Function tools and disabled servers need none."""
         return any(
-            not isinstance(self._wiring.servers[name], FunctionTools)
+            not isinstance(self._wiring.servers[name], HostFunctions)
             and not isinstance(connections.get(name), Disabled)
             for name in self._command.servers
         )
@@ -282,9 +281,9 @@ class TurnActors:
         pool = self._resources.pool
         if pool is None:
             return connect
-        if isinstance(server, FunctionTools):
+        if isinstance(server, HostFunctions):
             return lambda note: server.connect(name, before_calls=pool.wait_closed, note=note)
-        if isinstance(server, ShellTool):
+        if isinstance(server, HostCommands):
             registry = self._resources.registry
             return lambda _: server.connect(name, registry, before_calls=pool.wait_closed)
         if not isinstance(server, McpServer):

@@ -8,6 +8,7 @@ none of which is needed here, and that costs as much as the rest of an exchange 
 import contextlib
 import functools
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from urllib.request import getproxies
 
@@ -97,10 +98,48 @@ class _ThroughClient(httpx.AsyncBaseTransport):
         await self._client.aclose()
 
 
-@functools.cache
+class _Certificates:
+    """The context of all HTTPS connections. Loading the certificates takes 20 ms, so it is shared."""
+
+    def __init__(self) -> None:
+        self._context: ssl.SSLContext | None = None
+        self._loading: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Load the certificates in a thread. OpenSSL needs no interpreter lock for it."""
+        if self._context is not None or self._loading is not None:
+            return
+        loading = threading.Thread(target=self._load, name="grue-tls", daemon=True)
+        # Without a thread, or after a failure, `get` loads them, and raises what there is to raise.
+        with contextlib.suppress(RuntimeError, MemoryError):
+            loading.start()
+            self._loading = loading
+
+    def get(self) -> ssl.SSLContext:
+        """Return the context. Two threads that load it at once have one each, which does no harm."""
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.join()  # in a forked child it counts as ended
+        if self._context is None:
+            self._context = httpx.create_ssl_context()
+        return self._context
+
+    def _load(self) -> None:
+        with contextlib.suppress(OSError, ValueError, MemoryError):
+            self._context = httpx.create_ssl_context()
+
+
+_certificates = _Certificates()
+
+
+def begin_tls() -> None:
+    """Begin to load the certificates beside what comes before the first request of a process."""
+    _certificates.begin()
+
+
 def tls() -> ssl.SSLContext:
-    """Return the context of all HTTPS connections. Loading the certificates takes 20 ms, so it is shared."""
-    return httpx.create_ssl_context()
+    """Return the context of all HTTPS connections."""
+    return _certificates.get()
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from anyio.lowlevel import RunVar
 
 from grue.errors import MCPConfigError
 from grue.lean_httpx import httpx
-from grue.llm_transport.connections import Connections, open_transport
+from grue.llm_transport.connections import Connections, begin_tls, open_transport
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout, reporting_sent
 from grue.llm_transport.keys import api_key, key_sentence
 from grue.messages import LlmFailure, ModelAsked, SupportCheck, ToolSupportChecked
@@ -188,6 +188,11 @@ class LlmEndpoint:
             url = self._base_url.copy_with(path=f"{self._base_url.path.rstrip('/')}{path}")
             self._urls[path] = url
         return url
+
+    def begin(self) -> None:
+        """Begin, in a thread, what the first request of a process waits for. Call it before a turn."""
+        if self._transport is None and self._base_url.scheme == "https":
+            begin_tls()
 
     async def __aenter__(self) -> Self:
         connections = self._connections.get() or Connections(self._open_transport)

@@ -21,13 +21,9 @@ from msgspec.structs import replace
 
 from grue.loading import is_loaded, load, load_all
 from grue.mcp_transport.client_options import ClientOptions
-from grue.mcp_transport.http_wire import HttpWire
-from grue.mcp_transport.input_schemas import InputSchemas
 from grue.mcp_transport.listing import ListedTools, read_pages
-from grue.mcp_transport.output_schemas import OutputSchemas
 from grue.mcp_transport.process_wire import ProcessWire
 from grue.mcp_transport.sdk_version import require_mcp
-from grue.mcp_transport.tool_tasks import LOST, TaskOfCall
 from grue.mcp_transport.wire import Wire
 from grue.messages import (
     JsonObject,
@@ -41,7 +37,6 @@ from grue.messages import (
 from grue.processes.process_group import ProcessRegistry, SpawnError
 from grue.processes.server_gate import HeldPlace
 from grue.protocol.safe_text import beginning, plain_text, well_formed
-from grue.protocol.server_tasks import created_task
 from grue.protocol.tool_lock import screen
 from grue.protocol.tool_results import (
     content_blocks,
@@ -66,11 +61,13 @@ from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 from grue.vocabulary import NoticeKind, ServerPhase
 
 if TYPE_CHECKING:
-    from grue.mcp_transport import sdk
+    from grue.mcp_transport import sdk, session_parts
 
 T = TypeVar("T")
 
-_SDK = "grue.mcp_transport.sdk"
+_PARTS = "grue.mcp_transport.session_parts"
+"""Imports the SDK."""
+
 _NOTICE_CHARS = 500
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500
@@ -108,8 +105,8 @@ class McpClient:
         self._options = options or ClientOptions()
         self._wire = _wire(server, registry, self._options)
         self._link: sdk.Link | None = None
-        self._inputs = InputSchemas(self._notify)
-        self._outputs = OutputSchemas(self._notify)
+        self._inputs: session_parts.InputSchemas
+        self._outputs: session_parts.OutputSchemas
         self._as_tasks: frozenset[str] = frozenset()
         self._drifted: set[ToolDrifted] = set()
         self._noticed: Counter[NoticeKind] = Counter()
@@ -171,12 +168,14 @@ class McpClient:
 
         Source: R3.3, R13.3, P8, P37
         """
-        if self._options.before_import is not None and not is_loaded(_SDK, *self._wire.modules):
+        if self._options.before_import is not None and not is_loaded(_PARTS, *self._wire.modules):
             await self._options.before_import()
-            await anyio.to_thread.run_sync(load_all, _SDK, *self._wire.modules, abandon_on_cancel=True)
-        load(_SDK)
-        from grue.mcp_transport import sdk
+            await anyio.to_thread.run_sync(load_all, _PARTS, *self._wire.modules, abandon_on_cancel=True)
+        load(_PARTS)
+        from grue.mcp_transport import sdk, session_parts
 
+        self._inputs = session_parts.InputSchemas(self._notify)
+        self._outputs = session_parts.OutputSchemas(self._notify)
         self._phase = "initialize"
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
         link = sdk.Link(self._wire.stream(self._notify), self._notify, abilities)
@@ -262,8 +261,7 @@ class McpClient:
         self, tool: str, arguments: JsonObject, timeout_s: float
     ) -> tuple[ToolCallResult, JsonObject]:
         timeout_s = self._server.options.call_limit(timeout_s)
-        if self._link is not None:
-            self._link.last_request_id = ""
+        self._opened.last_request_id = ""
         try:
             with anyio.fail_after(timeout_s):
                 fault = (
@@ -280,6 +278,8 @@ class McpClient:
 
     async def _answer(self, tool: str, arguments: JsonObject, timeout_s: float) -> JsonObject:
         """Call a tool and return the raw result, also if the server makes a task of the call."""
+        from grue.mcp_transport.session_parts import created_task
+
         params: JsonObject = {"name": tool, "arguments": arguments}
         form = self._opened.task_form
         if form == "experimental" and tool in self._as_tasks:
@@ -296,6 +296,8 @@ class McpClient:
         return await self._follow(tool, task)
 
     async def _follow(self, tool: str, task: ToolTask, *, at_once: bool = False) -> JsonObject:
+        from grue.mcp_transport.session_parts import LOST, TaskOfCall
+
         link = self._opened
         if link.task_form is None:
             raise ToolRefusedError(f"{LOST}, because it has no tasks", code=_METHOD_NOT_FOUND)
@@ -493,4 +495,6 @@ def _wire(server: McpServer, registry: ProcessRegistry, options: ClientOptions) 
         case StdioServer():
             return ProcessWire(server, registry, options.limits)
         case HttpServer():
+            from grue.mcp_transport.http_wire import HttpWire
+
             return HttpWire(server, options.limits, options.on_secret)

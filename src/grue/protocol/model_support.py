@@ -21,6 +21,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from grue.late_patterns import late
 from grue.messages import ToolSupportChecked
 
 
@@ -39,11 +40,11 @@ class NameRule(Struct, frozen=True):
 
 
 def _denied(pattern: str, reason: str) -> NameRule:
-    return NameRule(re.compile(pattern), supported=False, reason=reason)
+    return NameRule(late(pattern), supported=False, reason=reason)
 
 
 def _known(pattern: str, reason: str) -> NameRule:
-    return NameRule(re.compile(pattern), supported=True, reason=reason)
+    return NameRule(late(pattern), supported=True, reason=reason)
 
 
 # Match only whole parts of a name: "o1" matches "o1-mini" and "marco-o1", but not "gpt-4o1".

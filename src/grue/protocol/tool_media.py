@@ -13,6 +13,7 @@ import re
 import string
 from urllib.parse import unquote, urlsplit
 
+from grue.late_patterns import late
 from grue.messages import Attachment, TurnLimits
 from grue.protocol.safe_text import printable
 from grue.vocabulary import MediaKind
@@ -28,13 +29,13 @@ _ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 
 
 _SIGNATURES: tuple[tuple[re.Pattern[bytes], MediaKind, str], ...] = (
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image", "image/png"),
-    (re.compile(rb"\xff\xd8\xff"), "image", "image/jpeg"),
-    (re.compile(rb"GIF8[79]a"), "image", "image/gif"),
-    (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "image", "image/webp"),
-    (re.compile(rb"RIFF.{4}WAVE", re.DOTALL), "audio", "audio/wav"),
-    (re.compile(rb"ID3|\xff[\xfb\xf3\xf2]"), "audio", "audio/mpeg"),
-    (re.compile(rb"%PDF-"), "file", "application/pdf"),
+    (late(rb"\x89PNG\r\n\x1a\n"), "image", "image/png"),
+    (late(rb"\xff\xd8\xff"), "image", "image/jpeg"),
+    (late(rb"GIF8[79]a"), "image", "image/gif"),
+    (late(rb"RIFF.{4}WEBP", re.DOTALL), "image", "image/webp"),
+    (late(rb"RIFF.{4}WAVE", re.DOTALL), "audio", "audio/wav"),
+    (late(rb"ID3|\xff[\xfb\xf3\xf2]"), "audio", "audio/mpeg"),
+    (late(rb"%PDF-"), "file", "application/pdf"),
 )
 """How the files begin that models take."""
 
@@ -109,7 +110,7 @@ def text_in(mime: object, data: str) -> str | None:
         return None
 
 
-_TEXTUAL = re.compile(
+_TEXTUAL = late(
     r"text/|application/(?:json|xml|javascript|yaml|toml|sql)\b|[^;]*\+(?:json|xml)\b", re.IGNORECASE
 )
 

@@ -7,6 +7,8 @@ time and constant memory, because every repetition in the regular expressions is
 import re
 from collections.abc import Iterator
 
+from grue.late_patterns import late
+
 _NAME = b"(?:authorization|api-key)"
 _SCHEME = b"(?:bearer|basic|token|digest|negotiate|apikey)"
 _BLANK = rb"(?:[ \t]|\\{1,64}+t)"
@@ -16,24 +18,24 @@ _SIGNS = rb"a-z._~+/=:;|!$%&*@#^-"
 _VALUE = rb"(?:[0-9%b]|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4})" % _SIGNS
 _QUOTES = rb"""["'\\]{0,64}+"""
 
-_HEADER = re.compile(
+_HEADER = late(
     rb"(?i)%(name)b%(quotes)b%(blank)b*+[:=]%(blank)b*+%(quotes)b(?:%(scheme)b%(blank)b++)?+"
     rb"(?!%(scheme)b(?:[\s\\\"']|\Z))(?=%(value)b{6})"
     % {b"name": _NAME, b"quotes": _QUOTES, b"blank": _BLANK, b"scheme": _SCHEME, b"value": _VALUE}
 )
-_BEARER = re.compile(
+_BEARER = late(
     rb"(?i)bearer ++(?=%b{12})(?=sk-|(?:[%b]++|\\{1,64}+/)*+(?:[0-9]|\\{1,64}+u[0-9a-f]{4}))"
     % (_VALUE, _SIGNS)
 )
 """Without a header name the value must look like a token, because prose may contain "bearer of"."""
 
-_FIELD = re.compile(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
+_FIELD = late(rb'(?i)"[a-z-]{0,40}%b"\s{0,8}:\s{0,8}"(?:%b +)?' % (_NAME, _SCHEME))
 """A header as a member of a JSON object. Its value must be a string; other values are not credentials."""
 
 # Long values are matched in steps. A single match over megabytes would block all other threads meanwhile.
-_VALUE_STEP = re.compile(rb"(?i)(?:[0-9%b]{1,4096}+|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4}){1,64}+" % _SIGNS)
-_TEXT_STEP = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
-_NEXT_VALUE = re.compile(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))
+_VALUE_STEP = late(rb"(?i)(?:[0-9%b]{1,4096}+|\\{1,64}+/|\\{1,64}+u[0-9a-f]{4}){1,64}+" % _SIGNS)
+_TEXT_STEP = late(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
+_NEXT_VALUE = late(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))
 """Another value after the first one. Some schemes have several, such as `Signature=`."""
 
 _SHORTEST = 6

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
+from grue.late_patterns import late
+
 
 class Found(NamedTuple):
     """A span of bytes that is to be replaced.
@@ -66,11 +68,11 @@ def _is_escaped(written: bytes, at: int) -> bool:
     return (at - first) % 2 == 1
 
 
-_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
+_TOKEN = late(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
 _LONGEST_WORD = 400
 """Length of the longest span that can be part of a number. Regular floats have at most 309 digits."""
 
-_MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
+_MAY_BE_NO_TEXT = late(rb"[-+.eE0-9]+|[truefalsn]+")
 
 
 def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
@@ -104,7 +106,7 @@ def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
             yield found
 
 
-_WORD = re.compile(rb"[A-Za-z_-]*")
+_WORD = late(rb"[A-Za-z_-]*")
 
 
 def _end_of_text(written: bytes, at: int) -> int:

@@ -12,9 +12,7 @@ Three things are derived from a secret:
 - Spellings, for texts that arrive in pieces: for each position of a form, what may occur there.
 """
 
-import html
 import re
-import shlex
 from base64 import b64encode
 from functools import lru_cache
 from typing import NamedTuple
@@ -103,6 +101,9 @@ def _compiled(source: bytes) -> re.Pattern[bytes]:
 
 # No encoder escapes these characters.
 _NEVER_ESCAPED = re.compile("[A-Za-z0-9]+")
+# As `html.escape` writes them. That module takes longer to import than all else here.
+_IN_HTML_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_IN_HTML_ATTRIBUTE = {**_IN_HTML_TEXT, **str.maketrans({'"': "&quot;", "'": "&#x27;"})}
 _CONTROLS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
@@ -152,7 +153,7 @@ def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
 def _replaced(char: str) -> bytes:
     """Return a regular expression for a character as a URL, a mail or HTML encodes it."""
     in_url = b"".join(b"(?:%%(?:25){0,8}|=)(?i:%02x)" % byte for byte in char.encode())
-    name = html.escape(char)[1:-1].encode()
+    name = _in_html(char)[1:-1].encode()
     named = b"|" + re.escape(name) + b";" if name and not name.startswith(b"#") else b""
     # The ampersand may itself have been escaped, as `&amp;`, any number of times.
     in_html = rb"&(?:amp;){0,8}(?:#0{0,6}%d;|#[xX]0{0,6}(?i:%x);%b)" % (ord(char), ord(char), named)
@@ -203,10 +204,13 @@ def _written_out(secret: str) -> list[str]:
     forms += level[:4]
     in_url = [quote(secret, safe=""), quote(secret), quote_plus(secret)]
     forms += in_url + [re.sub("%..", lambda sign: sign[0].lower(), form) for form in in_url]
-    forms += [quote(in_url[0], safe=""), html.escape(secret), html.escape(secret, quote=False)]
-    forms += [html.escape(secret).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")]
-    forms += [shlex.quote(secret)[1:-1] if shlex.quote(secret) != secret else secret]
-    forms += [secret.replace("'", r"'\''"), re.sub(r"([^\w@%+=:,./-])", r"\\\1", secret)]
+    forms += [quote(in_url[0], safe=""), _in_html(secret), secret.translate(_IN_HTML_TEXT)]
+    forms += [_in_html(secret).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")]
+    forms += [
+        secret.replace("'", "'\"'\"'"),
+        secret.replace("'", r"'\''"),
+        re.sub(r"([^\w@%+=:,./-])", r"\\\1", secret),
+    ]
     forms += [re.sub(r"(?a)([^\W_]|[^\x00-\x7f])|(.)", _after_backslash, secret, flags=re.DOTALL)]
     forms += [repr(secret)[1:-1], repr(secret.encode())[2:-1], secret.replace("/", r"\/")]
     return list(dict.fromkeys(forms))
@@ -214,6 +218,10 @@ def _written_out(secret: str) -> list[str]:
 
 def _after_backslash(char: re.Match[str]) -> str:
     return char[1] or f"\\{char[2]}"
+
+
+def _in_html(text: str) -> str:
+    return text.translate(_IN_HTML_ATTRIBUTE)
 
 
 def _in_json(text: str) -> str:

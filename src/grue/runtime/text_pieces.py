@@ -4,21 +4,21 @@ A secret may be split over several pieces, none of which contains it. So the end
 beginning of a secret is held back. It is shown with the next piece, or when the text has ended.
 """
 
-import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from grue.late_patterns import late
 from grue.runtime.redaction import CUT_PLACEHOLDER, MIN_BEGINNING_BYTES, Redaction
 from grue.runtime.secret_forms import Spelling, spellings_of
 
 _HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
 _LINE = r"[^\n\\]*+(?:\\(?!n)[^\n\\]*+)*+"
-_OPEN = re.compile(
+_OPEN = late(
     rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
 )
 """An authorisation header or a bearer token at the end of the text. Its value may continue."""
 
-_NAME = re.compile("(?ia)authorization|api-key|bearer ")
+_NAME = late("(?ia)authorization|api-key|bearer ")
 _LONG = 4096
 """Length of a held-back text above which it is not searched again until its line ends. Without this, a long
 line in small pieces would take quadratic time."""

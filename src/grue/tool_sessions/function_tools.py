@@ -30,6 +30,7 @@ from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.docstrings import read_docstring
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.function_parameters import Parameters
+from grue.tool_sessions.host_tools import HostFunctions
 from grue.tool_sessions.invalid_arguments import InvalidArgumentsError
 from grue.tool_sessions.tool_context import ToolContext
 from grue.tool_sessions.tool_decorator import settings_of
@@ -53,7 +54,7 @@ class _Function(Struct, frozen=True):
     annotations: ToolAnnotations | None
 
 
-class FunctionTools:
+class FunctionTools(HostFunctions):
     """A tool server made of functions. Pass it to a `Runner` in place of an MCP server.
 
     Args:

@@ -24,6 +24,7 @@ from grue.processes.limits import ProcessLimits
 from grue.processes.process_group import ProcessRegistry, SpawnError
 from grue.protocol import tool_results
 from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools
+from grue.tool_sessions.host_tools import HostCommands
 from grue.tool_sessions.tool_decorator import tool
 
 _SHELL = "/bin/sh"
@@ -35,7 +36,7 @@ AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""
 
 
-class ShellTool(Struct, frozen=True, kw_only=True):
+class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
     """A tool server with the tool `run`, which runs a command and returns its output and exit status.
 
     ```python

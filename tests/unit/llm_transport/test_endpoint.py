@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from grue.errors import MCPConfigError
-from grue.llm_transport import connections
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import Answered
 from grue.messages import RequireAnswer, UserText
@@ -281,20 +280,6 @@ def test_a_proxy_from_the_environment_is_used_but_not_for_this_machine(
         anyio.run(post_once, LlmEndpoint(LlmSettings(base_url=server.base_url, model="m")))
         assert [request.path for request in proxy.requests] == ["http://llm.invalid/v1/chat/completions"]
         assert len(server.requests) == 1
-
-
-def test_certificates_are_loaded_once_a_process_and_only_for_https() -> None:
-    async def open_both(*endpoints: LlmEndpoint) -> None:
-        for endpoint in endpoints:
-            async with endpoint:
-                with endpoint._open().transport():
-                    pass
-
-    connections.tls.cache_clear()
-    anyio.run(open_both, LlmEndpoint(LlmSettings(base_url="http://host/v1", model="m")))
-    assert connections.tls.cache_info().misses == 0
-    anyio.run(open_both, LlmEndpoint(LlmSettings(model="m")), LlmEndpoint(LlmSettings(model="m")))
-    assert connections.tls.cache_info().misses == 1
 
 
 def test_a_transport_takes_the_place_of_the_network() -> None:

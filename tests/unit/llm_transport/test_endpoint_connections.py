@@ -1,9 +1,14 @@
 """Connections to an endpoint: one for each request under way, kept for the next, closed in the end."""
 
+import ssl
+import threading
+from collections.abc import Callable
+
 import anyio
 import pytest
 
 from grue.lean_httpx import httpx
+from grue.llm_transport import connections
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import Answered
 from grue.llm_transport.one_connection import OneConnection
@@ -119,3 +124,84 @@ async def test_a_cancelled_connect_leaves_nothing_open() -> None:
         response = await transport.handle_async_request(request_to(server))
         assert b"hi" in await response.aread()
         await transport.aclose()
+
+
+class Certificates:
+    """Counts the threads that load certificates, in place of httpx.
+
+    Args:
+        monkeypatch: Undoes it.
+        load: What loading does; it returns nothing or raises.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, load: Callable[[], None] = lambda: None) -> None:
+        self.threads: list[str] = []
+        self._load = load
+        monkeypatch.setattr(connections, "_certificates", connections._Certificates())
+        monkeypatch.setattr(httpx, "create_ssl_context", self)
+
+    def __call__(self) -> ssl.SSLContext:
+        self.threads.append(threading.current_thread().name)
+        self._load()
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+async def opened(*endpoints: LlmEndpoint) -> None:
+    for endpoint in endpoints:
+        async with endpoint:
+            with endpoint._open().transport():
+                pass
+
+
+PLAIN = LlmSettings(base_url="http://host/v1", model="m")
+SECURE = LlmSettings(model="m")
+
+
+async def test_certificates_are_loaded_once_a_process_and_only_for_https(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    certificates = Certificates(monkeypatch)
+    LlmEndpoint(PLAIN).begin()
+    await opened(LlmEndpoint(PLAIN))
+    assert certificates.threads == []
+    await opened(LlmEndpoint(SECURE), LlmEndpoint(SECURE))
+    assert certificates.threads == [threading.current_thread().name]
+
+
+async def test_before_a_turn_they_are_loaded_in_a_thread_which_the_first_request_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+    certificates = Certificates(monkeypatch, lambda: None if go_on.wait(60) else pytest.fail("never went on"))
+    endpoint = LlmEndpoint(SECURE)
+    endpoint.begin()
+    endpoint.begin()
+    go_on.set()
+    await opened(endpoint)
+    endpoint.begin()
+    assert certificates.threads == ["grue-tls"]
+
+
+async def test_what_fails_in_the_thread_is_raised_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise FileNotFoundError("no certificates")
+
+    certificates = Certificates(monkeypatch, missing)
+    endpoint = LlmEndpoint(SECURE)
+    endpoint.begin()
+    with pytest.raises(FileNotFoundError, match="no certificates"):
+        await opened(endpoint)
+    assert certificates.threads == ["grue-tls", threading.current_thread().name]
+
+
+async def test_without_a_thread_the_request_loads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = Certificates(monkeypatch)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        LlmEndpoint(SECURE).begin()
+    await opened(LlmEndpoint(SECURE))
+    assert certificates.threads == [threading.current_thread().name]

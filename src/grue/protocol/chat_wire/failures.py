@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from grue.late_patterns import late
 from grue.messages import ContextOverflow, LlmFailure
 from grue.protocol.chat_wire.json_text import from_json, to_json
 from grue.protocol.chat_wire.profile import WireProfile
@@ -23,19 +24,17 @@ _MOST_READ = 20_000
 MAX_WORDS = 600
 """Longest quotation of a provider's text, in characters."""
 
-_KEY = re.compile(r"api[ _-]?key|no connected db", re.IGNORECASE)
+_KEY = late(r"api[ _-]?key|no connected db", re.IGNORECASE)
 """How a key is refused with status 400: Gemini's and xAI's words, and LiteLLM's where it has no database."""
 
-_MODEL = re.compile(
-    r"invalid model\b|not a valid model|model\b[^\n]{0,80}(not exist|not found)", re.IGNORECASE
-)
-_UNPAID = re.compile(r"credit balance|any credits|billing", re.IGNORECASE)
-_TOOLLESS = re.compile(r"not support (?:tool|function)|tool use", re.IGNORECASE)
-_MODERATED = re.compile(r"moderation|flagged", re.IGNORECASE)
+_MODEL = late(r"invalid model\b|not a valid model|model\b[^\n]{0,80}(not exist|not found)", re.IGNORECASE)
+_UNPAID = late(r"credit balance|any credits|billing", re.IGNORECASE)
+_TOOLLESS = late(r"not support (?:tool|function)|tool use", re.IGNORECASE)
+_MODERATED = late(r"moderation|flagged", re.IGNORECASE)
 _GARBLED = frozenset({"tool_use_failed", "json_validate_failed"})
 """Codes of Groq's for an invalid output of the model, with status 400; a retry can help."""
 
-_LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
+_LOOPBACK = late(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 class Fault(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,13 @@
+"""What only an open session needs: the SDK, checks of arguments and results, and tasks.
+
+`McpClient` imports this module when its process has been spawned. A process of one turn sends its first
+request before that, so nothing here delays the request.
+"""
+
+from grue.mcp_transport import sdk
+from grue.mcp_transport.input_schemas import InputSchemas
+from grue.mcp_transport.output_schemas import OutputSchemas
+from grue.mcp_transport.tool_tasks import LOST, TaskOfCall
+from grue.protocol.server_tasks import created_task
+
+__all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "created_task", "sdk"]

@@ -1,0 +1,56 @@
+"""What the engine knows of the tools that are the program's own: functions, and allowed commands.
+
+`FunctionTools` and `ShellTool` are such. The engine tells them from MCP servers by these base classes. So a
+program with MCP servers alone does not import what reads functions and their docstrings.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from grue.messages import ServerName
+from grue.processes.process_group import ProcessRegistry
+from grue.runtime.actor import Note
+from grue.tool_sessions.connection import Listing, ToolConnection
+
+
+class HostConnection(ToolConnection, Protocol):
+    """A connection to tools of the program's own. Their listing is known without opening it."""
+
+    @property
+    def listing(self) -> Listing:
+        """The tools."""
+        ...
+
+
+class HostFunctions:
+    """Functions of the program; see `FunctionTools`."""
+
+    __slots__ = ()
+
+    def connect(
+        self,
+        server: ServerName,
+        before_calls: Callable[[], Awaitable[object]] | None = None,
+        note: Note | None = None,
+    ) -> HostConnection:
+        """Make the connection for one session."""
+        raise NotImplementedError
+
+
+class HostCommands:
+    """Commands that the program allows; see `ShellTool`."""
+
+    __slots__ = ()
+
+    def connect(
+        self,
+        server: ServerName,
+        registry: ProcessRegistry,
+        before_calls: Callable[[], Awaitable[object]] | None = None,
+    ) -> HostConnection:
+        """Make the connection for one session."""
+        raise NotImplementedError
+
+    def named_values(self) -> Mapping[str, str]:
+        """Return the configured values by name, for redaction."""
+        raise NotImplementedError
