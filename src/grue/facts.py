@@ -20,7 +20,7 @@ register_facts("maildesk", Assigned)
 Where the host is not installed, or its facts are not registered, a reader shows its facts as data.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -126,6 +126,11 @@ def _fields(fact: Struct) -> JsonObject:
     return {name: value for name, value in fields.items() if name != "type"}
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, for texts that people read: `1 turn`, `3 turns`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _json(value: object) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
@@ -148,6 +153,20 @@ class ConditionChanged(Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """The change as a sentence without a full stop; parts of it may be untrusted."""
         return f"The {self.what} has changed since the episode was last played: {self.before} -> {self.now}"
+
+
+def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
+    """Return the conditions that differ, in the order of `now`.
+
+    Args:
+        before: The recorded conditions. Those that are missing, as in older traces, count as unchanged.
+        now: The present conditions.
+    """
+    return tuple(
+        ConditionChanged(what=what, before=before[what], now=value)
+        for what, value in now.items()
+        if before.get(what, value) != value
+    )
 
 
 class EpisodeStarted(Fact, frozen=True, kw_only=True):
@@ -234,7 +253,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """Return reason, turns and detail."""
-        return f"{self.reason} after {_turns(self.turns)}: {self.detail}"
+        return f"{self.reason} after {counted(self.turns, 'turn')}: {self.detail}"
 
     def severity(self) -> Severity:
         """Return `fail` if the episode failed or was interrupted."""
@@ -274,7 +293,7 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
     def summary(self) -> str:
         """Return id, finished turns and changes."""
         changed = "".join(f"; {each.what}: {each.before} -> {each.now}" for each in self.changes)
-        return f"{self.episode_id} goes on after {_turns(self.turns, 'finished turn')}{changed}"
+        return f"{self.episode_id} goes on after {counted(self.turns, 'finished turn')}{changed}"
 
     def severity(self) -> Severity:
         """Return `warn` if conditions have changed."""
@@ -298,10 +317,6 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
 
 EPISODE_FACTS: tuple[type[Fact], ...] = (EpisodeStarted, EpisodeResumed, EpisodeEnded)
 """The facts that every reader knows."""
-
-
-def _turns(count: int, noun: str = "turn") -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 # --- The facts of hosts ---

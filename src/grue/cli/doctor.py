@@ -32,6 +32,7 @@ from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError, MissingDependencyError
+from grue.facts import counted
 from grue.games.interpreters import choose_interpreter
 from grue.mcp_transport.listing_cache import ListingCache
 from grue.mcp_transport.node_version import node_too_old
@@ -163,7 +164,7 @@ def _server_file(known: KnownServers, mcp_config: Path | None) -> Iterator[Findi
     if known.source != BUNDLED and not count:
         yield Finding("WRONG", f"{known.source}: no MCP server is configured.\nName one under 'mcpServers'.")
     elif known.source != BUNDLED:
-        yield Finding("ok", f"{known.source}: {count} server{'' if count == 1 else 's'}")
+        yield Finding("ok", f"{known.source}: {counted(count, 'server')}")
     elif mcp_config is None and Path(DEFAULT_FILE_NAME).is_file():
         why = f"{PROJECT_FILE} turns MCP off" if declines_mcp() else f"{PROJECT_FILE} does not turn MCP on"
         yield Finding("note", f"{DEFAULT_FILE_NAME} is not used: {why}. Try it with --mcp-config.")
@@ -199,7 +200,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 
 
 def _server(opened: SessionOpened, closed: SessionClosed | None, source: str) -> Finding:
-    count = f"{len(opened.tools)} tool{'' if len(opened.tools) == 1 else 's'}"
+    count = counted(len(opened.tools), "tool")
     version = opened.protocol_version
     text = f"{opened.server} ({source}): MCP {version}, {count}, up in {opened.elapsed_s:.2f} s"
     if closed is None:
@@ -223,8 +224,7 @@ def _listing_cache() -> Iterator[Finding]:
     count = cache.count()
     if not (count or faults):
         return
-    listings = f"{count} cached tool listing{'' if count == 1 else 's'}"
-    text = f'{shown_path(cache.folder)}: {listings}, for presume_tools = "seen"'
+    text = f'{shown_path(cache.folder)}: {counted(count, "cached tool listing")}, for presume_tools = "seen"'
     shown = [printable(fault) for fault in faults[:_MOST_FAULTS]]
     how = f"To clear it: rm -r {shlex.quote(str(cache.folder))}"
     yield Finding("note" if faults else "ok", "\n".join([text, *shown, how]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from grue.facts import EpisodeResumed, Severity
+from grue.facts import EpisodeResumed, Severity, counted
 from grue.hosts.zork.facts import Decided, EpisodeStarted, McpInitialized, Observed
 from grue.messages import (
     CallId,
@@ -134,8 +134,7 @@ class Story:
             yield Line("The model is a script that comes with grue. No LLM is used.", DIM)
 
     def _resumed(self, body: EpisodeResumed) -> Iterator[Line]:
-        turns = "1 turn" if body.turns == 1 else f"{body.turns} turns"
-        yield Line(printable(f"Resuming {body.episode_id} after {turns}."), DIM)
+        yield Line(printable(f"Resuming {body.episode_id} after {counted(body.turns, 'turn')}."), DIM)
         for change in body.changes:
             yield Line(printable(f"{change.text}."), YELLOW)
 

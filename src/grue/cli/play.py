@@ -20,6 +20,7 @@ from grue.cli.saying import GRUE, say, shown_path
 from grue.config.settings import GameConfiguration
 from grue.config.wording import missing_servers
 from grue.errors import MCPConfigError, TraceError
+from grue.facts import counted
 from grue.games.catalogue import open_game
 from grue.games.game import Game
 from grue.games.zmachine import ZMachineGame
@@ -179,8 +180,8 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
         most = f" of {result.max_score}" if result.max_score is not None else ""
         score = f" {result.score}{most} points,"
     model = f"{result.model} (scripted, no LLM)" if result.scripted else result.model
-    counted = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
-    counts = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
+    numbers = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
+    counts = ", ".join(counted(count, noun) for count, noun in numbers)
     where = shown_path(folder)
     further = f"\nTo go on: {GRUE} play --resume {where}" if result.reason == "interrupted" else ""
     return (

@@ -16,6 +16,7 @@ from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_path
 from grue.connections import ToolServer
 from grue.errors import MCPConfigError
+from grue.facts import counted
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.hosts.skill_agent.past import read_run
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
@@ -174,8 +175,8 @@ def _settings(options: RunOptions, path: Path) -> JsonObject:
 def _summary(result: RunResult, folder: Path) -> str:
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     where = shown_path(shown)
-    counted = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
-    counts = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counted)
+    numbers = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
+    counts = ", ".join(counted(count, noun) for count, noun in numbers)
     goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: {GRUE} run --resume {where}"
     questions = "".join(f"\n  {each.name} {each.arguments}" for each in result.questions)
     ended = f"{result.reason}: {result.detail}"

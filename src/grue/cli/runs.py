@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, say_page, shown_path
 from grue.errors import MCPConfigError, TraceError
+from grue.facts import counted
 from grue.observers.run_folder import RESULT_FILE
 from grue.runtime.safe_open import next_line, open_regular, read_regular
 from grue.tracing.overview import Overview
@@ -61,7 +62,7 @@ def write_runs(folder: Path, open_browser: bool) -> None:
     from grue.tracing.runs_page import write_index
 
     page = write_index(folder, found)
-    say_page(page, open_browser, f": {len(found)} {'episode' if len(found) == 1 else 'episodes'}")
+    say_page(page, open_browser, f": {counted(len(found), 'episode')}")
 
 
 def _episodes(folder: Path) -> list[Path]:
@@ -129,9 +130,9 @@ def _outcome_of_trace(path: Path) -> str:
             overview.see(envelope)
     except TraceError:
         return "cannot be read"
-    turns = "1 turn" if overview.turns == 1 else f"{overview.turns} turns"
+    turns = counted(overview.turns, "turn")
     failed = f", {overview.failures} without an answer" if overview.failures else ""
-    calls = f", {overview.tool_calls} tool call{'' if overview.tool_calls == 1 else 's'}"
+    calls = f", {counted(overview.tool_calls, 'tool call')}"
     ended = overview.ending or overview.last or "not finished"
     return f"{ended}: {turns}{failed}{calls}, {overview.seconds:.1f} s  {overview.title}"
 
@@ -143,7 +144,6 @@ def _outcome(path: Path) -> str:
         result = msgspec.json.decode(written, type=_Result)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    turns = "1 turn" if result.turns == 1 else f"{result.turns} turns"
     score = "" if result.score is None else f", {result.score} of {result.max_score} points"
     lasted = "" if result.duration_s is None else f", {result.duration_s:.1f} s"
-    return f"{result.reason}: {turns}{score}{lasted}"
+    return f"{result.reason}: {counted(result.turns, 'turn')}{score}{lasted}"

@@ -10,6 +10,7 @@ from grue.config.settings import GameConfiguration
 from grue.config.tool_listing_file import listing_path
 from grue.config.wiring import on_tool_drift
 from grue.errors import MCPConfigError
+from grue.facts import counted
 from grue.messages import ServerName, ToolDefinition, ToolDrifted
 from grue.protocol.safe_text import printable
 from grue.protocol.tool_lock import ToolPin, drift_text, lock_of, screen
@@ -64,7 +65,7 @@ def approve(known: KnownServers, listings: Listings, secret: Collection[str] = (
         yield _line(change, approved.get(change.server, {}).get(change.tool))
     count = sum(map(len, approved.values()))
     state = f"{len(changes)} changed" if changes else "nothing has changed"
-    yield f"{shown_path(path)}: {count} tool{'' if count == 1 else 's'} approved, {state}"
+    yield f"{shown_path(path)}: {counted(count, 'tool')} approved, {state}"
 
 
 def _line(change: ToolDrifted, pin: ToolPin | None) -> str:

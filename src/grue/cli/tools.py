@@ -16,6 +16,7 @@ from grue.cli.tool_lock import approve, drifts
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.errors import MCPConfigError
+from grue.facts import counted
 from grue.messages import JsonObject, ServerFailure, SessionOpened, ToolDefinition
 from grue.protocol.safe_text import plain_text, printable
 from grue.runtime.trace import Recorder
@@ -118,8 +119,9 @@ def _print(outcomes: Mapping[str, Outcome], known: KnownServers) -> None:
 
 def described(opened: SessionOpened, source: str, width: int) -> Iterator[str]:
     """Yield a description of a server's tools, in lines of printable text."""
-    count = f"{len(opened.tools)} tool{'' if len(opened.tools) == 1 else 's'}"
-    heading = f"{opened.server} · {count} · MCP {opened.protocol_version} · {source}"
+    heading = (
+        f"{opened.server} · {counted(len(opened.tools), 'tool')} · MCP {opened.protocol_version} · {source}"
+    )
     yield from _wrapped(heading, width)
     for tool in opened.tools:
         yield ""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.facts import Fact, Severity
+from grue.facts import Fact, Severity, counted
 from grue.protocol.tool_lock import drift_text
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace_reader import RecordedLine
@@ -126,7 +126,7 @@ def _call_id(body: m.ToolTimedOut | m.ToolSkipped | m.ServerDied) -> str:
 def _run(body: m.RunTurn) -> str:
     shown = f"{_tools_from(body.servers)}; {_quoted(body.user)}"
     if body.images:
-        shown += f" with {_many(len(body.images), 'image')}"
+        shown += f" with {counted(len(body.images), 'image')}"
     if body.history is not None:
         shown += f", in conversation {body.history.conversation} after {_entries(body.history.length)}"
     return shown
@@ -147,8 +147,8 @@ def _rewrite(body: m.RewriteHistory) -> str:
         case m.Summarised():
             done = "a summary takes the place of what was said"
         case m.Cleared(results=results, texts=texts):
-            texts_too = f" and {_many(texts, 'text')}" if texts else ""
-            done = f"{_many(len(results), 'tool result')}{texts_too} cleared or cut"
+            texts_too = f" and {counted(texts, 'text')}" if texts else ""
+            done = f"{counted(len(results), 'tool result')}{texts_too} cleared or cut"
     return f"{body.conversation}, {done}: {why[body.reason]}"
 
 
@@ -174,7 +174,7 @@ def _left_out(body: m.SettingsLeftOut) -> str:
 
 def _completed(body: m.TurnCompleted) -> str:
     because = f" ({body.reason})" if body.reason else ""
-    counts = f"{_many(body.requests, 'request')}, {_many(len(body.tool_calls), 'tool call')}"
+    counts = f"{counted(body.requests, 'request')}, {counted(len(body.tool_calls), 'tool call')}"
     return f"{body.kind}{because}: {_json(body.answer)}; {counts}"
 
 
@@ -194,7 +194,7 @@ def _changed_to(decision: m.ApprovalDecision) -> str:
 def _opened(body: m.SessionOpened) -> str:
     names = ", ".join(tool.tool for tool in body.tools)
     again = f", attempt {body.attempt}" if body.attempt > 1 else ""
-    listed = f"{_many(len(body.tools), 'tool')} ({names})" if body.tools else "no tools"
+    listed = f"{counted(len(body.tools), 'tool')} ({names})" if body.tools else "no tools"
     return f"{body.server}{again}{_process(body.pid)}, {_time(body.elapsed_s)}: {listed}"
 
 
@@ -245,7 +245,7 @@ def _supported(body: m.ToolSupportChecked) -> str:
 
 def _asked(body: m.RequestCompletion) -> str:
     wants = "tools on offer" if isinstance(body.mode, m.OfferTools) else "an answer, no tools"
-    return f"request {body.request}: {wants}, {_many(len(body.new), 'new item')}"
+    return f"request {body.request}: {wants}, {counted(len(body.new), 'new item')}"
 
 
 def _reply(body: m.CompletionReceived) -> str:
@@ -267,7 +267,9 @@ def _cut(body: m.ReplyCut) -> str:
 
 
 def _presumed(body: m.ToolsPresumed) -> str:
-    listings = (f"{each.server}: {_many(len(each.tools), 'tool')} ({each.source})" for each in body.listings)
+    listings = (
+        f"{each.server}: {counted(len(each.tools), 'tool')} ({each.source})" for each in body.listings
+    )
     return f"presumed {', '.join(listings)}"
 
 
@@ -322,7 +324,7 @@ _TABLE: dict[type, _Row] = {
     m.FinalForced: _warn(
         "forced",
         lambda body: (
-            f"asked for the final answer after {_many(body.iterations, 'iteration')} "
+            f"asked for the final answer after {counted(body.iterations, 'iteration')} "
             f"({body.reason.replace('_', ' ')})"
         ),
         live=_always,
@@ -351,7 +353,7 @@ _TABLE: dict[type, _Row] = {
     m.StartupFailed: _fail("no start", lambda body: _failure(body.failure)),
     m.ToolsChanged: _Row(
         lambda body: (
-            f"{body.server} now lists {_many(len(body.tools), 'tool')}: "
+            f"{body.server} now lists {counted(len(body.tools), 'tool')}: "
             f"{', '.join(tool.tool for tool in body.tools)}"
         )
     ),
@@ -448,10 +450,6 @@ def _tools_from(servers: tuple[str, ...]) -> str:
 
 def _process(pid: int | None) -> str:
     return f", pid {pid}" if pid is not None else ""
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _time(seconds: float) -> str:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from grue.facts import counted
 from grue.messages import (
     CompletionFailed,
     CompletionReceived,
@@ -92,19 +93,15 @@ def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterat
             continue
         diverged += 1
         if diverged == 1:
-            yield f"Turn {turn.turn} differs after {_many(turn.compared, 'message')}."
+            yield f"Turn {turn.turn} differs after {counted(turn.compared, 'message')}."
             yield from turn.divergence.lines(*names)
         else:
             if diverged == 2:
                 yield "Later turns, each replayed from its recorded beginning:"
             yield f"  {turn.divergence.line(*names)}"
-    counts = f"{_many(total, 'turn')}, {_many(compared, 'message')} compared"
-    cut = f"; {_many(unfinished, 'turn')} did not finish, replayed as far as recorded" if unfinished else ""
+    counts = f"{counted(total, 'turn')}, {counted(compared, 'message')} compared"
+    cut = f"; {counted(unfinished, 'turn')} did not finish, replayed as far as recorded" if unfinished else ""
     yield f"different in {diverged} of {counts}{cut}" if diverged else f"identical: {counts}{cut}"
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 _WithCutOff: TypeAlias = Iterator[tuple[TurnSlice, bool]]

@@ -19,6 +19,7 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
+from grue.facts import counted
 from grue.protocol.safe_text import printable
 from grue.runtime.trace_format import TraceHeader, TraceLine
 from grue.runtime.trace_reader import RecordedLine
@@ -142,10 +143,7 @@ def render(
     layout = _Layout.of(measured.widths(), width, colour)
     header = episode.header
     of = "" if shown == count else f"{shown} of "
-    yield layout.fit(
-        f"{headline(header.episode, header.started_at)}, {of}{count} message{'' if count == 1 else 's'}",
-        _BOLD,
-    )
+    yield layout.fit(f"{headline(header.episode, header.started_at)}, {of}{counted(count, 'message')}", _BOLD)
     yield layout.headings()
     yield from layout.rows(_seen(compress(episode.lines(), found), watch))
     if episode.cut_short:

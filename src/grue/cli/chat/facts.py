@@ -1,6 +1,5 @@
 """The facts that `grue chat` records beside its turns' messages, and the function that reads them back."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,7 +7,7 @@ from msgspec import field
 
 from grue import facts
 from grue.errors import TraceError
-from grue.facts import ConditionChanged, Fact, LogLine, Severity, register_facts
+from grue.facts import Fact, LogLine, Severity, register_facts
 from grue.messages import ToolCalled
 from grue.past import Past, read_past
 from grue.tracing.reading import EpisodeEnvelope
@@ -142,15 +141,6 @@ def read_chat(path: Path) -> ChatPast:
     if not isinstance(past.started, EpisodeStarted):
         raise TraceError(f"{path} cannot be resumed here: another program has recorded it.")
     return past
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
-    """Return the conditions that differ."""
-    return tuple(
-        ConditionChanged(what=what, before=before[what], now=value)
-        for what, value in now.items()
-        if before.get(what, value) != value
-    )
 
 
 register_facts("chat", EpisodeStarted, UserSaid, TakenBack, ModelChanged)

@@ -11,6 +11,7 @@ import msgspec
 
 from grue.approvals import ApprovalQuestion
 from grue.cli.live_story import BOLD, CYAN, Line
+from grue.facts import counted
 from grue.hosts.agent_loop import ToolEnded, ToolStarted
 from grue.messages import ToolCallResult, ToolDefinition
 from grue.protocol.budget import Spent
@@ -93,7 +94,7 @@ def tool_lines(tools: Sequence[ToolDefinition], wanted: str) -> Iterator[Line]:
 def cost_lines(spent: Spent, budget: str) -> Iterator[Line]:
     """Return what the model has cost so far; `budget` is what the budget says, empty for nothing."""
     usage = spent.usage
-    requests = f"{spent.requests} request{'' if spent.requests == 1 else 's'}"
+    requests = counted(spent.requests, "request")
     cached = f" ({usage.cached_tokens:,} from the cache)" if usage.cached_tokens else ""
     price = "the endpoint reports no cost" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
     yield Line(f"{requests}, {usage.input_tokens:,} tokens in{cached}, {usage.output_tokens:,} out, {price}")

@@ -20,6 +20,7 @@ from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import GRUE, shown_path
 from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
+from grue.facts import counted
 from grue.hosts.agent_loop import LoopEvent
 from grue.past import ends_episode
 from grue.protocol.safe_text import printable
@@ -68,7 +69,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 program.reader = PromptReader(lambda: tools, program.status, redaction)
                 screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
             if options.resume is not None:
-                screen.tell(Line(f"Resuming {where} after {turns_text(talk.turns)}.", DIM))
+                screen.tell(Line(f"Resuming {where} after {counted(talk.turns, 'turn')}.", DIM))
             for change in talk.changed:
                 screen.tell(lines.notice(f"{change.text}."))
             program.run()
@@ -169,7 +170,7 @@ class ChatProgram:
     def status(self) -> str:
         """Return the row below the prompt."""
         cost = self.talk.spent.usage.cost_usd
-        parts = [self.talk.model, turns_text(self.talk.turns)]
+        parts = [self.talk.model, counted(self.talk.turns, "turn")]
         if cost is not None:
             parts.append(f"${cost:.4f}")
         return " · ".join(parts)
@@ -199,8 +200,3 @@ class ChatProgram:
             and isinstance(error, LLMError)
             and ends_episode(error, answered=bool(self.talk.spent.requests))
         )
-
-
-def turns_text(count: int) -> str:
-    """Return a number of turns in words."""
-    return f"{count} turn{'' if count == 1 else 's'}"

@@ -23,7 +23,6 @@ from grue.cli.chat.facts import (
     TakenBack,
     UserSaid,
     called_in,
-    changes,
     read_chat,
 )
 from grue.cli.chat.options import ChatOptions, recorded
@@ -31,7 +30,7 @@ from grue.cli.chat.wiring import ChatWiring
 from grue.cli.runs import RUNS
 from grue.conversation import Conversation
 from grue.errors import ConversationError
-from grue.facts import ConditionChanged, EpisodeEnded, EpisodeResumed
+from grue.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
 from grue.hosts.agent_loop import AgentLoop
 from grue.messages import ContextPolicy, ToolDefinition
 from grue.observers.run_folder import RunFolder, new_run_path
@@ -293,7 +292,7 @@ class Talk:
         self._loop.runner.spent = past.spent
         # The model that was chosen last is not a change.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
-        self.changed = changes(known, conditions)
+        self.changed = changed_conditions(known, conditions)
         resumed = EpisodeResumed(
             episode_id=self._id,
             turns=len(past.said),

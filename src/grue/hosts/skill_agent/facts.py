@@ -10,7 +10,7 @@ import msgspec
 from grue import facts
 from grue.actions import PlannedAction, StepExecutionResult, StepStatus
 from grue.approvals import ApprovalDecision, ApprovalQuestion
-from grue.facts import EventFact, Fact, LogLevel, LogLine, Severity, register_facts
+from grue.facts import EventFact, Fact, LogLevel, LogLine, Severity, counted, register_facts
 from grue.messages import JsonObject
 
 EndReason: TypeAlias = Literal[
@@ -41,8 +41,7 @@ class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
     def summary(self) -> str:
         """Return how many tools there are, and of which servers."""
-        count = len(self.tools)
-        return f"{count} tool{'' if count == 1 else 's'} from {', '.join(self.servers) or 'no server'}"
+        return f"{counted(len(self.tools), 'tool')} from {', '.join(self.servers) or 'no server'}"
 
 
 class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):

@@ -7,13 +7,11 @@ because people also resume an episode after they have mended its configuration.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
 
 import msgspec
 
 from grue import HttpServer, StdioServer
 from grue.errors import MCPConfigError
-from grue.facts import ConditionChanged
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.facts import EpisodeStarted
@@ -43,20 +41,6 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
         ),
         "tool lock": _lock(agent),
     }
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
-    """Return the settings that differ, in the order of `now`.
-
-    Args:
-        before: The recorded settings. Older traces lack some or all of them.
-        now: The current settings.
-    """
-    return tuple(
-        ConditionChanged(what=what, before=before[what], now=value)
-        for what, value in now.items()
-        if before.get(what, value) != value
-    )
 
 
 def require_same_tools(started: EpisodeStarted, server: str | None) -> None:

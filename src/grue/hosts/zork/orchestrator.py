@@ -15,11 +15,11 @@ from msgspec import Struct, field, structs
 import grue
 from grue import Recorder
 from grue.errors import GameError, LLMError, MCPConfigError, MCPError, TurnTimedOut
-from grue.facts import ConditionChanged, EpisodeResumed
+from grue.facts import ConditionChanged, EpisodeResumed, changed_conditions
 from grue.games.catalogue import open_game
 from grue.games.game import Game, Observation
 from grue.hosts.zork.agent import ZorkAgent
-from grue.hosts.zork.conditions import changes, conditions_of, require_same_tools
+from grue.hosts.zork.conditions import conditions_of, require_same_tools
 from grue.hosts.zork.context import Move, context_text
 from grue.hosts.zork.facts import (
     Decided,
@@ -322,7 +322,7 @@ class ZorkOrchestratorV2:
         return unrecorded
 
     def _record_resumption(self, past: Past, unrecorded: list[Remembered]) -> None:
-        self.changes = changes(past.conditions or {"model": past.started.model}, self._conditions)
+        self.changes = changed_conditions(past.conditions or {"model": past.started.model}, self._conditions)
         resumed = EpisodeResumed(
             episode_id=self.game_state.episode_id,
             turns=past.turns,
