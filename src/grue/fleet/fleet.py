@@ -16,6 +16,7 @@ from grue.fleet.engine import Costs, Engine
 from grue.fleet.folder import DriverLock, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.local import LocalEngine, default_workers
+from grue.fleet.main_program import refuse_to_start_again
 from grue.fleet.server_places import ServerCap
 from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of
@@ -110,9 +111,12 @@ class Fleet:
             watch: Called with the counts about five times a second.
 
         Raises:
-            FleetError: The work, a case or the folder cannot be used, or another driver has the folder.
+            FleetError: The work, a case or the folder cannot be used, or another driver has the folder. Or
+                the program would start the fleet again in each worker that imports it.
             MissingDependencyError: pebble is not installed.
         """
+        own = getattr(work, "__module__", "") == "__main__"
+        refuse_to_start_again(imports_main=own or self._engine == "local")
         settings = [dict(case) for case in cases]
 
         def all_cases() -> Iterable[Case]:
@@ -133,6 +137,7 @@ class Fleet:
 
     def sweep(self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None) -> Finished:
         """Do what is missing of a sweep. Blocks. Raises what `map` raises."""
+        refuse_to_start_again(imports_main=self._engine == "local")
         known = find_work(sweep.work)
         plan = Plan(
             work=known,

@@ -27,6 +27,7 @@ from grue.config.reading import nearest
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
 from grue.fleet.identity import Case
+from grue.fleet.main_program import WORK_MODULE
 
 OURS = {
     "zork": "grue.fleet.zork_work:play",
@@ -210,7 +211,7 @@ def _imported(module: str, name: str) -> Any:
 
 
 def _from_file(path: Path) -> Any:
-    module_name = f"_grue_work_{path.stem}"
+    module_name = f"{WORK_MODULE}{path.stem}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)

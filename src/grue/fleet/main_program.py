@@ -1,0 +1,81 @@
+"""Refuse a fleet that its own workers would start again.
+
+A worker process imports the program that started it, and so does a driver whose work is defined in it. If the
+program starts its fleet at the top of the file, without `if __name__ == "__main__"`, each of them would start
+the fleet once more. This is found before anything starts: in the program's text, at the line that is running.
+"""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from grue.errors import FleetError
+
+WORK_MODULE = "_grue_work_"
+"""How the names of modules begin that are imported from a file for their work."""
+
+_IMPORTED_AGAIN = ("__mp_main__", WORK_MODULE)
+_TELLING_APART = frozenset(
+    {"__name__", "parent_process", "current_process", "environ", "getenv", "getpid", "getppid"}
+)
+"""A program that asks one of these may know that it is imported by a worker."""
+
+
+def refuse_to_start_again(*, imports_main: bool) -> None:
+    """Check that the program does not start its fleet when it is imported.
+
+    Args:
+        imports_main: Whether workers, or the driver, will import the main program.
+
+    Raises:
+        FleetError: It does.
+    """
+    main: Any = sys.modules["__main__"]
+    for frame in _running_modules(inspect.currentframe()):
+        file = frame.f_globals.get("__file__")
+        if file is None:
+            continue
+        again = str(frame.f_globals.get("__name__", "")).startswith(_IMPORTED_AGAIN)
+        imported = imports_main and frame.f_globals is vars(main) and not _is_left_out(main)
+        if again or (imported and not _is_guarded(Path(file), frame.f_lineno)):
+            raise _starts_again(file, frame.f_lineno)
+
+
+def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of modules whose code is running in this thread."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>":
+            yield frame
+        frame = frame.f_back
+
+
+def _is_left_out(main: Any) -> bool:
+    """Return whether `multiprocessing` does not import the main program: that of a package, `__main__.py`."""
+    spec = getattr(main, "__spec__", None)
+    return spec is not None and str(spec.name).endswith("__main__")
+
+
+def _is_guarded(path: Path, line: int) -> bool:
+    """Return whether the program decides what it does at this line; `True` if its text cannot be read."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True
+    before = (statement for statement in tree.body if statement.lineno <= line)
+    tests = (node.test for statement in before for node in ast.walk(statement) if isinstance(node, ast.If))
+    return any(_name(node) in _TELLING_APART for test in tests for node in ast.walk(test))
+
+
+def _name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _starts_again(file: str, line: int) -> FleetError:
+    return FleetError(
+        f"{file}, line {line}: the program starts its fleet whenever it is imported, and each worker imports"
+        f' it. Put this line, and what it needs, under `if __name__ == "__main__":`.'
+    )
