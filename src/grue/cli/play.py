@@ -82,17 +82,24 @@ def _play(options: PlayOptions, past: Past | None) -> EpisodeResult:
                 folder.discard()  # nothing was played
             raise
         game.pace_s = options.pace_s
-        if options.output == "quiet":
-            for change in orchestrator.changes:
-                say(f"grue: {change.text}.", err=True)
-        try:
-            orchestrator.play_episode()
-        except BaseException:
-            # The result says why the episode ended. If the folder is gone, raise the first error.
-            with suppress(TraceError):
-                _finish(orchestrator, folder, view, options)
-            raise
-        return _finish(orchestrator, folder, view, options)
+        return _played(orchestrator, folder, view, options)
+
+
+def _played(
+    orchestrator: ZorkOrchestratorV2, folder: RunFolder, view: ExitStack, options: PlayOptions
+) -> EpisodeResult:
+    """Play the episode, and write its result however it ends."""
+    if options.output == "quiet":
+        for change in orchestrator.changes:
+            say(f"grue: {change.text}.", err=True)
+    try:
+        orchestrator.play_episode()
+    except BaseException:
+        # The result says why the episode ended. If the folder is gone, raise the first error.
+        with suppress(TraceError):
+            _finish(orchestrator, folder, view, options)
+        raise
+    return _finish(orchestrator, folder, view, options)
 
 
 def _setup(options: PlayOptions, past: Past | None, recorder: Recorder) -> EpisodeSetup:

@@ -93,26 +93,38 @@ def call(
     turn, judged = _judged(turn, valid)
     if tasks:
         judged = _in_order(calls, (*judged, *_under_way(calls, tasks)))
-    batch = BatchId(turn.batches + 1)
-    rejections, rejected_records = reject(rejected, turn.iterations, batch)
+    rejections, rejected_records = reject(rejected, turn.iterations, BatchId(turn.batches + 1))
+    answered = (*settled, *rejected_records)
+    every = {call.call_id: call for call in calls}
     if not (turn.run.tool_policy.rules or decisions):
         # Most turns have no policy, and need not pay for one.
-        records = Growing[ToolCallRecord]().add((*settled, *rejected_records))
-        every = {call.call_id: call for call in calls}
-        judged_reply = JudgedReply(calls=every, open=judged, settled=records)
-        return start_calls(turn, judged_reply, _changed_before(turn), rejections)
-    refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
-    denials, denied_records = deny(refused, turn.iterations, batch)
+        reply = JudgedReply(calls=every, open=judged, settled=Growing[ToolCallRecord]().add(answered))
+        return start_calls(turn, reply, _changed_before(turn), rejections)
+    denials, denied_records = _denials(turn, judged)
     reply = JudgedReply(
-        calls={call.call_id: call for call in calls},
+        calls=every,
         open=tuple(each for each in judged if each.terms.verdict != "deny"),
         earlier=settled,
-        settled=Growing[ToolCallRecord]().add((*settled, *rejected_records, *denied_records)),
+        settled=Growing[ToolCallRecord]().add((*answered, *denied_records)),
         used_before=before,
     )
+    return _ask(turn, reply, decisions, (*rejections, *denials))
+
+
+def _denials(
+    turn: Turn, judged: tuple[JudgedCall, ...]
+) -> tuple[tuple[TurnNote, ...], tuple[ToolCallRecord, ...]]:
+    refused = tuple((each.valid.call, each.terms.reason) for each in judged if each.terms.verdict == "deny")
+    return deny(refused, turn.iterations, BatchId(turn.batches + 1))
+
+
+def _ask(
+    turn: Turn, reply: JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: tuple[TurnNote, ...]
+) -> Transition:
+    """Ask about the calls that no earlier decision answers; if there are none, have the calls made."""
     questions = _questions(turn, reply)
     accepted, ignored = _accepted(questions, {}, decisions)
-    notes: tuple[TurnNote, ...] = (*rejections, *denials, *ignored)
+    notes = (*notes, *ignored)
     state = AwaitingApproval(turn, reply, _without(questions, accepted), accepted)
     if not state.questions:
         return _send(turn, reply, accepted, notes)
