@@ -1,4 +1,4 @@
-"""How a host describes a valid answer: its schema, its check and its fallback."""
+"""`AnswerSpec`: a host's description of a valid answer, with its schema, its check and its fallback."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping

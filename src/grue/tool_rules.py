@@ -62,7 +62,7 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which tool calls are made, asked about or denied. The default allows every call, one at a time.
+    """The rules for tool calls: made, asked about or denied. The default allows every call, one at a time.
 
     Attributes:
         rules: The first row that matches a tool decides. A tool that no row matches is allowed.

@@ -234,7 +234,7 @@ def run(
         str | None, typer.Argument(metavar="[AGENT.yaml]", help="The agent.", show_default="agent.yaml")
     ] = None,
     task: Annotated[
-        str | None, typer.Argument(metavar="[TASK]", help="What it is to do.", show_default="the agent's own")
+        str | None, typer.Argument(metavar="[TASK]", help="The task.", show_default="the agent's own")
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Use a scripted model, which knows the bundled example.")

@@ -29,12 +29,14 @@ _Ray = Annotated[
 def run(
     sweep: _Sweep,
     directory: _Place = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done, and do nothing.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what would be done, and start nothing.")
+    ] = False,
     workers: _Workers = None,
     engine: _Engine = "local",
     ray: _Ray = None,
 ) -> None:
-    """Do what is missing of a sweep. The same command again goes on where it stopped."""
+    """Run the missing episodes of a sweep. The same command again continues where it stopped."""
     _run(_Chosen(sweep, directory, workers, engine, ray), plan=plan)
 
 
@@ -52,7 +54,7 @@ def retry(
 
 @fleet_app.command()
 def status(directory: _Directory, as_json: _Json = False) -> None:
-    """Say how far a fleet is."""
+    """Print how many episodes of a fleet are done."""
     with plain_errors():
         from grue.cli.fleet_view import print_status
 

@@ -22,7 +22,7 @@ _WIDEST = 28
 
 
 def print_status(directory: Path, *, as_json: bool) -> None:
-    """Print how far a fleet is, from what is on disk.
+    """Print how many episodes of a fleet are done, from the files on disk.
 
     Raises:
         FleetError: There is no fleet, or a file of it is damaged.

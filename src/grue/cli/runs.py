@@ -123,7 +123,7 @@ def _size(path: Path) -> int:
 
 
 def _outcome_of_trace(path: Path) -> str:
-    """Return how the episode of a program of one's own ended, from its trace."""
+    """Return how an episode without a result file ended, from its trace."""
     overview = Overview()
     try:
         for envelope in open_episode(path):

@@ -1,4 +1,4 @@
-"""Which of a server's tools are offered: the keys of its entry, ours and those of other hosts."""
+"""The keys that choose which of a server's tools are offered, ours and those of other hosts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ EXCLUDING = ("disabled_tools", "disabledTools", "excludeTools")
 
 
 class ToolsConfig(BaseModel):
-    """Which of a server's tools are offered.
+    """The choice of a server's tools that are offered.
 
     Attributes:
         include: Bare names, or patterns with `*`, `?` and `[...]`, of the tools to offer; `None`: all.

@@ -43,7 +43,7 @@ def no_line(*keys: str | int) -> None:
 
 
 class TablePlace(Struct, frozen=True):
-    """Where a table stands, for errors: its file, its name, and how to find the lines of its keys."""
+    """The place of a table, for errors: its file, its name, and how to find the lines of its keys."""
 
     path: Path
     name: str

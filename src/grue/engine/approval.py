@@ -54,7 +54,7 @@ Questions: TypeAlias = tuple[ApprovalQuestion, ...]
 
 
 class Parking:
-    """Whether the turns of a recorder can be parked: they need a trace file from which nothing was removed.
+    """Checks whether a recorder's turns can be parked. They need a trace file from which nothing was removed.
 
     Args:
         recorder: Records the turns.

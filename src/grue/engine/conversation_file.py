@@ -90,7 +90,7 @@ class Undone(Struct, frozen=True, tag="undone"):
 
 
 class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):
-    """Where a turn stands that a later process can go on with.
+    """The state of a turn that a later process can go on with.
 
     Attributes:
         turn: Its number.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TurnsUnderWay:
-    """Which turns of a runner are running. Thread-safe.
+    """The turns of a runner that are running. Thread-safe.
 
     Attributes:
         conversations: The conversations that the runner's turns have continued, by id, as long as the host

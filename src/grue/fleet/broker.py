@@ -41,7 +41,7 @@ _LEAST_PAUSE_S = 1.0
 
 
 class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all requests of a fleet may cost together. `None`: no limit.
+    """Limits on the cost of all requests of a fleet together. `None`: no limit.
 
     Attributes:
         money_usd: US dollars. Never exceeded where the price and `max_tokens` of a request are known, because
@@ -74,7 +74,7 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast the requests of a fleet may be sent. `None`: as fast as the endpoint takes them.
+    """Limits on the rate of a fleet's requests. `None`: as fast as the endpoint takes them.
 
     Attributes:
         requests_per_minute: Requests that start within a minute.

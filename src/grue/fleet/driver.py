@@ -151,7 +151,7 @@ class Driver:
         self._stop: Finished | None = None
 
     def run(self) -> Finished:
-        """Do what is missing. Blocks until it is done, or the fleet pauses or is stopped.
+        """Run the missing episodes. Blocks until they are done, or the fleet pauses or is stopped.
 
         The first Ctrl-C, or `grue fleet stop`, lets the running episodes end; the second cancels them.
 

@@ -136,7 +136,7 @@ class Fleet:
         return self._run(plan, axes, retry=retry, watch=watch)
 
     def sweep(self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None) -> Finished:
-        """Do what is missing of a sweep. Blocks. Raises what `map` raises."""
+        """Run the missing episodes of a sweep. Blocks. Raises what `map` raises."""
         refuse_to_start_again(imports_main=self._engine == "local")
         known = find_work(sweep.work)
         plan = Plan(

@@ -1,4 +1,4 @@
-"""What the hosts' own works have in common: the endpoint of a case, and the settings of the project's file.
+"""Functions that the hosts' own works share: a case's endpoint, and the settings of the project's file.
 
 A case names its model and base URL, or the project's file does. Both belong to the identity of the episode.
 So they are put into the case before anything starts, with a hash of what else the project's file says.
@@ -84,7 +84,7 @@ def files_digest(folders: Sequence[Path]) -> str:
 
 
 class _Project(NamedTuple):
-    """What a case needs of the project's file: endpoint, model, and a hash of its tables, if it has any."""
+    """The part of the project's file that a case needs: endpoint, model, and a hash of its tables."""
 
     base_url: str
     model: str

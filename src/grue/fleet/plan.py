@@ -20,7 +20,7 @@ _RESULT_BYTES = 3_000
 
 
 class PlannedWork(Struct, frozen=True, kw_only=True):
-    """What is to be done of a sweep.
+    """The remaining work of a sweep, and what it will take.
 
     Attributes:
         work: The function.

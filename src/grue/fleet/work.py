@@ -107,7 +107,7 @@ def _kinds(declared: type[Struct]) -> dict[str, Any]:
 
 
 class WrongSetting(Struct, frozen=True):
-    """What is wrong with the settings of a case: the setting, and a sentence."""
+    """A fault in the settings of a case: the setting, and a sentence."""
 
     name: str
     text: str

@@ -53,7 +53,7 @@ class Permit(Protocol):
     """The permission to send one request."""
 
     def settle(self, outcome: RequestOutcome) -> None:
-        """Report what became of the request. Called once; does not block."""
+        """Report the result of the request. Called once; does not block."""
 
 
 class RequestGate(Protocol):
@@ -100,7 +100,7 @@ def not_sent(why: str) -> Fault:
 
 
 def outcome_of(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    """Return what became of a request that was sent, from the exchange and what was read of it."""
+    """Return the result of a request that was sent, from the exchange and the reply."""
     usage = reply.usage if isinstance(reply, Reply) else None
     return RequestOutcome(
         status=answer.status,

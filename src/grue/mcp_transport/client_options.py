@@ -12,7 +12,7 @@ from grue.tool_sessions.server_requests import Abilities
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
-    """Which tool definitions the user has approved (the tool lock), and what to do about others.
+    """The tool definitions that the user has approved (the tool lock), and what to do about others.
 
     Attributes:
         pins: The approved definitions.

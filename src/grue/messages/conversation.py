@@ -1,4 +1,4 @@
-"""What was said in a conversation: its items, and how an older part of it is kept."""
+"""The items of a conversation, and the entries in which its history is kept."""
 
 from typing import TypeAlias
 

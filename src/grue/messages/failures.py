@@ -1,4 +1,4 @@
-"""Why a turn, a server or a request failed."""
+"""The reasons why a turn, a server or a request failed, as data."""
 
 from typing import Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from grue.vocabulary import FailureKind, ServerPhase
 
 
 class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
-    """Why a server could not be used, with the details a person needs to fix it.
+    """The failure of a server, with the details that a person needs to fix it.
 
     Attributes:
         phase: The step that failed.
@@ -37,7 +37,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
-    """Why the model gave no completion, after all tries.
+    """The failure of a completion, after all tries.
 
     Attributes:
         kind: `refused`: the endpoint rejected the request, and a retry would not help (key, credit, model).

@@ -63,7 +63,7 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which model a turn asks, where and how, for spans and people. No decision depends on it.
+    """The model that a turn asks, its address and settings, for spans and people. No decision depends on it.
 
     Attributes:
         model: The model's name, as the request has it.
@@ -83,7 +83,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an endpoint says about a reply beside the reply itself. No decision depends on it.
+    """Facts that an endpoint reports about a reply beside the reply itself. No decision depends on them.
 
     Attributes:
         id: The endpoint's id of the completion.

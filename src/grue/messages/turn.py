@@ -186,7 +186,7 @@ class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a turn goes on that was parked, or that was killed with its process.
+    """The point at which a turn goes on that was parked, or that was killed with its process.
 
     Attributes:
         parked: How far it had come.

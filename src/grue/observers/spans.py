@@ -163,7 +163,7 @@ Outcome: TypeAlias = (
 
 
 class Verdict(Struct, frozen=True):
-    """Whether a span ended well.
+    """A judgement of how a span ended.
 
     Attributes:
         error_type: One of a few fixed words, suitable for metrics; empty unless something failed.

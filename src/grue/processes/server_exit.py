@@ -1,10 +1,10 @@
-"""How a server process ended, as data."""
+"""`ServerExit`: the end of a server process, as data."""
 
 from msgspec import Struct
 
 
 class ServerExit(Struct, frozen=True):
-    """How a process ended: by itself with a `status`, or killed by a `signal` (a name such as `SIGKILL`)."""
+    """The end of a process: by itself with a `status`, or killed by a `signal` (a name such as `SIGKILL`)."""
 
     status: int | None = None
     signal: str | None = None

@@ -1,4 +1,4 @@
-"""How far a turn has come, in the form that a later process needs."""
+"""The progress of a turn, in the form that a later process needs."""
 
 from grue.messages import TurnParked
 from grue.protocol.turn_states import Turn

@@ -21,7 +21,7 @@ _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """Why a request is refused: the HTTP status and the error message."""
+    """The refusal of a request: the HTTP status and the error message."""
 
     status: int = 400
     words: str

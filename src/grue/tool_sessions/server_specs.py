@@ -1,4 +1,4 @@
-"""How a tool server is reached, as data: a program to start (`StdioServer`) or a URL (`HttpServer`).
+"""The address of a tool server, as data: a program to start (`StdioServer`) or a URL (`HttpServer`).
 
 No text made here may show a secret of an environment, an argument, a URL or a header.
 """

@@ -1,4 +1,4 @@
-"""How each kind of message is presented to people: its severity, a word that marks it, and a line of text.
+"""The presentation of each kind of message: its severity, a word that marks it, and a line of text.
 
 `grue trace show`, the viewer, the diagrams and the live view of `grue play` all use this one table. A kind
 that the table does not know is presented by its fields.

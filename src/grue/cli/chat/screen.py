@@ -1,4 +1,4 @@
-"""Where a chat prints: a terminal, which shows each word as it comes, or a pipe, which gets the answers.
+"""The output of a chat: a terminal, which shows each word as it comes, or a pipe, which gets the answers.
 
 At a terminal a row shows what the turn waits for. It is erased before anything else is printed, so that the
 cursor is always where the next text belongs; it is never hidden, so nothing has to be restored.

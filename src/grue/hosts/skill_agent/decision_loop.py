@@ -25,7 +25,7 @@ _UNUSABLE = "reply"
 
 
 class RunEnd(Struct, frozen=True):
-    """Why a run ends, and the model's answer if it has given one."""
+    """The end of a run: the reason, and the model's answer if it has given one."""
 
     reason: EndReason
     detail: str

@@ -430,7 +430,7 @@ class _Request:
 
 
 class _Asked(NamedTuple):
-    """Which request of its conversation this is, and the call ids that are in use."""
+    """The number of a request in its conversation, and the call ids that are in use."""
 
     number: int
     used_ids: set[str]

@@ -38,7 +38,7 @@ _LOOPBACK = late(r"localhost|127(\.\d{1,3}){3}|::1")
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """Why a request gave no completion, as far as the reply or the connection shows.
+    """The reason why a request gave no completion, as far as the reply or the connection shows.
 
     Attributes:
         message: The endpoint's text, unchanged, or what happened to the connection.

@@ -35,7 +35,7 @@ class Said(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """Which tool the model has to call; `name` is a wire name, and is set only if `mode` is `named`."""
+    """The tool that the model has to call; `name` is a wire name, and is set only if `mode` is `named`."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
