@@ -15,18 +15,23 @@ from typing import Any
 import pytest
 from commands import environment
 from doc_blocks import ASKS, DOCS, THINK, Block, blocks, given, project_file, shell_lines
+from doc_servers import Reader, small_matrix
 from obliging_llm import oblige
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner, TurnRequest
 from grue.cli.app import app
+from grue.hosts.agent_loop import reset_mcp_client
 from grue.settings import MCPConfig
 from grue.testing.llm_server import ScriptedLlmServer
 
 PYTHON = list(blocks("python"))
 FILES = [block for block in PYTHON if re.fullmatch(r"[\w/.]+\.py", block.mark)]
-RUN = [block for block in PYTHON if not block.mark or block.mark.startswith("run")]
+PROGRAMS = [block for block in PYTHON if block.is_program]
+RUN = [
+    block for block in PYTHON if not block.mark or (block.mark.startswith("run") and block not in PROGRAMS)
+]
 TESTS = [block for block in RUN if block.is_test]
 BY_PAGE: dict[Path, list[Block]] = defaultdict(list)
 for _block in RUN:
@@ -62,15 +67,36 @@ def _folder(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_blocks_of_a_page_run_as_pasted(page: Path, endpoint: str) -> None:
     """Only the endpoint and the servers of npm are other ones. A block sees the names of those before it."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in BY_PAGE[page]:
-        Path("pyproject.toml").write_text(project_file(endpoint, ASKS in block.wanted), encoding="utf-8")
-        have = given(endpoint)
-        names |= {name: have[name] for name in block.wanted if name != ASKS}
-        try:
-            exec(compile(block.at(endpoint), block.name, "exec"), names)
-        except Exception as error:
-            error.add_note(f"in {block.name}")
-            raise
+    have = given(endpoint)
+    with Reader(have["llm"]) as reader, small_matrix():
+        reader.callback(reset_mcp_client)
+        for block in BY_PAGE[page]:
+            Path("pyproject.toml").write_text(project_file(endpoint, ASKS in block.wanted), encoding="utf-8")
+            wanted = have | reader.names(block.wanted)
+            names |= {name: wanted[name] for name in block.wanted if name != ASKS}
+            try:
+                exec(compile(block.at(endpoint, reader.mcp_url), block.name, "exec"), names)
+            except Exception as error:
+                error.add_note(f"in {block.name}")
+                raise
+
+
+@pytest.mark.slow
+@pytest.mark.made_up_trace
+@pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.name)
+def test_a_block_that_is_a_program_runs_from_a_file(block: Block, tmp_path: Path, endpoint: str) -> None:
+    (tmp_path / "program.py").write_text(block.at(endpoint), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5" in done.stdout, "five repetitions have a score"
 
 
 @pytest.mark.slow
@@ -99,9 +125,8 @@ def test_a_block_of_a_file_is_that_files_code(block: Block) -> None:
 
 
 def test_every_mark_says_something() -> None:
-    others = [block for block in PYTHON if block not in RUN and block not in FILES]
+    others = [block for block in PYTHON if block not in (*RUN, *FILES, *PROGRAMS)]
     assert all(re.fullmatch(r"not run: \S.{10,}", block.mark) for block in others), others
-    assert len(RUN) > len(others) * 2
     for block in others:
         for named in re.findall(r"tests/[\w/]+\.py", block.mark):
             assert (DOCS.parent / named).exists(), f"{block.name}: {named}"

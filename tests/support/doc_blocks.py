@@ -4,6 +4,7 @@ A comment above a block of Python says how CI treats it; without one the block i
 
 - `<!-- run -->`: the same.
 - `<!-- run with llm, servers -->`: the same, with names that the text has introduced, listed in `given`.
+- `<!-- run as a program -->`: from a file of its own, in a process of its own.
 - `<!-- FILE.py -->`: the block is part of that file in docs/examples.
 - `<!-- not run: REASON -->`
 """
@@ -28,6 +29,8 @@ _ENDPOINT = re.compile(
 )
 _NPX = re.compile(r'command="npx", args=\(.*?\)')
 _MCP_FILES = re.compile(r'"command": "mcp-files", "args": \[.*?\]')
+_MODEL_ALONE = re.compile(r"LlmSettings\(model=")
+_MCP_URL = "http://127.0.0.1:8000/mcp"
 THINK = (sys.executable, str(think.__file__))
 ASKS = "a policy that asks"
 
@@ -56,9 +59,15 @@ class Block(NamedTuple):
         """The names that the reader is assumed to have."""
         return tuple(self.mark.removeprefix("run with ").split(", ")) if "run with" in self.mark else ()
 
-    def at(self, endpoint: str) -> str:
-        """Return the code with this endpoint, and with the bundled server in place of others."""
-        code = _ENDPOINT.sub(endpoint, self.code)
+    @property
+    def is_program(self) -> bool:
+        """Whether it has to be in a file: processes that it starts import it."""
+        return self.mark == "run as a program"
+
+    def at(self, endpoint: str, mcp_url: str = _MCP_URL) -> str:
+        """Return the code with this endpoint, and with our own servers in place of others."""
+        code = _ENDPOINT.sub(endpoint, self.code).replace(_MCP_URL, mcp_url)
+        code = _MODEL_ALONE.sub(f"LlmSettings(base_url={endpoint!r}, model=", code)
         code = _MCP_FILES.sub(lambda _: f'"command": {THINK[0]!r}, "args": [{THINK[1]!r}]', code)
         return _NPX.sub(lambda _: f"command={THINK[0]!r}, args=({THINK[1]!r},)", code)
 

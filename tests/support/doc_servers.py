@@ -1,0 +1,83 @@
+"""The servers and the programs that code blocks of the documents speak to, or speak of."""
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from doc_blocks import DOCS
+
+from grue import HttpServer, Runner, ToolClient
+from grue.runtime.trace_reader import read_trace
+from grue.testing import faults
+from grue.testing.mock_server import MockServer
+
+
+def notes_server() -> MockServer:
+    """A server with a tool, a prompt and a resource, in the revision 2026-07-28."""
+    server = MockServer("notes", era="stateless")
+
+    @server.tool()
+    def echo(text: str) -> str:
+        return text
+
+    @server.prompt()
+    def summary() -> str:
+        return "Sum the notes up."
+
+    @server.resource("file:///notes.txt")
+    def notes() -> str:
+        return "Buy a lamp."
+
+    return server
+
+
+class Reader(ExitStack):
+    """What a reader of the pages has, made when a block wants it and closed at the end.
+
+    Args:
+        llm: The settings of the model.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        super().__init__()
+        self.mcp_url = self.enter_context(notes_server().serve_http())
+        self._llm = llm
+
+    def names(self, wanted: tuple[str, ...]) -> dict[str, Any]:
+        """Return those of the wanted names that need a server or a program."""
+        files = {"files": HttpServer(name="files", url=self.mcp_url)}
+        made: dict[str, Any] = {}
+        if "runner" in wanted:
+            made["runner"] = self.enter_context(Runner(llm=self._llm, servers=files))
+        if "client" in wanted:
+            made["client"] = self.enter_context(ToolClient(files))
+        if "read_trace" in wanted:
+            program = _two_actors()
+            program.main(Path("morning.jsonl"))
+            kinds = {name: getattr(program, name) for name in ("Measure", "Measured", "Heat")}
+            made |= {"Path": Path, "read_trace": read_trace, **kinds}
+        return made
+
+
+@contextmanager
+def small_matrix() -> Iterator[None]:
+    """A fault matrix of one row: the whole one takes minutes, and `test_fault_matrix.py` runs it."""
+    whole = faults.run_matrix
+    row = next(fault for fault in faults.FAULTS if fault.modes == ("turn",))
+    faults.run_matrix = lambda modes=("turn",): whole([row], modes=modes)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        faults.run_matrix = whole
+
+
+def _two_actors() -> Any:
+    path = DOCS / "examples" / "two_actors.py"
+    spec = importlib.util.spec_from_file_location("two_actors", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
