@@ -3,12 +3,14 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 from hypothesis import is_hypothesis_test, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -23,8 +25,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# What these modules share (a browser, a whole run of the benchmarks) takes seconds to make: with several
-# workers, each module stays in one of them.
+# What these modules share (a browser, a server, a run of the benchmarks) takes seconds to make: with several
+# workers, each module stays in one of them, and they come first.
 _ONE_WORKER = (
     "browser/",
     "integration/test_absent_host",
@@ -36,21 +38,51 @@ _ONE_WORKER = (
     "integration/test_secrets_everywhere",
     "integration/test_small_model",
 )
+# The tests of these modules are short: sending each to another worker costs as much as many of them.
+_SHORT = ("properties/", "unit/")
+# But some of these take ten seconds, which are waited for if they begin last.
+_LONG_UNITS = ("unit/actors/test_llm_any_reply", "unit/testing/test_plugin")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect without the garbage collector, and keep it from what is collected.
 
     It would go through ten thousand tests and their modules again and again and find nothing: that takes a
     third of the time of collecting, and half a second for each `gc.collect()` in a test.
     """
+    _rewrite_own_share(session.config)
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _rewrite_own_share(config: pytest.Config) -> None:
+    """Have each worker rewrite the assertions of a part of the test files, where none is on disk.
+
+    pytest does so when it imports a file for the first time. For all files that takes ten seconds of CPU
+    in each worker, since all workers import the same file at the same time.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode:
+        return
+    state = config.stash[rewrite.assertstate_key]
+    files = sorted(
+        file for place in config.args for file in _test_files(config.invocation_params.dir / place)
+    )
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        folder = rewrite.get_cache_dir(file)
+        rewritten = folder / (file.name[:-3] + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(file, rewritten) is None and rewrite.try_makedirs(folder):
+            source, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(state, code, source, rewritten)
+
+
+def _test_files(place: Path) -> Iterator[Path]:
+    return place.rglob("test_*.py")  # of a file, and of a single test, there is none
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,6 +103,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--covered"):
         _put_covered_first(items)
+    elif hasattr(config, "workerinput"):
+        items.sort(key=_begins_late)
     seed = config.getoption("--shuffle")
     if seed is not None:
         items[:] = _shuffled(items, Random(seed))
@@ -106,6 +140,14 @@ def _is_covered(item: pytest.Item) -> bool:
     return f"{file}/".startswith(tuple(f"{place}/" for place in places)) and not _takes_more_time(item)
 
 
+def _begins_late(item: pytest.Item) -> bool:
+    return not _module(item.nodeid).startswith(_ONE_WORKER + _LONG_UNITS)
+
+
+def _module(nodeid: str) -> str:
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
 def _shuffled(items: list[pytest.Item], chance: Random) -> list[pytest.Item]:
     """Return the tests in a random order. Those of a file stay together, because they share what it makes."""
     files: dict[Path, list[pytest.Item]] = {}
@@ -119,21 +161,23 @@ def _shuffled(items: list[pytest.Item], chance: Random) -> list[pytest.Item]:
 
 
 class _OneWorkerForSome(LoadScopeScheduling):  # type: ignore[misc]  # xdist is not typed
-    """Send each test to the next free worker, but the tests of a module in `_ONE_WORKER` to the same one.
+    """Send each test to the next free worker, but the tests of some modules to the same one.
 
     The option `--dist loadgroup` of xdist 3.8 has no effect with pytest 9.2, which does not read a test's id
     where xdist writes the group.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return module if module.removeprefix("tests/").startswith(_ONE_WORKER) else nodeid
+        module = _module(nodeid)
+        # With coverage, some tests of a short module count and run first, and the others run last.
+        short = not self.config.getoption("--covered") and module.startswith(_SHORT)
+        together = module.startswith(_ONE_WORKER) or (short and not module.startswith(_LONG_UNITS))
+        return module if together else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    if config.getoption("--covered"):
-        config.option.loadscopereorder = False  # keep the order of collection: see _put_covered_first
+    config.option.loadscopereorder = False  # keep the order of pytest_collection_modifyitems
     return _OneWorkerForSome(config, log)
 
 

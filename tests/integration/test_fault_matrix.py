@@ -15,6 +15,7 @@ from grue.protocol.retry import RetryPolicy
 from grue.testing import fault_turns, faults
 from grue.testing.fault_turns import MODES, Fault, Mode, RowOutcome, drive_turn
 from grue.testing.faults import ENDS, FAULTS, TOLERATED, run_matrix, try_fault
+from grue.testing.leftovers import assert_nothing_left
 from grue.tracing.reading import open_episode
 from grue.tracing.replay import replay
 
@@ -151,6 +152,13 @@ def test_a_row_in_which_nothing_is_presumed_is_told(monkeypatch: pytest.MonkeyPa
     assert "the outcome should be answered, not nothing was presumed" in result.wrong[0]
 
 
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for half a second where something is left behind, which each row does for ten."""
+    monkeypatch.setattr(faults, "assert_nothing_left", lambda: assert_nothing_left(within_s=0.5))
+
+
+@pytest.mark.usefixtures("little_patience")
 def test_what_is_left_behind_is_told() -> None:
     children = []
 
@@ -164,6 +172,7 @@ def test_what_is_left_behind_is_told() -> None:
     assert "sleep 600" in result.wrong[0]
 
 
+@pytest.mark.usefixtures("little_patience")
 def test_a_crash_and_a_hang_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def crashes(fault: Fault) -> RowOutcome:
         raise LookupError("nobody foresaw this")

@@ -21,7 +21,8 @@ from grue.processes.guard import guard
 from grue.processes.process_table import ProcessEntry, all_process_ids, all_processes
 
 _MARK = "GRUE_LEFTOVERS_MARK"
-_LOOK_EVERY_S = 0.01
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.1
 
 
 class _Present(NamedTuple):
@@ -60,8 +61,11 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
         else:
             os.environ[_MARK] = outer
     deadline = time.monotonic() + within_s
+    pause_s = _FIRST_PAUSE_S
     while any(left := _new_since(before, mark)) and time.monotonic() < deadline:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(pause_s)
+        # A look goes through all of the system's processes: looking often delays what it waits for.
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
     if any(left):
         raise AssertionError("left behind: " + ", ".join(_description(left)))
 
