@@ -12,6 +12,7 @@ waits for its sessions to close (at most `teardown_s`), and only then lets the c
 """
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import TypeAlias
 
 import anyio
@@ -203,7 +204,7 @@ class AgentActor(Actor[TurnEvent]):
         return outcome[0]
 
     async def _next(self) -> Envelope[TurnEvent]:
-        if not isinstance(self._state, Idle | AwaitingClose):
+        if self._deadline != inf and not isinstance(self._state, Idle | AwaitingClose):
             with anyio.CancelScope(deadline=self._deadline):
                 return await self.mailbox.receive()
             return self._happened(self._deadline_passed(), sender="clock")

@@ -132,7 +132,8 @@ class Supervisor:
 
     async def _end(self, error: BaseException | None) -> bool | None:
         """Cancel the running actors and wait. Return whether `error` is only this group's cancellation."""
-        self._group.cancel_scope.cancel()
+        if error is not None or self._running:
+            self._group.cancel_scope.cancel()
         try:
             if error is None or isinstance(error, Exception):
                 # An ordinary exception of the body stays out of the group, which would wrap it.
