@@ -26,7 +26,7 @@ server = StdioServer(name="faulty", command=command, args=tuple(args))
 llm = LlmSettings(base_url=url, model="m", retry=RetryPolicy(max_retries=0))
 runner = Runner(llm=llm, servers={"faulty": server}, lifetime="episode" if way == "episode" else "turn")
 client = ToolClient({"faulty": server})
-request = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=10)
+request = TurnRequest(system="s", user="call faulty.echo", turn_timeout_s=60)
 
 
 def go():
