@@ -6,12 +6,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 from children import HERE, Worker, chat_server
-from measuring import Bar, Effort, Section, figure, interleave
+from measuring import Bar, Effort, Section, figure, rotated
 from turns import boot_ms
 
 sys.path.append(str(HERE / "peers"))
@@ -27,8 +26,11 @@ SIDES = {
 MODEL = "calls-1"
 CONCURRENCY = 2
 ROUNDS = 3
-QUICK = ("functions", "beside")
-"""All that the bars need."""
+COMPARED = ("functions", "beside")
+"""All that the bars need; a quick run starts only these."""
+
+FEW = 1
+"""Rounds of the other sides."""
 
 TITLE = "A batch of turns over npm's sequential-thinking, two at a time"
 
@@ -41,8 +43,7 @@ def map_section(effort: Effort) -> Section:
             "map", TITLE, f"Not measured: {node.absent}.", [], facts={"not measured": "no npm server"}
         )
     quick = effort.batch < 10
-    sides = QUICK if quick else tuple(SIDES)
-    rounds = 1 if quick else ROUNDS
+    sides = COMPARED if quick else tuple(SIDES)
     with chat_server(delay_ms=effort.reply_ms) as chat, tempfile.TemporaryDirectory() as folder:
         with ExitStack() as stack:
             workers = {
@@ -57,11 +58,13 @@ def map_section(effort: Effort) -> Section:
             }
             for side, worker in workers.items():
                 _batch_ms(side, worker, CONCURRENCY)  # not counted: it sees the listing
-            took = interleave(
-                rounds, {side: partial(_batch_ms, side, workers[side], effort.batch) for side in sides}
-            )
+            took: dict[str, list[float]] = {side: [] for side in sides}
+            for number in effort.within(1 if quick else ROUNDS):
+                for side in rotated(sides, number):
+                    if side in COMPARED or number < FEW:
+                        took[side].append(_batch_ms(side, workers[side], _turns(side, effort)))
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            boots = [boot_ms(node.command) for _ in range(rounds + 1)]
+            boots = [boot_ms(node.command) for _ in range(2 if quick else 1 + ROUNDS)]
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
         dropped = sum(trace.read_text().count('"ReplyDropped"') for trace in Path(folder).glob("*.jsonl"))
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -78,8 +81,9 @@ def _section(
     return Section(
         "map",
         TITLE,
-        f"Measured: wall time of a batch of {effort.batch} turns with a tool call, times {CONCURRENCY}, by "
-        f"its turns; sides in turn; each reply takes {effort.reply_ms:.0f} ms; trace in a file. The bound "
+        f"Measured: wall time of a batch of {effort.batch} turns with a tool call (half as many without a "
+        f"server), times {CONCURRENCY}, by its turns; sides in turn; each reply takes {effort.reply_ms:.0f} "
+        "ms; trace in a file. The bound "
         "is the largest of a turn without a server, the server's boot, and the boot's processor time times "
         f"{CONCURRENCY} by the cores.",
         [
@@ -93,6 +97,11 @@ def _section(
         ],
         {"the server's processor time to boot and end": f"{cpu_ms:.0f} ms"},
     )
+
+
+def _turns(side: str, effort: Effort) -> int:
+    """Return the turns of a batch; without a server they differ little from each other."""
+    return max(CONCURRENCY, effort.batch // 2) if side == "functions" else effort.batch
 
 
 def _batch_ms(side: str, worker: Worker, turns: int) -> float:

@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from children import HERE, MCP_SERVER, ChatServer, chat_server
-from measuring import Bar, Effort, Figure, Section, figure, ratio
+from measuring import Bar, Effort, Figure, Section, figure, ratio, rotated
 from turns import boot_ms
 
 sys.path.append(str(HERE / "peers"))
@@ -31,10 +31,16 @@ SIDES = {
 PEERS_SHOWN = ("pydantic-ai", "openai-agents", "langgraph")
 """Measured where `make bench-peers` has installed them."""
 
-QUICK = ("functions", "beside", "presumed")
-"""All that the bars need."""
+COMPARED = ("functions", "beside", "presumed")
+"""All that the bars need; a quick run starts only these."""
+
+FEW = 2
+"""Rounds of the other sides, and of all sides where the model answers at once: no bar is about these."""
 
 MODEL = "calls-1"
+SHARES = (0.22, 0.34, 0.8, 1.0)
+"""Of the time that is left, for each server."""
+
 LEAD_IN = 2
 """Turns of `beside` in each row that do not count: the spare of the first one had the pause to start in."""
 
@@ -65,8 +71,8 @@ def boots_section(effort: Effort) -> Section:
     if len(effort.boots_s) > 1:
         # A model that answers at once hides nothing. One of the servers is enough to see that.
         loads.append((effort.boots_s[1], 0.0))
-    for boot_s, reply_ms in loads:
-        rows = _measured(boot_s, reply_ms, effort)
+    for number, (boot_s, reply_ms) in enumerate(loads):
+        rows = _measured(boot_s, reply_ms, effort.part(SHARES[number]))
         head = f"{boot_s:g} s, {reply_ms:.0f} ms: "
         figures += [figure(head + _label(side), "ms", took) for side, took in rows.took.items()]
         figures.append(figure(f"{head}spawn to first answer", "ms", rows.boots))
@@ -98,15 +104,16 @@ def _measured(boot_s: float, reply_ms: float, effort: Effort) -> Rows:
         started = {
             side: stack.enter_context(WorkerProcess(words))
             for side, words in _commands(chat, Path(folder), command)
-            if effort.boot_rounds > 1 or side in QUICK
+            if side in COMPARED or (effort.boot_rounds > 1 and (side in SIDES or reply_ms))
         }
         failed = _warm_up(started, chat)
         took: dict[str, list[float]] = {side: [] for side in started if side not in failed}
         boots = []
-        for number in range(effort.boot_rounds):
-            boots.append(boot_ms(command))
-            for side in _rotated([*took], number):
-                took[side].append(_row_ms(side, started[side], effort.boot_turns))
+        for number in effort.within(effort.boot_rounds if reply_ms else FEW):
+            boots.append(fmean(boot_ms(command) for _ in range(min(2, effort.boot_turns))))
+            for side in rotated([*took], number):
+                if side in COMPARED or number < FEW:
+                    took[side].append(_row_ms(side, started[side], effort.boot_turns))
                 if side == "beside":
                     time.sleep(2 * boot_s)
         dropped = sum(trace.read_text().count('"ReplyDropped"') for trace in Path(folder).glob("*.jsonl"))
@@ -142,14 +149,8 @@ def _commands(chat: ChatServer, folder: Path, server: Sequence[str]) -> Iterator
 def _row_ms(side: str, worker: WorkerProcess, turns: int) -> float:
     for _ in range(LEAD_IN if side == "beside" else 0):
         worker.ask()
-    # A peer's turns are alike and slow; half as many do.
-    count = turns if side in SIDES else max(1, turns // 2)
+    count = turns if side in COMPARED else max(1, turns // 2)
     return fmean(worker.ask()["wall_s"] * 1e3 for _ in range(count))
-
-
-def _rotated(names: Sequence[str], by: int) -> list[str]:
-    shift = by % len(names)
-    return [*names[shift:], *names[:shift]]
 
 
 def _bars(what: str, rows: Rows, reply_ms: float) -> list[Bar]:

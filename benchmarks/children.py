@@ -12,16 +12,25 @@ from pathlib import Path
 from typing import Any, Self
 
 HERE = Path(__file__).parent
+ENDS_S = 3.0
+"""How long a worker may go on with its turn after the benchmark was interrupted or has failed."""
+
 MCP_SERVER = (sys.executable, "-I", "-S", str(HERE / "servers" / "plain_server.py"))
 
 
 class Worker:
-    """A child process that answers each line on its standard input with a line of JSON."""
+    """A child process that answers each line on its standard input with a line of JSON.
+
+    It is in a process group of its own, so that a Ctrl-C in the terminal reaches the benchmark only, which
+    ends it by closing its standard input.
+    """
 
     def __init__(self, script: str, *args: str, python: Path | str = sys.executable) -> None:
         command = (str(python), str(HERE / script), *args)
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, env=environment(), text=True, process_group=0
+        )
 
     def ask(self, line: str = "") -> dict[str, Any]:
         """Let it work once and return what it reports.
@@ -43,7 +52,11 @@ class Worker:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=None if exc_info[0] is None else ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
 
 class ChatServer:
@@ -84,7 +97,9 @@ def chat_server(*, delay_ms: float = 0.0, certificate: Path | None = None) -> It
     if certificate:
         command += ["--certificate", str(certificate)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True) as process:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, env=environment(), text=True, process_group=0
+    ) as process:
         assert process.stdout is not None
         try:
             yield ChatServer(int(process.stdout.readline()), certificate)

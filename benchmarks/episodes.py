@@ -6,7 +6,7 @@ move: nothing of one side's turn, and no server that boots for its next one, ove
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -36,11 +36,11 @@ SCRIPT_TURNS = 5
 def episode_section(effort: Effort) -> Section:
     """Compare turns of an episode (architecture: at most 0.2 x the script, 3 ms for a slow server)."""
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
-        fast = _turns(chat, Path(folder), MCP_SERVER, rounds=max(2, effort.turns // 2))
-        slow_rounds = max(2, effort.turns // 4)
-        slow = _turns(chat, Path(folder), SLOW_SERVER, rounds=slow_rounds, sides=("ahead", "functions"))
-        few = min(SCRIPT_TURNS, slow_rounds)
-        slow |= _turns(chat, Path(folder), SLOW_SERVER, rounds=few, sides=("script",))
+        fast = _turns(chat, Path(folder), MCP_SERVER, effort.part(0.4).within(max(2, effort.turns // 5)))
+        rounds = effort.part(0.7).within(max(2, effort.turns // 10))
+        slow = _turns(chat, Path(folder), SLOW_SERVER, rounds, sides=("ahead", "functions"))
+        few = min(SCRIPT_TURNS, len(slow["ahead"]))
+        slow |= _turns(chat, Path(folder), SLOW_SERVER, effort.within(few), sides=("script",))
         boots = [boot_ms(SLOW_SERVER) for _ in range(few)]
         lost = sum(trace.read_text().count('"SpareLost"') for trace in Path(folder).glob("ahead-*"))
     share = _share(slow)
@@ -71,8 +71,8 @@ def _turns(
     chat: ChatServer,
     folder: Path,
     command: Sequence[str],
+    rounds: Iterable[int],
     *,
-    rounds: int,
     sides: Sequence[str] = tuple(SIDES),
 ) -> dict[str, list[float]]:
     """Return milliseconds of each side's turns."""

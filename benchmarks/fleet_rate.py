@@ -13,6 +13,7 @@ import asyncio
 import json
 import multiprocessing
 import random
+import signal
 import tempfile
 import threading
 import time
@@ -64,10 +65,15 @@ def measured(seconds: float) -> Section:
                 context.Process(target=_clients, args=(server.address, url, seconds))
                 for _ in range(PROCESSES)
             ]
-            for client in clients:
-                client.start()
-            for client in clients:
-                client.join()
+            try:
+                with _unheard_ctrl_c():
+                    for client in clients:
+                        client.start()
+                for client in clients:
+                    client.join()
+            finally:
+                for client in clients:
+                    client.kill()
         spent = read_ledger(FleetFolder(Path(folder))).requests
         arrived = statuses()
     first = min((at for at, _ in arrived), default=0.0)
@@ -125,7 +131,8 @@ def _endpoint() -> Iterator[tuple[str, "Statuses"]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,))
-    process.start()
+    with _unheard_ctrl_c():
+        process.start()
     port = ours.recv()
     statuses = Statuses(ours)
     try:
@@ -133,6 +140,16 @@ def _endpoint() -> Iterator[tuple[str, "Statuses"]]:
     finally:
         process.kill()
         process.join()
+
+
+@contextmanager
+def _unheard_ctrl_c() -> Iterator[None]:
+    """Let the processes that are started here ignore a Ctrl-C; this one ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Statuses:

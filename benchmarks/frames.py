@@ -21,7 +21,7 @@ def frames_section(effort: Effort) -> Section:
             mode: running.enter_context(Worker("frame_worker.py", mode, base_url, "calls-1", *MCP_SERVER))
             for mode in MODES
         }
-        for _ in range(rounds):
+        for _ in effort.within(rounds):
             for mode, worker in workers.items():
                 drawn = worker.ask(str(FRAMES))
                 late[mode] += drawn["late_ms"]

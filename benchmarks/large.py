@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 from children import HERE, environment
@@ -17,28 +18,32 @@ ADMITTED = 8_000_000
 """About the largest message that is read whole; what is larger is refused, unless the limits are raised."""
 MOST_GAP_MS = 50.0
 MOST_RATIO = 8.0
+ROUNDS = 3
+"""If there is time for them: one takes about a minute and a half."""
 
 
 def large_section(effort: Effort) -> Section:
     """Run a turn with a large message on each path, in a process of its own."""
-    rounds = max(1, min(3, effort.rounds // 8))
     sizes = (*SIZES, ADMITTED) if effort.rounds > 2 else (100_000,)
+    ran: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    with large_chat_server() as url:
+        for _ in effort.within(max(1, min(ROUNDS, effort.rounds // 8)), least=1):
+            for case in product(PATHS, sizes):
+                ran.setdefault(case, []).append(one_turn(url, *case))
     figures: list[Figure] = []
     bars: list[Bar] = []
     facts: dict[str, str] = {}
-    with large_chat_server() as url:
-        for path in PATHS:
-            seconds, gaps = [], []
-            for size in sizes:
-                ran = [one_turn(url, path, size) for _ in range(rounds)]
-                seconds.append(statistics.median(turn["seconds"] for turn in ran))
-                gaps.append(statistics.median(turn["gap_ms"] for turn in ran))
-                label = f"{path}, {size / 1e6:g} MB"
-                figures.append(figure(label, "s", [turn["seconds"] for turn in ran]))
-                facts[label] = f"{ran[-1]['outcome']}, {max(turn['peak_mb'] for turn in ran):.0f} MB"
-                bars.append(Bar(f"standstill, {label}", gaps[-1], MOST_GAP_MS, "ms"))
-            if len(seconds) > 1:
-                bars.append(Bar(f"time, {path}", seconds[1] / seconds[0], MOST_RATIO, "x"))
+    for path in PATHS:
+        seconds = []
+        for size in sizes:
+            turns, label = ran[path, size], f"{path}, {size / 1e6:g} MB"
+            seconds.append(figure(label, "s", [turn["seconds"] for turn in turns]))
+            facts[label] = f"{turns[-1]['outcome']}, {max(turn['peak_mb'] for turn in turns):.0f} MB"
+            gap_ms = statistics.median(turn["gap_ms"] for turn in turns)
+            bars.append(Bar(f"standstill, {label}", gap_ms, MOST_GAP_MS, "ms"))
+        figures += seconds
+        if len(seconds) > 1:
+            bars.append(Bar(f"time, {path}", seconds[1].median / seconds[0].median, MOST_RATIO, "x"))
     return Section(
         "large",
         "Messages of 10 and 60 MB, and of 8 MB",
@@ -65,7 +70,9 @@ def large_chat_server() -> Iterator[str]:
     """Run the server of long replies in a process of its own; yield its base URL."""
     command = (sys.executable, str(HERE / "servers" / "large_chat_server.py"))
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment(), text=True) as process:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, env=environment(), text=True, process_group=0
+    ) as process:
         assert process.stdout is not None
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"

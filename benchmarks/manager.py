@@ -25,7 +25,9 @@ def manager_section(effort: Effort) -> Section:
         }
         for side in sides.values():
             side()
-        samples = interleave(effort.rounds, {name: partial(_each_us, side) for name, side in sides.items()})
+        samples = interleave(
+            effort.within(effort.rounds), {name: partial(_each_us, side) for name, side in sides.items()}
+        )
     return Section(
         name="manager",
         title="A call of McpManager",

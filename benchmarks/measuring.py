@@ -1,11 +1,12 @@
 """Samples, figures, bars, and how they are printed and stored."""
 
 import gc
+import math
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
 
 WIDTH = 80
 
@@ -65,10 +66,14 @@ class Section(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How often things are repeated; `--quick` shows only that everything runs."""
+    """How often things are repeated at most; `--quick` shows only that everything runs.
 
-    turns: int = 60
-    cold_starts: int = 15
+    Attributes:
+        ends_at: When the section's time is over, by `time.monotonic`.
+    """
+
+    turns: int = 100
+    cold_starts: int = 13
     starts: int = 25
     rounds: int = 25
     asks: int = 1000
@@ -85,8 +90,27 @@ class Effort(NamedTuple):
     boots_s: tuple[float, ...] = (0.3, 0.6, 1.2)
     boot_rounds: int = 4
     boot_turns: int = 4
-    one_shots: int = 15
+    one_shots: int = 12
     batch: int = 40
+    traced_turns: int = 9_300
+    ends_at: float = math.inf
+
+    def within(self, times: int, *, least: int = 2) -> Iterator[int]:
+        """Yield the numbers of `times` rounds, or of fewer, if the section's time does not suffice.
+
+        The first `least` rounds come in any case, and another one if one as long as the last ends in time.
+        """
+        begun = time.monotonic()
+        for number in range(times):
+            last, begun = begun, time.monotonic()
+            if number >= least and begun + (begun - last) > self.ends_at:
+                return
+            yield number
+
+    def part(self, share: float) -> Self:
+        """Return the effort for a part of the section, which may take this share of the time that is left."""
+        now = time.monotonic()
+        return self._replace(ends_at=now + share * (self.ends_at - now))
 
 
 QUICK = Effort(
@@ -110,7 +134,14 @@ QUICK = Effort(
     boot_turns=1,
     one_shots=1,
     batch=2,
+    traced_turns=20,
 )
+
+ENOUGH = 10
+"""Samples of each side after which `steady` may say that they are enough."""
+
+STEADY = 0.005
+"""The error of a median, as a part of it, that needs no more samples."""
 
 
 def figure(label: str, unit: str, samples: Sequence[float]) -> Figure:
@@ -126,15 +157,34 @@ def ratio(samples: Sequence[float], of: Sequence[float]) -> float:
     return statistics.median(one / other for one, other in zip(samples, of, strict=True))
 
 
-def interleave(rounds: int, sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Sample every side once a round, starting with another one each time."""
+def interleave(rounds: Iterable[int], sides: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Sample every side once a round, starting with another one each time, until all are steady."""
     samples: dict[str, list[float]] = {name: [] for name in sides}
-    names = list(sides)
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+    for number in rounds:
+        for name in rotated([*sides], number):
             samples[name].append(sides[name]())
+        if steady(samples):
+            break
     return samples
+
+
+def rotated(names: Sequence[str], by: int) -> list[str]:
+    """Return the names in the same order, but beginning with another one."""
+    shift = by % len(names)
+    return [*names[shift:], *names[:shift]]
+
+
+def steady(samples: Mapping[str, Sequence[float]]) -> bool:
+    """Return whether the median of each side is known well enough, by the distance of its quartiles.
+
+    For samples around a normal distribution, the error of the median is 0.93 times that distance by the root
+    of their number.
+    """
+    for values in samples.values():
+        seen = figure("", "", values)
+        if seen.samples < ENOUGH or 0.93 * (seen.high - seen.low) > STEADY * seen.median * seen.samples**0.5:
+            return False
+    return True
 
 
 def seconds_each(work: Callable[[], object], times: int) -> float:

@@ -44,7 +44,7 @@ def ask_section(effort: Effort) -> Section:
             "bare": partial(anyio.run, asks_over_streams, effort.asks),
             "standing": partial(anyio.run, asks_over_standing_streams, effort.asks),
         }
-        samples = interleave(effort.rounds, sides)
+        samples = interleave(effort.within(effort.rounds), sides)
         writer.close()
     return Section(
         "ask",
@@ -68,7 +68,7 @@ def record_section(effort: Effort) -> Section:
         recorder, writer = _recorder_to_file(Path(folder) / "plain.jsonl")
         redacting, other = _recorder_to_file(Path(folder) / "secrets.jsonl", secrets=SECRETS)
         samples = interleave(
-            effort.rounds,
+            effort.within(effort.rounds),
             {
                 "file": partial(_record_us, recorder, effort.asks),
                 "secrets": partial(_record_us, redacting, effort.asks),

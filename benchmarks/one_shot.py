@@ -41,7 +41,7 @@ LOCK, LISTING = "mcp_tools.lock", "mcp_tools.listing.json"
 COMPARED = ("grue", "httpx")
 """What the bars are about."""
 
-FEW = 5
+FEW = 3
 """Starts of the other sides."""
 
 
@@ -70,11 +70,11 @@ def one_shot_section(effort: Effort) -> Section:
     with tempfile.TemporaryDirectory() as name:
         certificate = Path(name, "certificate.pem")
         make_certificate(certificate)
-        for scheme, chosen in (("http", None), ("https", certificate)):
+        for scheme, chosen, share in (("http", None, 0.5), ("https", certificate, 1.0)):
             folder = Path(name, scheme)
             folder.mkdir()
             with chat_server(delay_ms=effort.reply_ms, certificate=chosen) as chat:
-                shots, failed = _shots(chat, folder, chosen, effort)
+                shots, failed = _shots(chat, folder, chosen, effort.part(share))
             figures += _figures(scheme, shots)
             bars += _bars(scheme, shots)
             facts |= {f"{side} over {scheme} failed": why for side, why in failed.items()}
@@ -106,10 +106,10 @@ def _shots(
     shots: Shots = {side: [] for side in sides}
     failed: dict[str, str] = {}
     # The first round fills the file system's cache and does not count. A quick run does without it.
-    first = -1 if effort.one_shots > 1 else 0
-    for number in range(first, effort.one_shots):
+    warm = int(effort.one_shots > 1)
+    for number in effort.within(warm + effort.one_shots):
         for side, command in sides.items():
-            if side in failed or (side not in COMPARED and (number >= FEW or first == 0)):
+            if side in failed or (side not in COMPARED and (number >= warm + FEW or not warm)):
                 continue
             try:
                 shot = _shot(command(), folder, chat, environ)
@@ -118,7 +118,7 @@ def _shots(
                     raise
                 failed[side] = str(error)
                 continue
-            if number >= 0:
+            if number >= warm:
                 shots[side].append(shot)
     return {side: seen for side, seen in shots.items() if seen}, failed
 

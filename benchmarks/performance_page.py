@@ -6,7 +6,9 @@
 
 Tables stand between `<!-- NAME:begin -->` and `<!-- NAME:end -->`. A file of figures that is not there leaves
 its tables as they are. A run of some parts (`run.py --only fleet,fleet_rate`) fills the tables of these parts
-and leaves the others, and the table of all bars, which is one run's.
+and leaves the others. Each table says when it was measured and under which load. The table of all bars is
+filled when every section has been measured within one day; with `--bars` it is filled in any case, and names
+the sections that are missing.
 """
 
 import json
@@ -17,16 +19,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from measuring import Bar
+from plan import SECONDS
 from plots import Axis, line_plot, number
+from results import Entry, loaded
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 
-from tables import loaded, markdown
+from tables import loaded as loaded_table
+from tables import markdown
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
-SECTIONS = ("turn", "cold", "episode", "boots", "one_shot", "map", "frames", "fleet", "fleet_rate")
+SECTIONS = ("turn", "cold", "episode", "boots", "one_shot", "map", "frames", "fleet", "fleet_rate", "traces")
 """Of `run.py`, those whose figures the page shows."""
 
 
@@ -133,35 +138,90 @@ def _from_results(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the table of all bars, and a table of figures for each section that the page shows."""
     if not path.exists():
         return
-    results = json.loads(path.read_text(encoding="utf-8"))
-    bars = [_bar(values) for section in results["sections"] for values in section["bars"]]
-    rows = [(bar.label, bar.measured, bar.bound, "met" if bar.met else "**missed**") for bar in bars]
-    if results["whole"]:
-        yield "bars", _table(("what", "measured", "bar", "verdict"), rows) + f"\n\n{_machine(results)}"
-    for section in results["sections"]:
-        if section["name"] in SECTIONS:
-            yield section["name"], _figures(section)
+    sections: dict[str, list[Entry]] = {}
+    for entry in loaded(path):
+        sections.setdefault(entry["name"], []).append(entry)
+    missing = [name for name in SECONDS if name not in sections]
+    if sections and (not missing or "--bars" in sys.argv):
+        yield "bars", _bars([sections[name] for name in SECONDS if name in sections], missing)
+    for name, entries in sections.items():
+        if name in SECTIONS:
+            yield name, _figures(entries)
 
 
-def _figures(section: Mapping[str, Any]) -> str:
-    """Return the figures of a section, and below them its facts, its bars and the load."""
+def _bars(sections: Sequence[Sequence[Entry]], missing: Sequence[str]) -> str:
+    """Return the table of all bars, each with when and under which load it was measured."""
+    entries = [entry for section in sections for entry in section]
+    newest = max(entries, key=lambda entry: str(entry["at"]))
+    rows = [
+        (bars[-1].label, *_verdict(bars), *_when(section, newest["source"]))
+        for section in sections
+        for bars in _bars_of(section)
+    ]
+    table = _table(("what", "measured", "bar", "verdict", "when, UTC", "load"), rows)
+    day = min(entry["at"] for entry in entries)[:10]
+    below = [
+        f"Measured on {day} on one machine: {_machine(newest)} Each row was measured with what it is "
+        "compared with, sides in turn; the rows one after the other. The load is the machine's average of a "
+        "minute when the measurement of the row began. Several figures are those of several runs, and the "
+        "bar is met if each of them meets it."
+    ]
+    if any(entry["source"] != newest["source"] for entry in entries):
+        below.append("Rows with a * were measured before the code was changed for the last time.")
+    if missing:
+        below.append(f"Not measured on that day: {', '.join(missing)}.")
+    return "\n\n".join([table, *below])
+
+
+def _bars_of(section: Sequence[Entry]) -> list[list[Bar]]:
+    """Return each bar of a section, as each run has measured it."""
+    bars: dict[str, list[Bar]] = {}
+    for entry in section:
+        for values in entry["bars"]:
+            bars.setdefault(values["label"], []).append(_bar(values))
+    return list(bars.values())
+
+
+def _verdict(bars: Sequence[Bar]) -> tuple[str, str, str]:
+    measured = ", ".join(bar.measured for bar in bars)
+    return measured, bars[-1].bound, "met" if all(bar.met for bar in bars) else "**missed**"
+
+
+def _when(section: Sequence[Entry], newest: str) -> tuple[str, str]:
+    """Return the times of day of a section's runs, and the load when each began."""
+    times = [entry["at"][11:] + ("" if entry["source"] == newest else "*") for entry in section]
+    return ", ".join(times), ", ".join(str(entry["load"][0]) for entry in section)
+
+
+def _figures(section: Sequence[Entry]) -> str:
+    """Return the figures of a section's last run, its facts, and the bars and the load of all its runs."""
+    last = section[-1]
     figures = [
         (item["label"], item["unit"], *(_rounded(item[key]) for key in ("median", "low", "high")))
-        for item in section["figures"]
+        for item in last["figures"]
     ]
     heads = ("what", "unit", "median", "a quarter below", "a quarter above")
-    facts = [f"- {label}: {value}" for label, value in section["facts"].items()]
-    facts += [_bar_in_words(_bar(values)) for values in section["bars"]]
-    below = [*facts, f"- load average of the machine: {section['load']}"]
-    return f"{_table(heads, figures)}\n\n" + "\n".join(below)
+    below = [f"- {label}: {value}" for label, value in last["facts"].items()]
+    for bars in _bars_of(section):
+        measured, bound, verdict = _verdict(bars)
+        below.append(f"- bar: {bars[-1].label}: {measured}, {bound}: {verdict}")
+    below += [
+        f"- measured {entry['at']} UTC, in {entry['took_s']} s; load average of the machine "
+        f"{entry['load'][0]} before, {entry['load'][1]} after"
+        for entry in section
+    ]
+    if len(section) > 1:
+        below.append(f"- the table is the last of these {len(section)} runs")
+    return "\n\n".join([*([_table(heads, figures)] if figures else []), "\n".join(below)])
 
 
 def _from_peers(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the comparison with other frameworks, as their own run shows it."""
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
-        tables = [loaded(table) for table in results["tables"]]
-        yield "peers", f"{markdown(tables, results['versions'])}\n{_machine(results)}"
+        tables = [loaded_table(table) for table in results["tables"]]
+        when = f"Measured {results['at']} UTC. " if "at" in results else ""
+        yield "peers", f"{markdown(tables, results['versions'])}\n{when}{_machine(results)}"
 
 
 def _from_scales(path: Path) -> Iterator[tuple[str, str]]:
@@ -182,7 +242,8 @@ def _from_scales(path: Path) -> Iterator[tuple[str, str]]:
             (number(size), *(_rounded(row[key]) for key in shown.columns))
             for size, row in zip(sizes, rows, strict=True)
         ]
-        load = f"Load average of the machine: {curve['load']}."
+        when = f"Measured {curve['at']} UTC. " if "at" in curve else ""
+        load = f"{when}Load average of the machine: {curve['load']}."
         yield name, f"{_table((shown.size, *shown.columns.values()), lines)}\n\n{load}"
 
 
@@ -197,10 +258,6 @@ def _machine(results: Mapping[str, Any]) -> str:
 
 def _bar(values: Mapping[str, Any]) -> Bar:
     return Bar(**{name: values[name] for name in Bar._fields})
-
-
-def _bar_in_words(bar: Bar) -> str:
-    return f"- bar: {bar.label}: {bar.measured}, {bar.bound}: {'met' if bar.met else '**missed**'}"
 
 
 def _rounded(value: float) -> str:

@@ -1,18 +1,23 @@
 """Measure what grue costs, beside what it takes the place of, and say which bars it meets.
 
-    make bench                                 all of it, about twenty minutes
+    make bench                                 all of it, at most twenty minutes
     python benchmarks/run.py --only turn,ask   some of it
+    python benchmarks/run.py --resume          what the last day's runs have not measured
     python benchmarks/run.py --quick           every part once or twice; the figures mean nothing
 
-The bars are those of docs/architecture.md. Everything is measured in this one run, sides in turn, so that
-what else the machine does strikes all of them. A missed bar does not fail the run: a loaded machine misses
-some.
+The bars are those of docs/architecture.md. A section measures all its sides in turn, so that what else the
+machine does affects all of them. Its figures are written as soon as it has ended; Ctrl-C loses only the
+section under way. A missed bar does not fail the run: a loaded machine misses some.
 """
 
 import argparse
-import json
+import datetime as dt
 import os
 import platform
+import sys
+import textwrap
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,80 +33,101 @@ from manager import manager_section
 from measuring import QUICK, WIDTH, Effort, Section, bar_line, printed, stored
 from messaging import ask_section, record_section
 from one_shot import one_shot_section
+from plan import LONGER, SECONDS, WHOLE
+from results import Results
 from scaling import agents_section, long_turn_section, many_turns_section
 from sessions import sessions_section
 from start_up import import_section, version_section
+from trace_reading import traces_section
 from turns import cold_section, turn_section
 from windows import window_section
 
 SECTIONS: dict[str, Callable[[Effort], Section]] = {
     "turn": turn_section,
-    "episode": episode_section,
+    "cold": cold_section,
+    "agents": agents_section,
     "boots": boots_section,
     "one_shot": one_shot_section,
     "map": map_section,
-    "frames": frames_section,
-    "sessions": sessions_section,
-    "manager": manager_section,
-    "cold": cold_section,
+    "episode": episode_section,
     "import": import_section,
     "version": version_section,
     "ask": ask_section,
     "record": record_section,
+    "sessions": sessions_section,
+    "manager": manager_section,
     "long": long_turn_section,
     "talk": conversation_section,
     "window": window_section,
-    "agents": agents_section,
     "many": many_turns_section,
-    "large": large_section,
+    "frames": frames_section,
+    "traces": traces_section,
     "fleet": fleet_section,
     "fleet_rate": rate_section,
+    "large": large_section,
 }
+STOPPED = 130
+"""Status after Ctrl-C, as shells have it."""
 
 
 def main() -> None:
     """Run what was asked for, print it, store it."""
     options = _parser().parse_args()
-    effort = QUICK if options.quick else Effort()
+    default = "results-quick.json" if options.quick else "results.json"
+    results = Results(options.out or Path(__file__).with_name(default))
+    names = options.only or ([*SECONDS] if options.quick else WHOLE)
+    names = results.lacks(names) if options.resume else names
     print(f"grue benchmarks: Python {platform.python_version()}, {os.cpu_count()} cores")
     print("Each figure: median, and the quartiles of its samples.")
-    print("A quick run: these figures mean nothing.\n" if options.quick else "")
-    sections, loads = [], []
-    for name in options.only or SECTIONS:
-        sections.append(SECTIONS[name](effort))
-        loads.append(round(os.getloadavg()[0], 1))
-        print(f"{printed(sections[-1])}\n    load average {loads[-1]}", end="\n\n", flush=True)
-    print(verdicts(sections))
-    run = results(sections, loads, whole=not options.only)
-    options.out.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    print("A quick run: these figures mean nothing.\n" if options.quick else announced(names), flush=True)
+    done: list[Section] = []
+    try:
+        for name in names:
+            done.append(measured(name, results, quick=options.quick))
+    except KeyboardInterrupt:
+        print(f"Stopped in {name}. `--resume` measures the rest.", flush=True)
+    print(verdicts(done))
+    sys.exit(0 if len(done) == len(names) else STOPPED)
+
+
+def announced(names: Sequence[str]) -> str:
+    """Return how long each section takes, and all of them."""
+    parts = [
+        f"{name} {SECONDS[name]} s{f' x {times}' if times > 1 else ''}"
+        for name, times in Counter(names).items()
+    ]
+    total = sum(SECONDS[name] for name in names)
+    return textwrap.fill(f"About {total / 60:.0f} minutes: {', '.join(parts)}.", WIDTH) + "\n"
+
+
+def measured(name: str, results: Results, *, quick: bool) -> Section:
+    """Run a section, print it and write it into the file."""
+    at, begun, before = dt.datetime.now(dt.UTC), time.monotonic(), os.getloadavg()[0]
+    section = SECTIONS[name](QUICK if quick else Effort(ends_at=begun + LONGER * SECONDS[name]))
+    took_s, load = time.monotonic() - begun, [round(each, 1) for each in (before, os.getloadavg()[0])]
+    results.add(stored(section), at=at, took_s=took_s, load=load)
+    print(
+        f"{printed(section)}\n    {took_s:.0f} s, load average {load[0]} before, {load[1]} after\n",
+        flush=True,
+    )
+    return section
 
 
 def verdicts(sections: Sequence[Section]) -> str:
-    """Return all bars, one a line."""
+    """Return all bars, one a line; a bar that was measured several times is met if it was met each time."""
     bars = [bar for section in sections for bar in section.bars]
-    met = sum(bar.met for bar in bars)
-    return "\n".join(["-" * WIDTH, *map(bar_line, bars), f"{met} of {len(bars)} bars met"])
-
-
-def results(sections: Sequence[Section], loads: Sequence[float], *, whole: bool) -> dict[str, object]:
-    """Return the run as JSON values, each section with the load; nothing in it names the machine."""
-    return {
-        "whole": whole,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
-        "sections": [
-            {**stored(section), "load": load} for section, load in zip(sections, loads, strict=True)
-        ],
-    }
+    met = {label: all(bar.met for bar in bars if bar.label == label) for label in (bar.label for bar in bars)}
+    return "\n".join(["-" * WIDTH, *map(bar_line, bars), f"{sum(met.values())} of {len(met)} bars met"])
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Measure what grue costs.")
     parser.add_argument("--quick", action="store_true", help="once or twice each; the figures mean nothing")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what was measured within the last day"
+    )
     parser.add_argument("--only", type=_names, help=f"comma-separated, of: {', '.join(SECTIONS)}")
-    default = Path(__file__).parent / "results.json"
-    parser.add_argument("--out", type=Path, default=default, help="where to write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
     return parser
 
 

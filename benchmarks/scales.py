@@ -11,9 +11,9 @@ larger was done.
 """
 
 import argparse
+import datetime as dt
 import json
 import os
-import platform
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from children import ChatServer, Worker, chat_server
+from results import machine, minute, write
 
 Row: TypeAlias = Mapping[str, float]
 
@@ -58,10 +59,10 @@ def main() -> None:
             sizes, rounds = CURVES[name]
             shown = Curve(sizes[:2], 1) if options.quick else Curve(sizes, rounds)
             rows = measured(name, shown, chat, Path(folder))
-            curves[name] = {"sizes": shown.sizes, "rows": rows, "load": round(os.getloadavg()[0], 1)}
+            load, at = round(os.getloadavg()[0], 1), minute(dt.datetime.now(dt.UTC))
+            curves[name] = {"sizes": shown.sizes, "rows": rows, "load": load, "at": at}
             print(f"{name}: {len(rows)} sizes, load average {curves[name]['load']}", flush=True)
-    machine = {"python": platform.python_version(), "system": platform.system(), "cores": os.cpu_count()}
-    options.out.write_text(json.dumps({**machine, "curves": curves}, indent=1) + "\n", encoding="utf-8")
+            write(options.out, {**machine(), "curves": curves})
 
 
 def measured(name: str, curve: Curve, chat: ChatServer, folder: Path) -> list[Row]:

@@ -67,7 +67,7 @@ def long_turn_section(effort: Effort) -> Section:
     counts = effort.iterations
     turns: dict[int, list[LongTurn]] = {count: [] for count in counts}
     long_turn(counts[0])
-    for _ in range(max(2, effort.rounds // 5)):
+    for _ in effort.within(max(2, effort.rounds // 5)):
         for count in counts:
             turns[count].append(long_turn(count))
     cpu = {count: [turn.cpu_ms for turn in turns[count]] for count in counts}
@@ -141,7 +141,7 @@ def agents_section(effort: Effort) -> Section:
         for worker in workers.values():
             _all_done(worker, effort.agents)
         walls = interleave(
-            max(2, effort.rounds // 3),
+            effort.within(max(2, effort.agents // 8)),
             {side: partial(_all_done, worker, effort.agents) for side, worker in workers.items()},
         )
         peaks = {side: float(worker.ask(str(effort.agents))["peak_mb"]) for side, worker in workers.items()}
@@ -156,7 +156,7 @@ def agents_section(effort: Effort) -> Section:
             figure("bare httpx and anyio", "ms", walls["bare"]),
         ],
         [
-            Bar("many agents, throughput to bare", ratio(walls["bare"], walls["grue"]), 0.8, "x", True),
+            Bar("many agents, throughput to bare", ratio(walls["bare"], walls["grue"]), 1.0, "x", True),
             Bar("many agents, memory an agent above the first", each["grue"], 2.0, "MB"),
         ],
         {

@@ -33,8 +33,11 @@ def sessions_section(effort: Effort) -> Section:
         calls[name].append(call)
         return whole
 
-    lives = interleave(effort.rounds, {name: partial(life, name) for name in sides})
-    lines = {size: min(anyio.run(_long_line, size) for _ in range(2)) for size in MEGABYTES}
+    lives = interleave(effort.within(effort.rounds), {name: partial(life, name) for name in sides})
+    lines = {
+        size: min(anyio.run(_long_line, size) for _ in range(min(2, effort.rounds // 2)))
+        for size in MEGABYTES
+    }
     return Section(
         name="sessions",
         title="A session with one server",

@@ -20,7 +20,7 @@ def import_section(effort: Effort) -> Section:
     package = (sys.executable, "-I", "-c", "import grue")
     names = (sys.executable, "-I", "-c", "from grue import Runner, TurnRequest, StdioServer")
     samples = interleave(
-        effort.starts,
+        effort.within(effort.starts),
         {
             "bare": lambda: _wall_ms(bare),
             "grue": lambda: _wall_ms(package),
@@ -49,7 +49,7 @@ def import_section(effort: Effort) -> Section:
 def version_section(effort: Effort) -> Section:
     """Measure `grue --version` (architecture: at most 120 ms)."""
     command = (str(Path(sysconfig.get_path("scripts")) / "grue"), "--version")
-    samples = [_wall_ms(command) for _ in range(effort.starts)]
+    samples = [_wall_ms(command) for _ in effort.within(effort.starts)]
     shown = figure("grue --version", "ms", samples)
     return Section(
         "version",
@@ -62,5 +62,5 @@ def version_section(effort: Effort) -> Section:
 
 def _wall_ms(command: Sequence[str]) -> float:
     begun = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment(), process_group=0)
     return (time.perf_counter() - begun) * 1e3

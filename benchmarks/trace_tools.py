@@ -1,4 +1,4 @@
-"""What reading a long trace costs: seconds and peak memory of the commands of `grue trace`.
+"""What reading a long trace costs: time and peak memory of the commands of `grue trace`.
 
     python benchmarks/trace_tools.py                  10,000 turns, about a minute
     python benchmarks/trace_tools.py --turns 100      does everything still run?
@@ -49,9 +49,13 @@ from grue.protocol.tool_loop import step
 from grue.protocol.turn_states import Finished, Idle, TurnState
 from grue.runtime.trace import Envelope, Recorder
 from grue.runtime.trace_format import FORMAT, TraceHeader
+from grue.tracing.reading import open_episode
 
 TRACE, OTHER, EMPTY = "{trace}", "{other}", "{empty}"
 """Stand in a command for the trace, one that differs from it in a turn half-way, and one without turns."""
+
+READ_ALL = "read-all"
+"""Not a command: every message is decoded, and nothing else is done."""
 
 COMMANDS: dict[str, Sequence[str]] = {
     "nothing": ("stats", EMPTY),
@@ -62,6 +66,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "diff-itself": ("diff", TRACE, TRACE),
     "diff": ("diff", TRACE, OTHER),
     "html": ("html", TRACE),
+    READ_ALL: (READ_ALL, TRACE),
 }
 """What is measured, by its name for `--only`; a further command is a further line."""
 
@@ -71,13 +76,14 @@ DIFFERS = 1
 MIND = ServerName("mind")
 PROMPT = "You stand in a kitchen. A table seems to have been used recently for the preparation of food. " * 15
 THOUGHT = "The sack is closed, and what is in it may be food; open it before the lamp burns down. " * 3
-PEAK = "peak_mb="
+MARK = "took="
 
 
 class Cost(NamedTuple):
     """What a command took."""
 
     seconds: float
+    cpu_s: float
     peak_mb: float
 
 
@@ -187,10 +193,10 @@ def cost(arguments: Sequence[str]) -> Cost:
         check=False,
     )
     seconds = time.perf_counter() - begun
-    said, mark, peak = done.stderr.rpartition(PEAK)
+    said, mark, took = done.stderr.rpartition(MARK)
     if done.returncode not in (0, DIFFERS) or not mark:
-        raise SystemExit(f"grue trace {' '.join(arguments)} ended with {done.returncode}: {said or peak}")
-    return Cost(seconds, float(peak))
+        raise SystemExit(f"grue trace {' '.join(arguments)} ended with {done.returncode}: {said or took}")
+    return Cost(seconds, *map(float, took.split()))
 
 
 def run_command(arguments: Sequence[str]) -> None:
@@ -198,9 +204,13 @@ def run_command(arguments: Sequence[str]) -> None:
     from grue.cli.app import app
 
     try:
-        app(["trace", *arguments], standalone_mode=True)
+        if arguments[0] == READ_ALL:
+            for _ in open_episode(Path(arguments[1])):
+                pass
+        else:
+            app(["trace", *arguments], standalone_mode=True)
     finally:
-        sys.stderr.write(f"{PEAK}{peak_mb():.1f}")
+        sys.stderr.write(f"{MARK}{time.process_time():.4f} {peak_mb():.1f}")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -222,7 +232,10 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{options.turns} turns, {messages} messages, {size_mb:.1f} MB, written in {written_s:.1f} s")
         for name, command in chosen.items():
             took = cost([str(files.get(argument, argument)) for argument in command])
-            print(f"  {name:<12}{took.seconds:8.2f} s{took.peak_mb:10.1f} MB", flush=True)
+            print(
+                f"  {name:<12}{took.seconds:8.2f} s{took.cpu_s:8.2f} s of CPU{took.peak_mb:10.1f} MB",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

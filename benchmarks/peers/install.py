@@ -1,4 +1,7 @@
-"""A virtual environment for each peer, by plain pip, below `.venvs/`; the project's own is not touched."""
+"""A virtual environment for each peer, by plain pip, below `.venvs/`; the project's own is not touched.
+
+python benchmarks/peers/install.py pydantic-ai langgraph    install these, and measure nothing
+"""
 
 import subprocess
 import sys
@@ -32,3 +35,8 @@ def _install(peer: str) -> str:
             return (run.stderr.strip().splitlines() or [f"pip ended with status {run.returncode}"])[-1][:200]
     stamp(peer).write_text(requirements(peer).read_text())
     return ""
+
+
+if __name__ == "__main__":
+    for peer, why in install(sys.argv[1:]).items():
+        print(f"{peer}: not installed: {why}")

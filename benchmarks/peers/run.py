@@ -12,7 +12,7 @@ server process still ran. A peer that cannot be had, or fails, is named with its
 """
 
 import argparse
-import json
+import datetime as dt
 import os
 import platform
 import sys
@@ -28,6 +28,7 @@ from tables import bars, markdown, notes, printed, stored, versions
 sys.path.append(str(BENCHMARKS))
 
 from measuring import bar_line
+from results import machine, minute, write
 
 NAMES = list(dict.fromkeys(side.name for side in (*TURNS, *ASKS)))
 PARTS = ["plain", "slow", "node", "cold", "ask"]
@@ -62,7 +63,7 @@ def main() -> None:
     print(notes(tables))
     for bar in bars(tables):
         print(bar_line(bar))
-    options.out.write_text(json.dumps(results(tables), indent=1) + "\n", encoding="utf-8")
+    write(options.out, results(tables))
     if options.markdown:
         options.markdown.write_text(markdown(tables, versions()), encoding="utf-8")
 
@@ -85,9 +86,8 @@ def measured(names: Sequence[str], parts: Sequence[str], effort: Effort) -> Iter
 def results(tables: Sequence[Table]) -> dict[str, object]:
     """Return the run as JSON values; nothing in it names the machine."""
     return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
+        **machine(),
+        "at": minute(dt.datetime.now(dt.UTC)),
         "versions": versions(),
         "tables": [stored(table) for table in tables],
     }

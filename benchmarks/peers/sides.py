@@ -184,7 +184,9 @@ def servers() -> list[Server]:
 
 def _sequential_thinking() -> Server:
     title = "npm's sequential-thinking, in node"
-    folder, node = os.environ.get("GRUE_NPM_SERVERS"), shutil.which("node")
+    checkout = BENCHMARKS.parent / ".npm-servers"
+    folder = os.environ.get("GRUE_NPM_SERVERS") or (str(checkout) if checkout.is_dir() else "")
+    node = shutil.which("node")
     entry = Path(folder or ".").resolve() / "node_modules" / NPM_PACKAGE / "dist" / "index.js"
     absent = ""
     if not folder:

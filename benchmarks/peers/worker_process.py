@@ -31,7 +31,13 @@ class WorkerProcess:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process, see __exit__
         kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._said, env={**kept, **(environ or {})}, bufsize=0
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._said,
+            env={**kept, **(environ or {})},
+            bufsize=0,
+            process_group=0,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
