@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 HERE = Path(__file__).parent
-ENDS_S = 3.0
+ENDS_S = 1.0
 """How long a worker may go on with its turn after the benchmark was interrupted or has failed."""
 
 MCP_SERVER = (sys.executable, "-I", "-S", str(HERE / "servers" / "plain_server.py"))

@@ -13,6 +13,9 @@ from typing import Any, Self
 from sides import BENCHMARKS
 
 DEADLINE_S = 60.0
+ENDS_S, INTERRUPTED_S = 5.0, 0.5
+"""How long it may take to end, and how long after the benchmark was interrupted or has failed."""
+
 # What the MCP SDK hands on to a server. Sides that hand on their whole environment would otherwise start
 # another server than the rest: with NODE_EXTRA_CA_CERTS, node boots 50 ms later. It also keeps out what would
 # make a framework send its traces somewhere.
@@ -67,7 +70,7 @@ class WorkerProcess:
     def __exit__(self, *exc_info: object) -> None:
         self._input.close()
         try:
-            self._process.wait(5.0)
+            self._process.wait(ENDS_S if exc_info[0] is None else INTERRUPTED_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
