@@ -25,6 +25,7 @@ def test_a_chat_is_typed_edited_approved_interrupted_and_resumed(terminal: Tmux,
     write_servers(tmp_path / "mcp.json", files=faulty(), stuck=faulty("--silent-at", "call"))
     terminal.run(command("chat", "--offline", "--ask", "--mcp-config", "mcp.json", "--run-dir", "run"))
     terminal.until_shown("/help has more")
+    terminal.until_shown(PROMPT)
 
     # Completed by Tab, and edited in the middle of the line.
     terminal.type("call mcp.files.ec")
@@ -71,6 +72,7 @@ def test_a_chat_is_typed_edited_approved_interrupted_and_resumed(terminal: Tmux,
 def _resume_and_take_back(terminal: Tmux) -> None:
     terminal.run(command("chat", "--resume", "run"))
     terminal.until_shown("Resuming run after 3 turns.")
+    terminal.until_shown(PROMPT)
     terminal.press("Up")
     terminal.until_shown(r"> what did I say\?")
     terminal.press("C-c")
