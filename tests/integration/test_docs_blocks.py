@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import environment
+from commands import environment, python
 from doc_blocks import ASKS, DOCS, THINK, Block, blocks, given, project_file, shell_lines
 from doc_servers import Reader, small_matrix
 from obliging_llm import oblige
@@ -86,15 +86,7 @@ def test_the_blocks_of_a_page_run_as_pasted(page: Path, endpoint: str) -> None:
 @pytest.mark.parametrize("block", PROGRAMS, ids=lambda block: block.name)
 def test_a_block_that_is_a_program_runs_from_a_file(block: Block, tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "program.py").write_text(block.at(endpoint), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python("program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5" in done.stdout, "five repetitions have a score"
 

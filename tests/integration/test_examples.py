@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import environment
+from commands import environment, python
 
 from grue import LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
 from grue.messages import AskApproval, CallsDecided, CallTools, TurnCompleted
@@ -78,15 +78,7 @@ def test_the_guides_batch_goes_on_in_the_same_process(
 
 def test_the_triage_prints_what_the_guide_shows_and_asks_before_it_pays(tmp_path: Path) -> None:
     example = DOCS / "examples" / "triage.py"
-    sorted_mails = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    sorted_mails = python("-W", "error", str(example), cwd=tmp_path)
     assert sorted_mails.returncode == 0, sorted_mails.stderr
     guide = (DOCS / "guides" / "hosts.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^\$ \S+ docs/examples/triage\.py\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)

@@ -30,6 +30,19 @@ def environment(**extra: str) -> dict[str, str]:
     return {**plain, "COLUMNS": "80", **extra}
 
 
+def python(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter with `args` to its end, without keys in its environment."""
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
 def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
     """Run `grue ARGS` to its end; `before` is Python that runs first in that process.
 

@@ -237,7 +237,7 @@ class GameConfiguration(_Table):
 
     @classmethod
     def of_project(cls) -> Self:
-        """Load `pyproject.toml` of the working directory; return the defaults if there is none.
+        """Load `pyproject.toml` from the working directory. Without that file, return the defaults.
 
         Raises:
             MCPConfigError: As `from_toml`.

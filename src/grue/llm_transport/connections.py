@@ -49,7 +49,7 @@ class Connections:
 
     @property
     def any(self) -> bool:
-        """Whether a transport was ever leased or opened."""
+        """Whether at least one transport has been made."""
         return bool(self._all)
 
     async def open(self, timeout_s: float | None) -> None:

@@ -62,7 +62,7 @@ def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
         otherwise: What the user can do instead, as the end of the error's sentence.
 
     Raises:
-        MCPConfigError: There is none. The error names the variables to set.
+        MCPConfigError: The endpoint needs a key, and `key` is empty. The error names the variables to set.
     """
     if not key and needs_key(base_url):
         names = " or ".join(key_names(base_url))

@@ -1,4 +1,4 @@
-"""What only an open session needs: the SDK, checks of arguments and results, and tasks.
+"""The parts of a client that are needed only once its session is open: SDK, schema checks, tasks.
 
 `McpClient` imports this module when its process has been spawned. A process of one turn sends its first
 request before that, so nothing here delays the request.

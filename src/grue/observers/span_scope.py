@@ -1,4 +1,4 @@
-"""What is open in a running turn, or in a session outside turns: `span_feed` has one `SpanScope` for each."""
+"""`SpanScope`: the open spans of one turn, or of one session outside turns. Used by `span_feed`."""
 
 from collections.abc import Hashable
 

@@ -50,7 +50,7 @@ class Trace(Struct, Generic[B], frozen=True):
 
 
 class LinePlace(NamedTuple):
-    """Where a line of a trace file is: its first byte, its number from 1, and how many bytes it has."""
+    """The place of a line in a trace file: offset of its first byte, line number from 1, size in bytes."""
 
     offset: int
     number: int

@@ -1,7 +1,7 @@
-"""What the engine knows of the tools that are the program's own: functions, and allowed commands.
+"""Base classes of the tools that a program brings itself: `FunctionTools` and `ShellTool`.
 
-`FunctionTools` and `ShellTool` are such. The engine tells them from MCP servers by these base classes. So a
-program with MCP servers alone does not import what reads functions and their docstrings.
+The engine tells them from MCP servers by these classes, without importing the tools. So a program with MCP
+servers alone does not import what reads functions and their docstrings.
 """
 
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,11 +1,10 @@
 """A program that would start its fleet again in each worker is refused; one that has a guard is not."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from commands import environment
+from commands import python
 
 _WORK = "def work(case, episode):\n    return 1.0\n\n"
 _START = 'Fleet("fleet", workers=1).map(work, [{}], version="2")'
@@ -15,15 +14,7 @@ _IMPORTS = "import sys\nfrom grue.fleet import Fleet\n\n"
 def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     program = folder / "program.py"
     program.write_text(text)
-    return subprocess.run(
-        [sys.executable, str(program)],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return python(str(program), cwd=folder)
 
 
 def test_a_program_without_a_guard_gets_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
@@ -65,15 +56,7 @@ def test_what_counts_as_a_guard(tmp_path: Path) -> None:
     for number, text in enumerate(programs):
         paths.append(tmp_path / f"program{number}.py")
         paths[-1].write_text(_IMPORTS + work + text)
-    done = subprocess.run(
-        [sys.executable, "-c", _HARNESS, *map(str, paths)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = python("-c", _HARNESS, *map(str, paths), cwd=tmp_path)
     assert done.stdout.split() == list(programs.values()), done.stderr
 
 
