@@ -8,13 +8,7 @@ factory for your actor to `Runner(llm=...)`; see `LlmFactory`.
 from grue.actors.llm import LentConversation
 from grue.engine.wiring import LendingFactory, LlmFactory
 from grue.llm_transport.endpoint import LlmEndpoint
-from grue.llm_transport.exchange import (
-    MAX_REPLY_BYTES,
-    Answered,
-    fault_of_body,
-    fault_of_exchange,
-    http_timeout,
-)
+from grue.llm_transport.exchange import MAX_REPLY_BYTES, Answered, fault_of_body
 from grue.llm_transport.request_gate import (
     Permit,
     RequestOutcome,
@@ -24,6 +18,7 @@ from grue.llm_transport.request_gate import (
     permit_for,
     permit_for_blocking,
 )
+from grue.llm_transport.through_httpx import fault_of_exchange, http_timeout
 from grue.protocol.chat_wire.conversation import Conversation
 from grue.protocol.chat_wire.failures import MAX_WORDS, Fault, fault_of_status, is_loopback, shown_endpoint
 from grue.protocol.chat_wire.json_text import from_json, to_json

@@ -12,5 +12,5 @@ def _slow_imports() -> None:
     The MCP SDK takes more than a second of CPU to import, on a busy machine ten seconds. The first test of a
     worker that had a time limit would pay for it.
     """
-    for module in ("grue.llm_transport.endpoint", "grue.mcp_transport.sdk", "grue.mcp_transport.sdk_http"):
-        load(module)
+    for module in ("llm_transport.one_connection", "mcp_transport.sdk", "mcp_transport.sdk_http"):
+        load(f"grue.{module}")

@@ -1,22 +1,23 @@
 """The connections to an LLM endpoint that the requests of one event loop use.
 
-Come here for TLS, proxies and the reuse of connections. Requests are given to a transport and not to an
-`httpx.AsyncClient`. The client would merge headers, search each reply for cookies and look for redirects,
-none of which is needed here, and that costs as much as the rest of an exchange (decision 039).
+Come here for TLS, proxies and the reuse of connections. A request uses no client of httpx, unless there is
+a proxy. The client would merge headers, search each reply for cookies and look for redirects, none of which
+is needed here, and that costs as much as the rest of an exchange (decision 039).
 """
 
 import contextlib
 import functools
+import os
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from urllib.request import getproxies
 
-from grue.lean_httpx import httpx
+from grue.llm_transport.http_messages import HttpTransport, HttpUrl
 
 
 class Connections:
-    """The httpx transports of one event loop. Each concurrent request leases a transport of its own.
+    """The transports of one event loop. Each concurrent request leases a transport of its own.
 
     So each transport has one connection. A single one with many connections would check all of them, with a
     system call for each idle one, whenever a request begins or ends. With 100 agents that is a third of all
@@ -29,14 +30,14 @@ class Connections:
         entered: How many users the connections have. The last one closes them.
     """
 
-    def __init__(self, new_transport: Callable[[], httpx.AsyncBaseTransport]) -> None:
+    def __init__(self, new_transport: Callable[[], HttpTransport]) -> None:
         self.entered = 0
         self._new_transport = new_transport
-        self._free: list[httpx.AsyncBaseTransport] = []
-        self._all: list[httpx.AsyncBaseTransport] = []
+        self._free: list[HttpTransport] = []
+        self._all: list[HttpTransport] = []
 
     @contextlib.contextmanager
-    def transport(self) -> Iterator[httpx.AsyncBaseTransport]:
+    def transport(self) -> Iterator[HttpTransport]:
         """Lease a transport that no other request uses."""
         if not self._free:
             self._free.append(self._new_transport())
@@ -66,10 +67,10 @@ class Connections:
     async def close(self) -> None:
         """Close all transports."""
         for transport in self._all:
-            await transport.aclose()
+            await transport.close()
 
 
-def open_transport(url: httpx.URL, *, use_proxies: bool) -> httpx.AsyncBaseTransport:
+def open_transport(url: HttpUrl, *, use_proxies: bool) -> HttpTransport:
     """Return a transport to a server.
 
     Args:
@@ -77,25 +78,25 @@ def open_transport(url: httpx.URL, *, use_proxies: bool) -> httpx.AsyncBaseTrans
         use_proxies: Use the proxies that the environment names, if it names any.
     """
     https = url.scheme == "https"
-    if use_proxies and getproxies():
-        return _ThroughClient(httpx.AsyncClient(verify=tls() if https else _no_tls()))
-    # Imports httpcore, which is not needed before the first request: a server starts meanwhile.
+    if use_proxies and _names_proxies():
+        from grue.llm_transport.through_httpx import through_proxies
+
+        return through_proxies(https)
+    # Imports h11, which is not needed before the first request: a server starts meanwhile.
     from grue.llm_transport.one_connection import OneConnection
 
     return OneConnection(url, tls() if https else None)
 
 
-class _ThroughClient(httpx.AsyncBaseTransport):
-    """Sends requests through an httpx client, which chooses the environment's proxy for each URL."""
+def _names_proxies() -> bool:
+    """Return whether the environment, or the system's settings on macOS and Windows, names proxies."""
+    if sys.platform not in ("darwin", "win32") and not any(
+        name.lower().endswith("_proxy") for name in os.environ
+    ):
+        return False  # without the import, which takes 10 ms
+    from urllib.request import getproxies
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self._client.send(request, stream=True)
-
-    async def aclose(self) -> None:
-        await self._client.aclose()
+    return bool(getproxies())
 
 
 class _Certificates:
@@ -121,12 +122,23 @@ class _Certificates:
         if loading is not None:
             loading.join()  # in a forked child it counts as ended
         if self._context is None:
-            self._context = httpx.create_ssl_context()
+            self._context = _load_certificates()
         return self._context
 
     def _load(self) -> None:
         with contextlib.suppress(OSError, ValueError, MemoryError):
-            self._context = httpx.create_ssl_context()
+            self._context = _load_certificates()
+
+
+def _load_certificates() -> ssl.SSLContext:
+    """Return a context that trusts what httpx trusts: the environment's certificates, or those of certifi."""
+    if file := os.environ.get("SSL_CERT_FILE"):
+        return ssl.create_default_context(cafile=file)
+    if folder := os.environ.get("SSL_CERT_DIR"):
+        return ssl.create_default_context(capath=folder)
+    import certifi
+
+    return ssl.create_default_context(cafile=certifi.where())
 
 
 _certificates = _Certificates()
@@ -143,6 +155,6 @@ def tls() -> ssl.SSLContext:
 
 
 @functools.cache
-def _no_tls() -> ssl.SSLContext:
+def no_tls() -> ssl.SSLContext:
     """Return an empty context, for a plain HTTP URL. It trusts no certificate."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -10,22 +10,21 @@ turns. Each event loop has its own connections.
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from random import random
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 from anyio.lowlevel import RunVar
 
 from grue.errors import MCPConfigError
-from grue.lean_httpx import httpx
 from grue.llm_transport.connections import Connections, begin_tls, open_transport
-from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange, http_timeout, reporting_sent
+from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed, exchange
+from grue.llm_transport.http_messages import HttpRequest, HttpTransport, HttpUrl, plain_url, timeouts_of
 from grue.llm_transport.keys import api_key, key_sentence
 from grue.messages import LlmFailure, ModelAsked, SupportCheck, ToolSupportChecked
 from grue.protocol.chat_wire.failures import Fault, describe, is_loopback, shown_endpoint
@@ -41,6 +40,9 @@ from grue.protocol.retry import RetryPolicy
 from grue.protocol.safe_text import printable
 from grue.protocol.secret_names import looks_secret, secrets_in
 from grue.runtime.redaction import Redaction
+
+if TYPE_CHECKING:
+    from grue.lean_httpx import httpx
 
 _CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0
@@ -150,11 +152,11 @@ class LlmEndpoint:
         self,
         settings: LlmSettings,
         *,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: "httpx.AsyncBaseTransport | None" = None,
         jitter: Callable[[], float] = random,
     ) -> None:
         self._base_url = _usable_url(settings.base_url)
-        self._urls: dict[str, httpx.URL] = {}
+        self._urls: dict[str, HttpUrl] = {}
         self._key_words = ""
         if settings.api_key is None:
             key = api_key(settings.base_url, os.environ)
@@ -168,7 +170,7 @@ class LlmEndpoint:
         _refuse_ours(settings)
         self.headers = _headers(settings, self.profile)
         self._sent_headers = _with_host(self.headers, self._base_url)
-        self._timeout = http_timeout(settings.retry).as_dict()
+        self._timeout = timeouts_of(settings.retry)
         self._transport = transport
         self.jitter = jitter
         self._says_tools: bool | None = None
@@ -177,15 +179,16 @@ class LlmEndpoint:
         self._connections: RunVar[Connections | None] = RunVar("connections", None)
 
     @property
-    def url(self) -> httpx.URL:
+    def url(self) -> str:
         """The URL that requests are posted to."""
-        return self.url_of(FORMATS[self.profile.wire].path)
+        return str(self._url_of(FORMATS[self.profile.wire].path))
 
-    def url_of(self, path: str) -> httpx.URL:
+    def _url_of(self, path: str) -> HttpUrl:
         """Return the URL of a path below the base URL."""
         url = self._urls.get(path)
         if url is None:
-            url = self._base_url.copy_with(path=f"{self._base_url.path.rstrip('/')}{path}")
+            base = self._base_url
+            url = msgspec.structs.replace(base, path=f"{base.path.rstrip('/')}{path}")
             self._urls[path] = url
         return url
 
@@ -238,37 +241,22 @@ class LlmEndpoint:
         Raises:
             RuntimeError: The endpoint was not entered.
         """
-        with self._open().transport() as transport:
-            request = self._request(body)
-            if on_sent is not None and self._transport is not None:
-                on_sent()  # it may not say when it has the request
-            with reporting_sent(request, on_sent):
+        url = self._url_of(FORMATS[self.profile.wire].path)
+        length = (b"Content-Length", str(len(body)).encode("ascii"))
+        request = HttpRequest("POST", url, [*self._sent_headers, length], body, self._timeout, on_sent)
+        try:
+            with self._open().transport() as transport:
                 return await exchange(transport, request, self.settings.retry, streamed)
-
-    def _request(self, body: bytes) -> httpx.Request:
-        """Return a request with all its headers. With `content=`, httpx would find out each of them again."""
-        long = len(body) > LONG_BYTES and self._transport is None
-        headers = httpx.Headers(self._sent_headers)
-        # With its length known, a body in pieces is not sent chunked, which some endpoints refuse.
-        headers["Content-Length"] = str(len(body))
-        request = httpx.Request(
-            "POST",
-            self.url,
-            headers=headers,
-            stream=_Pieces(body) if long else httpx.ByteStream(body),
-            extensions={"timeout": self._timeout},
-        )
-        if self._transport is not None:
-            request.read()  # for a transport that looks at `request.content`
-        return request
+        finally:
+            if on_sent is not None:
+                on_sent()
 
     async def models(self) -> Answered | Fault:
         """Request the list of models, within a few seconds. This is free of charge at every provider."""
-        headers = {name: value for name, value in self.headers.items() if name != "Content-Type"}
+        headers = [pair for pair in self._sent_headers if pair[0] != b"Content-Type"]
         patience = msgspec.structs.replace(self.settings.retry, timeout_s=_LIST_TIMEOUT_S)
-        extensions = {"timeout": http_timeout(patience).as_dict()}
+        request = HttpRequest("GET", self._url_of("/models"), headers, b"", timeouts_of(patience))
         with self._open().transport() as transport:
-            request = httpx.Request("GET", self.url_of("/models"), headers=headers, extensions=extensions)
             return await exchange(transport, request, patience)
 
     async def _listed(self, answer: Answered | Fault) -> dict[str, ListedModel] | None:
@@ -397,57 +385,62 @@ class LlmEndpoint:
             raise RuntimeError("enter the endpoint before posting to it")
         return connections
 
-    def _open_transport(self) -> httpx.AsyncBaseTransport:
+    def _open_transport(self) -> HttpTransport:
         if self._transport is not None:
-            return self._transport
+            from grue.llm_transport.through_httpx import ThroughHttpx
+
+            return ThroughHttpx(self._transport)
         # The proxies that the environment names are never used for a server on this machine.
         use_proxies = not is_loopback(self.settings.base_url)
         return open_transport(self._base_url, use_proxies=use_proxies)
 
 
-class _Pieces(httpx.AsyncByteStream):
-    """A long body in pieces, between which other tasks run."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for at in range(0, len(self._body), LONG_BYTES):
-            yield self._body[at : at + LONG_BYTES]
-            await anyio.lowlevel.checkpoint()
-
-
-def _with_host(headers: Mapping[str, str], url: httpx.URL) -> httpx.Headers:
-    """Return the headers of a request to `url`, with the host first unless they name one."""
-    given = httpx.Headers(headers)
-    return given if "Host" in given else httpx.Headers([(b"Host", url.netloc), *given.raw])
+def _with_host(headers: Mapping[str, str], url: HttpUrl) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a request to `url`, with the host first unless they name one; no length yet."""
+    given = [
+        (name.encode("ascii"), value.encode("ascii"))
+        for name, value in headers.items()
+        if name.lower() != "content-length"
+    ]
+    named = any(name.lower() == b"host" for name, _ in given)
+    return given if named else [(b"Host", url.netloc.encode("ascii")), *given]
 
 
-def _usable_url(base_url: str) -> httpx.URL:
+def _usable_url(base_url: str) -> HttpUrl:
     """Return the base URL as a URL, or raise `MCPConfigError` if it cannot be used."""
-    try:
-        url = httpx.URL(base_url.strip())
-        in_range = urlsplit(base_url.strip()).port != 0
-    except (httpx.InvalidURL, ValueError):
-        # `from None`, because the original error may quote part of a password.
-        raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
-    _refuse_credentials(url)
-    if url.scheme not in ("http", "https") or not url.host or not in_range:
+    text = base_url.strip()
+    url = plain_url(text) or _normalized(text)
+    if url.scheme not in ("http", "https") or not url.host:
         raise MCPConfigError(_SCHEME_MISSING)
     path = url.path.rstrip("/")
     ending = next((known.path for known in FORMATS.values() if path.endswith(known.path)), "")
-    return url.copy_with(path=path.removesuffix(ending) or "/")
+    return msgspec.structs.replace(url, path=path.removesuffix(ending) or "/")
 
 
-def _refuse_credentials(url: httpx.URL) -> None:
+def _normalized(text: str) -> HttpUrl:
+    from grue.llm_transport.through_httpx import normalized_url
+
+    try:
+        url, names_user, query = normalized_url(text)
+        in_range = urlsplit(text).port != 0
+    except ValueError:
+        # `from None`, because the original error may quote part of a password.
+        raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None
+    _refuse_credentials(names_user, query)
+    if not in_range:
+        raise MCPConfigError(_SCHEME_MISSING)
+    return url
+
+
+def _refuse_credentials(names_user: bool, query: list[str]) -> None:
     """Refuse a URL that cannot be shown: httpx logs it with every request."""
     instead = "set api_key (in the environment: GRUE_API_KEY), or a header with extra_headers"
-    if url.userinfo:
+    if names_user:
         raise MCPConfigError(
             "The base URL has a user or a password in it, and HTTP libraries log URLs. Take it out, and"
             f' {instead}, for example {{"Authorization": "Basic ..."}}.'
         )
-    secret = next((name for name in url.params if looks_secret(name)), None)
+    secret = next((name for name in query if looks_secret(name)), None)
     if secret is not None:
         raise MCPConfigError(
             f"The base URL has {printable(secret, 40)!r} in its query, and HTTP libraries log URLs."
@@ -481,7 +474,7 @@ def _headers(settings: LlmSettings, profile: WireProfile) -> dict[str, str]:
         **{name: value.strip() for name, value in settings.extra_headers.items()},
     }
     for name, value in headers.items():
-        # Checked here because the error that httpx would raise quotes the value.
+        # Checked here because the error of the HTTP library would quote the value.
         if not (name.isascii() and value.isascii() and f"{name}{value}".isprintable()):
             what = "API key" if name in own else f"header {name!a}"
             raise MCPConfigError(f"The {what} holds characters that no HTTP header can carry.")

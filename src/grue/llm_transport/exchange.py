@@ -11,19 +11,25 @@ stop generating.
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from msgspec import Struct
 
-from grue.lean_httpx import httpx
+from grue.llm_transport.http_messages import (
+    PIECE_BYTES,
+    ExchangeError,
+    HttpReply,
+    HttpRequest,
+    HttpTransport,
+)
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.reply import cost
 from grue.protocol.chat_wire.server_events import DamagedStream, EventLines, OversizedStream, ServerEvent
 from grue.protocol.chat_wire.wire_format import Assembler, Delta
-from grue.protocol.content_encoding import STEP_BYTES, BodyTooLongError, ContentDecoder, EncodingError
+from grue.protocol.content_encoding import BodyTooLongError, ContentDecoder, EncodingError
 from grue.protocol.retry import RetryPolicy, retry_after
 from grue.runtime.clock import now
 
@@ -34,7 +40,7 @@ MAX_BODY_BYTES = 8 * 2**20
 """Longest body of a reply. For a streamed reply it limits the assembled body, which is a small part of the
 events."""
 
-LONG_BYTES = 256 * 2**10
+LONG_BYTES = PIECE_BYTES
 """A longer reply is decoded in a worker thread, so that the event loop is not blocked."""
 
 _SLICE_BYTES = 8 * 2**10
@@ -82,15 +88,9 @@ class Streamed(Struct, frozen=True):
     show: Callable[[Delta], None]
 
 
-def http_timeout(patience: RetryPolicy) -> httpx.Timeout:
-    """Return the limits for httpx: of the connect, and of each single read and write."""
-    timeout_s = patience.timeout_s
-    return httpx.Timeout(timeout_s, connect=min(patience.connect_timeout_s, timeout_s))
-
-
 async def exchange(
-    transport: httpx.AsyncBaseTransport,
-    request: httpx.Request,
+    transport: HttpTransport,
+    request: HttpRequest,
     patience: RetryPolicy,
     streamed: Streamed | None = None,
 ) -> Answered | Fault:
@@ -105,73 +105,47 @@ async def exchange(
     begun = now()
     try:
         with anyio.move_on_after(patience.timeout_s):
-            response = await _first_byte(transport, request, patience)
+            reply = await _first_byte(transport, request, patience)
             try:
-                return await _received(response, patience, streamed, begun)
+                return await _received(reply, patience, streamed, begun)
             finally:
-                await _close(response)
+                with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                    await reply.close()
     except _TooSlow as slow:
         return Fault(kind="timed_out", message=str(slow))
-    except (TimeoutError, httpx.HTTPError) as error:
-        return fault_of_exchange(error, patience.timeout_s)
-    return fault_of_exchange(TimeoutError(), patience.timeout_s)
-
-
-@contextlib.contextmanager
-def reporting_sent(request: httpx.Request, on_sent: Callable[[], None] | None) -> Iterator[None]:
-    """Call `on_sent` when the request has been written, and again when the exchange ends in any way."""
-    if on_sent is None:
-        yield
-        return
-    called = on_sent
-
-    async def trace(step: str, _: object) -> None:
-        if step.endswith(".send_request_body.complete"):
-            called()
-
-    request.extensions["trace"] = trace
-    try:
-        yield
-    finally:
-        on_sent()
+    except (TimeoutError, ExchangeError) as error:
+        return fault_of(error, patience.timeout_s)
+    return fault_of(TimeoutError(), patience.timeout_s)
 
 
 class _TooSlow(Exception):  # noqa: N818 - never leaves this module
     """A wait within an exchange took too long. The text says which one."""
 
 
-async def _first_byte(
-    transport: httpx.AsyncBaseTransport, request: httpx.Request, patience: RetryPolicy
-) -> httpx.Response:
+async def _first_byte(transport: HttpTransport, request: HttpRequest, patience: RetryPolicy) -> HttpReply:
     limit_s = patience.first_byte_timeout_s
     if limit_s is None:
-        return await transport.handle_async_request(request)
+        return await transport.send(request)
     with anyio.move_on_after(limit_s):
-        return await transport.handle_async_request(request)
+        return await transport.send(request)
     raise _TooSlow(f"no reply began within {limit_s:g} s")
 
 
-async def _close(response: httpx.Response) -> None:
-    if not response.is_closed:
-        with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-            await response.aclose()
-
-
 async def _received(
-    response: httpx.Response, patience: RetryPolicy, streamed: Streamed | None, begun: float
+    reply: HttpReply, patience: RetryPolicy, streamed: Streamed | None, begun: float
 ) -> Answered | Fault:
-    named = response.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
-    incoming = _Incoming(streamed if response.status_code < 300 else None, named=named)
-    chunks = _decompressed(response)
+    named = reply.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
+    incoming = _Incoming(streamed if reply.status < 300 else None, named=named)
+    chunks = _decompressed(reply)
     try:
         await _take_all(incoming, chunks, patience.idle_timeout_s if named and incoming.streamed else None)
         body = await incoming.body()
     except (EncodingError, OversizedStream, DamagedStream) as error:
-        return _unreadable(error, response.status_code)
+        return _unreadable(error, reply.status)
     if incoming.finished:
         await _used_up(chunks)
     first_chunk_s = None if incoming.first_event_at is None else incoming.first_event_at - begun
-    return _answered(response, body, first_chunk_s)
+    return _answered(reply, body, first_chunk_s)
 
 
 async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
@@ -181,7 +155,7 @@ async def _take_all(incoming: "_Incoming", chunks: AsyncIterator[bytes], idle_s:
             if chunk is None:
                 return
             await incoming.take(chunk)
-    except (httpx.HTTPError, _TooSlow):
+    except (ExchangeError, _TooSlow):
         if not incoming.whole:
             raise
 
@@ -203,15 +177,10 @@ def fault_of_body(error: EncodingError, status: int) -> Fault:
     return Fault(kind="invalid_reply", status=status, message=words)
 
 
-async def _decompressed(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _decompressed(reply: HttpReply) -> AsyncIterator[bytes]:
     """Yield the decompressed body in small pieces. Raises if it is longer than `MAX_REPLY_BYTES`."""
-    if response.is_stream_consumed:
-        # A scripted transport made this response, and httpx has read and decompressed it already.
-        async for chunk in response.aiter_bytes(STEP_BYTES):
-            yield chunk
-        return
-    decoder = ContentDecoder(response.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
-    async for raw in response.aiter_raw():
+    decoder = ContentDecoder(reply.headers.get("content-encoding", ""), MAX_REPLY_BYTES)
+    async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):
             if number:
                 await anyio.lowlevel.checkpoint()
@@ -225,12 +194,12 @@ def _cost(header: str | None) -> float | None:
         return None
 
 
-def _answered(response: httpx.Response, body: bytes | None, first_chunk_s: float | None) -> Answered | Fault:
+def _answered(reply: HttpReply, body: bytes | None, first_chunk_s: float | None) -> Answered | Fault:
     if body is None:
         return Fault(kind="unavailable", message="the stream ended before the reply did")
-    headers = response.headers
+    headers = reply.headers
     return Answered(
-        status=response.status_code,
+        status=reply.status,
         body=body,
         retry_after_s=retry_after(headers.get("retry-after"), time.time()),
         cost_usd=_cost(headers.get(_COST_HEADER)),
@@ -380,29 +349,19 @@ async def _next(chunks: AsyncIterator[bytes], limit_s: float | None) -> bytes | 
 
 async def _used_up(chunks: AsyncIterator[bytes]) -> None:
     """Read the rest of the body if it is there already. Otherwise the connection could not be reused."""
-    with contextlib.suppress(httpx.HTTPError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
+    with contextlib.suppress(ExchangeError, EncodingError), anyio.move_on_after(_USE_UP_TIMEOUT_S):
         async for _ in chunks:
             pass
 
 
-def fault_of_exchange(error: TimeoutError | httpx.HTTPError, timeout_s: float) -> Fault:
+def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
     """Return the fault for an exchange that ended with `error`; `timeout_s` was its time limit."""
     match error:
-        case httpx.ConnectError() | httpx.ConnectTimeout() | httpx.ProxyError():
-            return Fault(kind="unreachable", message=f"cannot connect: {_cause(error)}")
-        case TimeoutError() | httpx.TimeoutException():
-            return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")
-        case httpx.DecodingError():
+        case ExchangeError(kind="unreachable"):
+            return Fault(kind="unreachable", message=f"cannot connect: {error}")
+        case ExchangeError(kind="undecodable"):
             return Fault(kind="invalid_reply", message=f"the reply cannot be decompressed: {error}")
+        case ExchangeError(kind="broken"):
+            return Fault(kind="unavailable", message=f"the connection broke: {error}")
         case _:
-            return Fault(kind="unavailable", message=f"the connection broke: {_cause(error)}")
-
-
-def _cause(error: BaseException) -> str:
-    """Return the text of the innermost cause, which comes from the operating system or the TLS library."""
-    words = str(error)
-    cause = error.__cause__
-    while cause is not None:
-        words = str(cause) or words
-        cause = cause.__cause__
-    return words or type(error).__name__
+            return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s")

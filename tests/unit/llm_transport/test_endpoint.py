@@ -120,14 +120,15 @@ def test_fields_that_the_turn_sets_are_no_ones_to_replace(extra_body: dict[str, 
         ("http://h/v1/responses?a=b", None, "http://h/v1/responses?a=b"),
         ("http://h/messages", None, "http://h/messages"),
         ("http://h", None, "http://h/chat/completions"),
+        ("https://h.example:443/v1", None, "https://h.example/v1/chat/completions"),
+        ("http://[::1]:8080/v1", None, "http://[::1]:8080/v1/chat/completions"),
+        ("https://H\u00f6hle.example/a b", None, "https://xn--hhle-5qa.example/a%20b/chat/completions"),
     ],
 )
 def test_where_requests_go(base_url: str, wire: WireName | None, url: str) -> None:
     endpoint = LlmEndpoint(LlmSettings(base_url=base_url, model="m", wire=wire))
-    assert str(endpoint.url) == url
-    assert endpoint.url_of("/models").path == endpoint.url.path.replace(
-        FORMATS[endpoint.profile.wire].path, "/models"
-    )
+    assert endpoint.url == url
+    assert str(endpoint._url_of("/models")) == url.replace(FORMATS[endpoint.profile.wire].path, "/models")
 
 
 @pytest.mark.parametrize(

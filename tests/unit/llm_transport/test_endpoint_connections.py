@@ -7,10 +7,10 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from grue.lean_httpx import httpx
 from grue.llm_transport import connections
 from grue.llm_transport.endpoint import LlmEndpoint, LlmSettings
 from grue.llm_transport.exchange import Answered
+from grue.llm_transport.http_messages import ExchangeError, HttpRequest, HttpUrl, plain_url
 from grue.llm_transport.one_connection import OneConnection
 from grue.testing.llm_server import ScriptedLlmServer, silence, text_reply
 
@@ -60,14 +60,30 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
             assert isinstance(await endpoint.post(BODY), Answered)
 
 
+def url_of(server: ScriptedLlmServer) -> HttpUrl:
+    url = plain_url(f"{server.base_url}/chat/completions")
+    assert url is not None
+    return url
+
+
 async def opened_ahead(server: ScriptedLlmServer) -> OneConnection:
-    transport = OneConnection(httpx.URL(server.base_url), None)
+    transport = OneConnection(url_of(server), None)
     await transport.open(10.0)
     return transport
 
 
-def request_to(server: ScriptedLlmServer) -> httpx.Request:
-    return httpx.Request("POST", f"{server.base_url}/chat/completions", content=BODY)
+def request_to(server: ScriptedLlmServer) -> HttpRequest:
+    url = url_of(server)
+    headers = [(b"Host", url.netloc.encode()), (b"Content-Length", str(len(BODY)).encode())]
+    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), 60.0)
+    return HttpRequest("POST", url, headers, BODY, {**timeouts})
+
+
+async def body_of(transport: OneConnection, request: HttpRequest) -> bytes:
+    reply = await transport.send(request)
+    body = b"".join([chunk async for chunk in reply.chunks()])
+    await reply.close()
+    return body
 
 
 async def test_a_connection_that_was_opened_ahead_is_used_by_the_first_request() -> None:
@@ -86,48 +102,44 @@ async def test_a_connection_that_was_opened_too_long_ago_is_opened_again(
     with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
         transport = await opened_ahead(server)
         monkeypatch.setattr("grue.llm_transport.one_connection._KEPT_S", -1.0)
-        response = await transport.handle_async_request(request_to(server))
-        assert b"hi" in await response.aread()
-        await transport.aclose()
+        assert b"hi" in await body_of(transport, request_to(server))
+        await transport.close()
         assert server.accepted == 2
 
 
 async def test_a_request_during_a_connect_that_fails_fails_as_it_does() -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
-        base_url = server.base_url
         request = request_to(server)
-    transport = OneConnection(httpx.URL(base_url), None)  # nobody listens there any more
+    transport = OneConnection(request.url, None)  # nobody listens there any more
     async with anyio.create_task_group() as group:
         group.start_soon(transport.open, 10.0)
         await anyio.lowlevel.checkpoint()
-        with pytest.raises(httpx.ConnectError):
-            await transport.handle_async_request(request)
+        with pytest.raises(ExchangeError, match="Connect call failed"):
+            await transport.send(request)
 
 
 async def test_after_a_failed_connect_the_next_request_connects() -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
-        base_url = server.base_url
         request = request_to(server)
-    transport = OneConnection(httpx.URL(base_url), None)
+    transport = OneConnection(request.url, None)
     await transport.open(10.0)
-    with pytest.raises(httpx.ConnectError):
-        await transport.handle_async_request(request)
+    with pytest.raises(ExchangeError, match="Connect call failed"):
+        await transport.send(request)
 
 
 async def test_a_cancelled_connect_leaves_nothing_open() -> None:
     with ScriptedLlmServer(lambda _: text_reply("hi")) as server:
-        transport = OneConnection(httpx.URL(server.base_url), None)
+        transport = OneConnection(url_of(server), None)
         async with anyio.create_task_group() as group:
             group.start_soon(transport.open, 10.0)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-        response = await transport.handle_async_request(request_to(server))
-        assert b"hi" in await response.aread()
-        await transport.aclose()
+        assert b"hi" in await body_of(transport, request_to(server))
+        await transport.close()
 
 
 class Certificates:
-    """Counts the threads that load certificates, in place of httpx.
+    """Counts the threads that load certificates, and loads none.
 
     Args:
         monkeypatch: Undoes it.
@@ -138,7 +150,7 @@ class Certificates:
         self.threads: list[str] = []
         self._load = load
         monkeypatch.setattr(connections, "_certificates", connections._Certificates())
-        monkeypatch.setattr(httpx, "create_ssl_context", self)
+        monkeypatch.setattr(connections, "_load_certificates", self)
 
     def __call__(self) -> ssl.SSLContext:
         self.threads.append(threading.current_thread().name)

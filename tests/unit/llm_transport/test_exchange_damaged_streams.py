@@ -10,13 +10,13 @@ import pickle
 import re
 from bisect import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import anyio
-import httpx
 import pytest
 
 from grue.llm_transport.exchange import Answered, Streamed, _Incoming, _unreadable, exchange
+from grue.llm_transport.http_messages import HttpReply, HttpRequest, HttpUrl
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireName
@@ -90,21 +90,35 @@ def said(wire: WireName, body: bytes) -> object:
     return reply.kind
 
 
-def echoed(request: httpx.Request) -> httpx.Response:
-    async def body() -> AsyncIterator[bytes]:
-        yield request.content
+class Echoed:
+    """A reply whose body is that of its request."""
 
-    return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=body())
+    status = 200
+    headers: ClassVar = {"content-type": "text/event-stream"}
+
+    def __init__(self, request: HttpRequest) -> None:
+        self._body = request.body
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+    async def close(self) -> None: ...
 
 
-TRANSPORT = httpx.MockTransport(echoed)
+class Echo:
+    async def send(self, request: HttpRequest) -> HttpReply:
+        return Echoed(request)
+
+    async def close(self) -> None: ...
+
+
+URL = HttpUrl("http", "llm.invalid", None, "/v1")
 
 
 async def exchanged(wire: WireName, stream: bytes) -> object:
     """Return what comes of a stream that arrives in a whole exchange."""
-    request = httpx.Request("POST", "http://llm.invalid/v1", content=stream)
     streamed = Streamed(FORMATS[wire].assembler(), unseen)
-    answered = await exchange(TRANSPORT, request, PATIENCE, streamed)
+    answered = await exchange(Echo(), HttpRequest("POST", URL, [], stream, {}), PATIENCE, streamed)
     if isinstance(answered, Answered):
         return said(wire, answered.body)
     assert isinstance(answered, Fault)
