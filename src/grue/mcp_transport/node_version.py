@@ -11,7 +11,6 @@ Source: R14
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -139,6 +138,8 @@ def _engines(file: Path) -> str | None:
 async def _installed(server: StdioServer, registry: ProcessRegistry, limit_s: float) -> Version | None:
     """Return the version of the Node that runs the server."""
     own = server.command if PurePath(server.command).name == "node" else "node"
+    import shutil  # 3 ms, and most servers need no Node
+
     node = shutil.which(own, path=server.environment().get("PATH"))
     if node is None:
         return None

@@ -23,7 +23,6 @@ import atexit
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -311,6 +310,8 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
         path = os.path.join(base, command)  # noqa: PTH118
         found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113
     else:
+        import shutil  # 3 ms, and a path needs no search
+
         found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
     if found is None:
         raise _not_found(command, Path(base))

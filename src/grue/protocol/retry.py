@@ -7,7 +7,6 @@ help, and `next_delay` computes the wait from that. The time and the random jitt
 import math
 import re
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import assert_never
 
 from msgspec import Struct
@@ -130,6 +129,8 @@ def retry_after(header: str | None, now: float) -> float | None:
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
         return float(text)
     try:
+        from email.utils import parsedate_to_datetime  # few endpoints name a date, and it takes 6 ms
+
         date = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None

@@ -1,7 +1,5 @@
 """Encode and decode JSON, with tolerance for what endpoints and models write in its place."""
 
-import json
-
 import msgspec
 
 from grue.large_data import count_of, encode
@@ -48,6 +46,8 @@ def _decode(body: bytes) -> object:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Bytes that are not UTF-8 are an error: with replaced characters, a call would have other arguments.
+        import json
+
         return _readable(json.loads(body.decode("utf-8-sig")))
 
 
