@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator
 from io import BytesIO
 from itertools import islice, pairwise
-from os import urandom
 from time import sleep
 from types import NoneType
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
@@ -187,7 +187,7 @@ def _cut_out(data: bytes) -> tuple[bytes, dict[str, str]]:
         places = _places_in_text(data, start + 1)
         at = places[-1] + 1
         if at - start > VERY_LONG:
-            name = urandom(16).hex()
+            name = uuid4().hex
             texts[name] = _text_at(data, places)
             write_to(out, memoryview(data)[kept : start + 1])
             out.write(name.encode())
@@ -279,7 +279,7 @@ def _without_texts(value: Any, texts: dict[str, str]) -> Any:
     """Return a JSON value with a name in place of each long text, which is added to `texts` under it."""
     match value:
         case str() if len(value) >= VERY_LONG:
-            name = urandom(16).hex()
+            name = uuid4().hex
             texts[name] = value
             return name
         case dict():
