@@ -476,8 +476,6 @@ class Runner(AsyncToolAccess, Closing):
 
     def _turn(self, request: TurnRequest[T]) -> Turn[T]:
         refuse_another_kind(request)
-        if self._wiring.endpoint is not None:
-            self._wiring.endpoint.begin()
         return Turn(request, self._settings(), self._memory)
 
     def _settings(self) -> TurnSettings:

@@ -231,6 +231,7 @@ def wire(
         endpoint, factory = None, llm
     else:
         endpoint = _endpoint(llm)
+        endpoint.begin()
         factory = EndpointActors(endpoint)
     usable = usable_servers(servers)
     hide_secrets(recorder, usable.values())

@@ -111,6 +111,8 @@ class _Certificates:
         if self._context is not None or self._loading is not None:
             return
         loading = threading.Thread(target=self._load, name="grue-tls", daemon=True)
+        # A child that is forked meanwhile would have OpenSSL's locks as the thread holds them, for ever.
+        os.register_at_fork(before=self._wait)
         # Without a thread, or after a failure, `get` loads them, and raises what there is to raise.
         with contextlib.suppress(RuntimeError, MemoryError):
             loading.start()
@@ -118,12 +120,15 @@ class _Certificates:
 
     def get(self) -> ssl.SSLContext:
         """Return the context. Two threads that load it at once have one each, which does no harm."""
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.join()  # in a forked child it counts as ended
+        self._wait()
         if self._context is None:
             self._context = _load_certificates()
         return self._context
+
+    def _wait(self) -> None:
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.join()
 
     def _load(self) -> None:
         with contextlib.suppress(OSError, ValueError, MemoryError):

@@ -193,7 +193,7 @@ class LlmEndpoint:
         return url
 
     def begin(self) -> None:
-        """Begin, in a thread, what the first request of a process waits for. Call it before a turn."""
+        """Begin, in a thread, what the first request of a process waits for. Call it long before a turn."""
         if self._transport is None and self._base_url.scheme == "https":
             begin_tls()
 
