@@ -109,8 +109,9 @@ async def exchange(
             try:
                 return await _received(reply, patience, streamed, begun)
             finally:
-                with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-                    await reply.close()
+                if not reply.settle():
+                    with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                        await reply.close()
     except _TooSlow as slow:
         return Fault(kind="timed_out", message=str(slow))
     except (TimeoutError, ExchangeError) as error:

@@ -101,7 +101,7 @@ class HttpRequest(Struct):
 
 
 class HttpReply(Protocol):
-    """A reply whose body is still to be read. Close it, whatever was read of it."""
+    """A reply whose body is still to be read. Settle it in the end, and close it if that is not enough."""
 
     @property
     def status(self) -> int:
@@ -117,8 +117,12 @@ class HttpReply(Protocol):
         """Yield the body as it was sent, compressed if the headers say so. Raises `ExchangeError`."""
         ...
 
+    def settle(self) -> bool:
+        """Give the connection back for another request; return `False` if there was more to read."""
+        ...
+
     async def close(self) -> None:
-        """Give the connection back; drop it if the body was not read to the end."""
+        """Close the connection."""
         ...
 
 

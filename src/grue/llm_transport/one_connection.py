@@ -97,11 +97,6 @@ class OneConnection:
         """Close the connection, if there is one."""
         await self._drop()
 
-    async def settled(self) -> None:
-        """Keep the connection for the next request if its reply was read to the end, else close it."""
-        if self._connection is not None and not self._connection.ready_again():
-            await self._drop()
-
     async def _usable(self, timeout_s: float | None) -> "_Connection":
         opening = self._opening
         if opening is not None:
@@ -152,13 +147,15 @@ class _Connection:
         self._state = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._idle_since: float | None = time.monotonic()
         self._asked = False
+        self._poll = select.poll()
+        self._poll.register(stream.extra(SocketAttribute.raw_socket), select.POLLIN)  # noqa: S610 - not Django's
 
     def usable(self) -> bool:
         """Return whether a request may be sent. An endpoint that closes a connection makes it readable."""
         if self._idle_since is None or time.monotonic() - self._idle_since > _KEPT_S:
             return False
         # Before the first request there is nothing to read, except for what TLS itself sends.
-        return (self._secured and not self._asked) or not _readable(self.stream)
+        return (self._secured and not self._asked) or not self._poll.poll(0)
 
     def ready_again(self) -> bool:
         """Prepare for the next request; return `False` if there cannot be one."""
@@ -243,12 +240,8 @@ class _Reply:
     def chunks(self) -> AsyncIterator[bytes]:
         return self._connection.body()
 
+    def settle(self) -> bool:
+        return self._connection.ready_again()
+
     async def close(self) -> None:
-        await self._owner.settled()
-
-
-def _readable(stream: ByteStream) -> bool:
-    socket = stream.extra(SocketAttribute.raw_socket)  # noqa: S610 - not Django's
-    poll = select.poll()
-    poll.register(socket, select.POLLIN)
-    return bool(poll.poll(0))
+        await self._owner.close()

@@ -129,9 +129,11 @@ class _Reply:
         except httpx.HTTPError as error:
             raise exchange_error(error) from error
 
+    def settle(self) -> bool:
+        return self._response.is_closed
+
     async def close(self) -> None:
-        if not self._response.is_closed:
-            await self._response.aclose()
+        await self._response.aclose()
 
 
 class _ThroughClient(httpx.AsyncBaseTransport):

@@ -82,7 +82,7 @@ def request_to(server: ScriptedLlmServer) -> HttpRequest:
 async def body_of(transport: OneConnection, request: HttpRequest) -> bytes:
     reply = await transport.send(request)
     body = b"".join([chunk async for chunk in reply.chunks()])
-    await reply.close()
+    assert reply.settle()
     return body
 
 

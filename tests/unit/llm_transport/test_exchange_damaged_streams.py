@@ -102,6 +102,9 @@ class Echoed:
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self._body
 
+    def settle(self) -> bool:
+        return True
+
     async def close(self) -> None: ...
 
 

@@ -78,4 +78,6 @@ async def test_a_stream_that_breaks_is_an_exchange_that_failed() -> None:
         async for _ in reply.chunks():
             pass
     assert raised.value.kind == "broken"
+    assert not reply.settle()
     await reply.close()
+    assert reply.settle()
