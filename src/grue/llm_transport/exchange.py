@@ -110,8 +110,7 @@ async def exchange(
                 return await _received(reply, patience, streamed, begun)
             finally:
                 if not reply.settle():
-                    with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
-                        await reply.close()
+                    await _close(reply)
     except _TooSlow as slow:
         return Fault(kind="timed_out", message=str(slow))
     except (TimeoutError, ExchangeError) as error:
@@ -130,6 +129,11 @@ async def _first_byte(transport: HttpTransport, request: HttpRequest, patience: 
     with anyio.move_on_after(limit_s):
         return await transport.send(request)
     raise _TooSlow(f"no reply began within {limit_s:g} s")
+
+
+async def _close(reply: HttpReply) -> None:
+    with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+        await reply.close()
 
 
 async def _received(
