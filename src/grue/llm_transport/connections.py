@@ -81,7 +81,7 @@ def open_transport(url: HttpUrl, *, use_proxies: bool) -> HttpTransport:
     if use_proxies and _names_proxies():
         from grue.llm_transport.through_httpx import through_proxies
 
-        return through_proxies(https)
+        return through_proxies(tls() if https else _no_tls())
     # Imports h11, which is not needed before the first request: a server starts meanwhile.
     from grue.llm_transport.one_connection import OneConnection
 
@@ -160,6 +160,6 @@ def tls() -> ssl.SSLContext:
 
 
 @functools.cache
-def no_tls() -> ssl.SSLContext:
+def _no_tls() -> ssl.SSLContext:
     """Return an empty context, for a plain HTTP URL. It trusts no certificate."""
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -3,6 +3,7 @@
 This module imports httpx, so import it inside functions.
 """
 
+import ssl
 from collections.abc import AsyncIterator
 
 from grue.lean_httpx import httpx
@@ -57,13 +58,9 @@ class ThroughHttpx:
         await self._transport.aclose()
 
 
-def through_proxies(https: bool) -> ThroughHttpx:
+def through_proxies(tls: ssl.SSLContext) -> ThroughHttpx:
     """Return a transport that uses the proxies that the environment names."""
-    from grue.llm_transport.connections import no_tls, tls
-
-    return ThroughHttpx(
-        _ThroughClient(httpx.AsyncClient(verify=tls() if https else no_tls())), in_pieces=True
-    )
+    return ThroughHttpx(_ThroughClient(httpx.AsyncClient(verify=tls)), in_pieces=True)
 
 
 def exchange_error(error: httpx.HTTPError) -> ExchangeError:
