@@ -8,6 +8,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
+ALWAYS = (
+    "test_the_page_shows_the_episode_and_asks_nobody_for_anything",
+    "test_failures_only_leaves_what_went_wrong",
+    "test_the_first_view_is_the_story_and_fits_the_window[1400-900-light]",
+    "test_links_to_nasty_things_lead_to_messages_only",
+    "test_the_policy_stops_what_the_escapes_would_let_through",
+)
+"""Tests of `make test`. All others are slow: a page of its own in a real browser takes a second of CPU."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name not in ALWAYS:
+            item.add_marker(pytest.mark.slow)
+
 
 class Watched(NamedTuple):
     """A page, and what it did beside showing itself: requests, dialogs, console messages, errors."""

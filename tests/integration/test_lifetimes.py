@@ -9,16 +9,17 @@ from typing import Any
 import anyio
 import pytest
 from lifetimes import (
+    ALL_MODES,
     DONE,
     ECHO,
     ONCE,
-    PLAIN_MODES,
     QUICK,
     SAMPLED,
     STUBBORN,
     Step,
     episode,
     living,
+    modes,
     settlements,
 )
 from msgspec.structs import replace
@@ -47,7 +48,7 @@ from grue.messages import (
 from grue.processes.process_group import ProcessRegistry
 from grue.processes.process_table import live_members
 from grue.protocol.tool_lock import ToolLock, lock_of
-from grue.testing.fault_turns import MODES, Mode, drive_turn
+from grue.testing.fault_turns import Mode, drive_turn
 from grue.testing.faults import TOLERATED
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.failures import ServerFailed
@@ -64,11 +65,10 @@ def _libraries() -> None:
     drive_turn(TOLERATED[0])
 
 
-LATER = [pytest.param(mode, marks=pytest.mark.slow) for mode in MODES if mode not in PLAIN_MODES]
-in_all_modes = pytest.mark.parametrize("mode", MODES)
+in_all_modes = pytest.mark.parametrize("mode", ALL_MODES)
 
 
-@pytest.fixture(params=[*PLAIN_MODES, *LATER])
+@pytest.fixture(params=ALL_MODES)
 def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param  # type: ignore[no-any-return]  # pytest does not know it
 
@@ -404,7 +404,7 @@ def test_traces_are_the_same_but_for_what_a_lifetime_adds(other: Mode, tmp_path:
 # --- P39 ---
 
 
-@pytest.mark.parametrize("mode", ["episode", "ahead", "kept"])
+@pytest.mark.parametrize("mode", modes("episode", "ahead", "kept"))
 def test_p39_there_is_one_anyio_run_an_episode_in_a_thread_of_its_own(
     mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,7 +199,9 @@ print(client.call("faulty.echo", {"text": "hi"}).content, client.connect()["faul
 """
 
 
-@pytest.mark.parametrize("flags", [(), ("--ignore-eof", "--ignore-term")])
+@pytest.mark.parametrize(
+    "flags", [pytest.param((), marks=pytest.mark.slow), ("--ignore-eof", "--ignore-term")]
+)
 def test_one_that_is_never_closed_ends_with_the_interpreter_and_its_server_too(
     flags: tuple[str, ...],
 ) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from lifetimes import PLAIN_MODES
+from lifetimes import EVERY_RUN, PLAIN_MODES
 from patient_turns import ASK, DEADLINE_S, PatientModel, patient_model, wait_until
 from promises import within
 
@@ -123,7 +123,12 @@ OPEN_ON = ("ahead", "kept", "beside")
 
 @pytest.mark.parametrize(
     ("mode", "phase"),
-    [(m, p) for m in (*PLAIN_MODES, "beside") for p in PHASES if p != "closing" or m not in OPEN_ON],
+    [
+        pytest.param(mode, phase, marks=() if mode in EVERY_RUN else pytest.mark.slow)
+        for mode in ("turn", "episode", *OPEN_ON)
+        for phase in PHASES
+        if phase != "closing" or mode not in OPEN_ON
+    ],
 )
 def test_cancel_ends_it_in_every_phase(model: PatientModel, mode: Mode, phase: str) -> None:
     doing, flags = PHASES[phase]

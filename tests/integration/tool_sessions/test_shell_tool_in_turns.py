@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from lifetimes import DONE, PLAIN_MODES, episode
+from lifetimes import DONE, PLAIN_MODES, episode, modes
 from transport_servers import faulty
 
 from grue import (
@@ -19,7 +19,7 @@ from grue import (
 from grue.messages import ToolCalled
 from grue.testing.fault_turns import Mode
 
-in_every_lifetime = pytest.mark.parametrize("mode", [*PLAIN_MODES, "beside"])
+in_every_lifetime = pytest.mark.parametrize("mode", [*PLAIN_MODES, *modes("beside")])
 
 
 @in_every_lifetime

@@ -146,8 +146,8 @@ FORK = "child = os.fork(); say('child' if child == 0 else 'parent'); child and o
     ("end", "status", "said"),
     [
         ("raise SystemExit(3)", 3, {"hi"}),
-        (THREAD, 0, {"hi", "thread"}),
-        (FORK, 0, {"hi", "child", "parent"}),
+        pytest.param(THREAD, 0, {"hi", "thread"}, marks=pytest.mark.slow),
+        pytest.param(FORK, 0, {"hi", "child", "parent"}, marks=pytest.mark.slow),
     ],
     ids=["exit", "thread", "fork"],
 )
