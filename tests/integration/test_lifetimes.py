@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 from lifetimes import (
-    ALL_MODES,
     DONE,
     ECHO,
     ONCE,
@@ -48,7 +47,7 @@ from grue.messages import (
 from grue.processes.process_group import ProcessRegistry
 from grue.processes.process_table import live_members
 from grue.protocol.tool_lock import ToolLock, lock_of
-from grue.testing.fault_turns import Mode, drive_turn
+from grue.testing.fault_turns import MODES, Mode, drive_turn
 from grue.testing.faults import TOLERATED
 from grue.testing.faulty_http_server import faulty_http_server
 from grue.tool_sessions.failures import ServerFailed
@@ -65,10 +64,10 @@ def _libraries() -> None:
     drive_turn(TOLERATED[0])
 
 
-in_all_modes = pytest.mark.parametrize("mode", ALL_MODES)
+in_all_modes = pytest.mark.parametrize("mode", modes(*MODES))
 
 
-@pytest.fixture(params=ALL_MODES)
+@pytest.fixture(params=modes(*MODES))
 def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param  # type: ignore[no-any-return]  # pytest does not know it
 

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from commands import mock_server
-from lifetimes import PLAIN_MODES
+from lifetimes import PLAIN_MODES, modes
 from transport_servers import QUICK, faulty
 from worded_turns import WordedModel, ask, worded_model
 
@@ -72,7 +72,7 @@ def runner(model: WordedModel, mode: Mode, *flags: str, **more: Any) -> Runner:
 # --- Calls of tools ---
 
 
-@pytest.mark.parametrize("mode", PLAIN_MODES)
+@pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
 def test_tools_are_listed_and_called_before_between_and_after_turns(
     model: WordedModel, mode: Mode, tmp_path: Path
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_call_to_a_kept_session_waits_for_the_batch_of_a_running_turn(
         assert len(set(filter(None, heard.pids()))) == 1
 
 
-@pytest.mark.parametrize("mode", PLAIN_MODES)
+@pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
 def test_the_async_twins_do_the_same(model: WordedModel, mode: Mode) -> None:
     async def use(one: Runner) -> None:
         assert (await one.tools_async())[0].name == "faulty.echo"
@@ -224,7 +224,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_cause(model: WordedMo
             one.call("other.tool")
 
 
-@pytest.mark.parametrize("mode", PLAIN_MODES)
+@pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
 def test_from_inside_a_turn_it_is_an_error_at_once(model: WordedModel, mode: Mode) -> None:
     uses: list[Callable[[], object]] = []
     refused: list[str] = []
@@ -258,7 +258,7 @@ def test_a_kept_session_that_died_is_replaced(model: WordedModel) -> None:
         assert len(set(heard.pids())) == 2
 
 
-@pytest.mark.parametrize("mode", PLAIN_MODES)
+@pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
 def test_ctrl_c_cancels_the_call_and_leaves_no_process(model: WordedModel, mode: Mode) -> None:
     def press(envelope: Envelope[Any], _line: bytes) -> None:
         if isinstance(envelope.body, ToolCalled):
@@ -270,7 +270,7 @@ def test_ctrl_c_cancels_the_call_and_leaves_no_process(model: WordedModel, mode:
             one.call("faulty.echo", {"text": "x"})
 
 
-@pytest.mark.parametrize("mode", PLAIN_MODES)
+@pytest.mark.parametrize("mode", modes(*PLAIN_MODES))
 def test_each_thread_gets_its_own_answers(model: WordedModel, mode: Mode) -> None:
     answers: dict[str, object] = {}
     with runner(model, mode) as one:

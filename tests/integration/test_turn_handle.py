@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from lifetimes import EVERY_RUN, PLAIN_MODES
+from lifetimes import EVERY_RUN, PLAIN_MODES, modes
 from patient_turns import ASK, DEADLINE_S, PatientModel, patient_model, wait_until
 from promises import within
 
@@ -32,7 +32,7 @@ def model() -> Iterator[PatientModel]:
         yield model
 
 
-@pytest.fixture(params=PLAIN_MODES)
+@pytest.fixture(params=modes(*PLAIN_MODES))
 def mode(request: pytest.FixtureRequest) -> Mode:
     """Every lifetime: for turns with a server."""
     return request.param  # type: ignore[no-any-return]  # pytest does not know it

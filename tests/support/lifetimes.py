@@ -14,12 +14,15 @@ from grue import LlmSettings, Recorder, Runner, StdioServer, TraceWriter, TurnOu
 from grue.messages import SessionOpened
 from grue.processes.limits import ProcessLimits
 from grue.runtime.trace import Envelope
-from grue.testing.fault_turns import GRACE_S, LIFETIMES, MODES, Mode
+from grue.testing.fault_turns import GRACE_S, LIFETIMES, Mode
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 
 Step: TypeAlias = str | Sequence[tuple[str, dict[str, Any]]]
 """What the model says: a text, or calls, each a tool's full name and its arguments."""
+
+PLAIN_MODES: tuple[Mode, ...] = ("turn", "episode", "ahead", "kept")
+"""The lifetimes. The further modes, `beside` and `presumed`, change only when a server starts."""
 
 EVERY_RUN = ("turn", "kept")
 """A session of its own for each turn, and one for all: the two that differ most."""
@@ -29,11 +32,6 @@ def modes(*names: Mode) -> list[ParameterSet]:
     """Return modes as parameters of a test. Those that are not for every run are slow."""
     return [pytest.param(mode, marks=() if mode in EVERY_RUN else pytest.mark.slow) for mode in names]
 
-
-PLAIN_MODES = modes("turn", "episode", "ahead", "kept")
-"""The lifetimes. The further modes, `beside` and `presumed`, change only when a server starts."""
-
-ALL_MODES = modes(*MODES)
 
 ECHO: Step = [("faulty.echo", {"text": "hi"})]
 DONE: Step = "done"

@@ -19,7 +19,7 @@ from grue import (
 from grue.messages import ToolCalled
 from grue.testing.fault_turns import Mode
 
-in_every_lifetime = pytest.mark.parametrize("mode", [*PLAIN_MODES, *modes("beside")])
+in_every_lifetime = pytest.mark.parametrize("mode", modes(*PLAIN_MODES, "beside"))
 
 
 @in_every_lifetime
