@@ -44,8 +44,13 @@ NEVER_LEFT_OUT = {
 LONG = [fault for fault in FAULTS if fault.name.endswith("-mb") and fault.drive is None]
 
 
+FURTHER_WIRES = ("-messages", "-responses")
+"""Rows that differ from another one in the wire format only."""
+
+
 def marks(mode: Mode, fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
-    always = (mode == "turn" and fault not in LONG) or fault.name in NEVER_LEFT_OUT.get(mode, ())
+    short = fault not in LONG and not fault.name.endswith(FURTHER_WIRES)
+    always = (mode == "turn" and short) or fault.name in NEVER_LEFT_OUT.get(mode, ())
     return () if always else (pytest.mark.slow,)
 
 

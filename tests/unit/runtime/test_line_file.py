@@ -28,6 +28,7 @@ def test_the_last_line_and_a_half_line_are_found_wherever_they_begin(
     assert path.read_bytes() == content[: content.rfind(b"\n") + 1]
 
 
+@pytest.mark.slow
 def test_a_half_line_of_a_gigabyte_is_cut_off_without_being_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"whole\n")

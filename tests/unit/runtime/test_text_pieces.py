@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 from plain_messages import Said, Seen
+from rows import first_of
 from written_secrets import FORMS, KEY, PASSWORD, SECRETS, tells
 
 from grue.runtime.redaction import Redaction
@@ -34,7 +35,7 @@ def shown_in(pieces: list[str]) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("name", first_of(SECRETS))
 def test_a_secret_cut_at_every_position_is_replaced(form: str, name: str) -> None:
     text = f"The word is {FORMS[form](SECRETS[name])} and no other."
     for cut in range(1, len(text)):

@@ -212,6 +212,7 @@ def test_a_file_that_may_not_be_read_is_one_sentence(path: Path, monkeypatch: py
         read_trace(path, Body)
 
 
+@pytest.mark.slow
 def test_a_line_of_a_gigabyte_is_refused(path: Path) -> None:
     write(path, Said("a"))
     with path.open("r+b") as file:
