@@ -53,7 +53,7 @@ class Connections:
         """Whether at least one transport has been made."""
         return bool(self._all)
 
-    async def open(self, timeout_s: float | None) -> None:
+    async def open(self, timeout_s: float) -> None:
         """Connect before the first request, unless there was one; a proxy's connection is not opened."""
         if self.any:
             return

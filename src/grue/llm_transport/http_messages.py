@@ -17,7 +17,7 @@ from grue.protocol.retry import RetryPolicy
 PIECE_BYTES = 256 * 2**10
 """A longer body is sent in pieces of this size, between which other tasks run."""
 
-Timeouts = dict[str, float | None]
+Timeouts = dict[str, float]
 """Seconds by name (`connect`, `read`, `write`, `pool`), as httpx takes them."""
 
 _PLAIN = re.compile(

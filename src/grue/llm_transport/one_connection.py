@@ -63,7 +63,7 @@ class OneConnection:
         self._connection: _Connection | None = None
         self._opening: _Opening | None = None
 
-    async def open(self, timeout_s: float | None) -> None:
+    async def open(self, timeout_s: float) -> None:
         """Connect, unless there is a connection. If it fails, the next request tries again.
 
         A request that comes meanwhile waits for it, and fails as it does. Cancelling leaves nothing open.
@@ -97,7 +97,7 @@ class OneConnection:
         """Close the connection, if there is one."""
         await self._drop()
 
-    async def _usable(self, timeout_s: float | None) -> "_Connection":
+    async def _usable(self, timeout_s: float) -> "_Connection":
         opening = self._opening
         if opening is not None:
             await opening.done.wait()
@@ -109,7 +109,7 @@ class OneConnection:
             self._connection = await self._connect(timeout_s)
         return self._connection
 
-    async def _connect(self, timeout_s: float | None) -> "_Connection":
+    async def _connect(self, timeout_s: float) -> "_Connection":
         try:
             with anyio.fail_after(timeout_s):
                 if self._tls is None:
@@ -160,7 +160,9 @@ class _Connection:
     def ready_again(self) -> bool:
         """Prepare for the next request; return `False` if there cannot be one."""
         if self._idle_since is None:
-            if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
+            ended = self._state.our_state is h11.DONE and self._state.their_state is h11.DONE
+            # What arrived behind the reply would be taken for the reply to the next request.
+            if not ended or self._state.trailing_data[0]:
                 return False
             self._state.start_next_cycle()
             self._idle_since = time.monotonic()

@@ -1,10 +1,12 @@
 """Connections to an endpoint: one for each request under way, kept for the next, closed in the end."""
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable
 
 import anyio
+import anyio.abc
 import pytest
 
 from grue.llm_transport import connections
@@ -76,7 +78,7 @@ def request_to(server: ScriptedLlmServer) -> HttpRequest:
     url = url_of(server)
     headers = [(b"Host", url.netloc.encode()), (b"Content-Length", str(len(BODY)).encode())]
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), 60.0)
-    return HttpRequest("POST", url, headers, BODY, {**timeouts})
+    return HttpRequest("POST", url, headers, BODY, timeouts)
 
 
 async def body_of(transport: OneConnection, request: HttpRequest) -> bytes:
@@ -136,6 +138,34 @@ async def test_a_cancelled_connect_leaves_nothing_open() -> None:
             group.cancel_scope.cancel()
         assert b"hi" in await body_of(transport, request_to(server))
         await transport.close()
+
+
+async def test_what_comes_behind_a_reply_is_not_taken_for_the_next_one() -> None:
+    replies: list[bytes] = []
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            with contextlib.suppress(anyio.EndOfStream):
+                while await stream.receive():
+                    body = str(len(replies)).encode()
+                    reply = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n" + body
+                    replies.append(body)
+                    await stream.send(2 * reply)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    url = HttpUrl("http", "127.0.0.1", port, "/v1")
+    request = HttpRequest("GET", url, [(b"Host", b"h")], b"", {"connect": 60.0})
+    transport = OneConnection(url, None)
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        for expected in (b"0", b"1"):
+            reply = await transport.send(request)
+            assert [chunk async for chunk in reply.chunks()] == [expected]
+            if not reply.settle():
+                await reply.close()
+        await transport.close()
+        group.cancel_scope.cancel()
 
 
 class Certificates:
