@@ -15,12 +15,12 @@ COVERED := tests/unit tests/properties tests/integration/episodes tests/integrat
   tests/integration/test_parking.py tests/integration/test_parked_conversations.py \
   tests/integration/test_doctor_llm.py tests/integration/test_init.py tests/integration/test_fleet.py
 
-# Many tests wait for a process: with three workers a core the cores are busy. Modules that share something slow to
-# make stay in one worker (tests/conftest.py).
-WORKERS ?= 6
+# Many tests wait for a process: more workers than cores keep the cores busy. The slow tests keep them busy themselves.
+# Modules that share something slow to make stay in one worker (tests/conftest.py).
+WORKERS ?= $(if $(filter test-all,$(MAKECMDGOALS)),4,6)
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) $(if $(SHUFFLE),--shuffle=$(SHUFFLE))
 
-# A fifth of the examples of Hypothesis. CI tries all of them.
+# A tenth of the examples of Hypothesis. CI tries all of them.
 QUICK := --hypothesis-profile=quick
 
 # Without bytecode on disk, every worker and every program that a test starts compiles what it imports.

@@ -17,7 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # How long an example takes depends on what else the machine does: a hang is pytest-timeout's to find.
 settings.register_profile("full", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=20)  # --hypothesis-profile=quick
+settings.register_profile("quick", deadline=None, max_examples=10)  # --hypothesis-profile=quick
 settings.load_profile("full")
 
 # A run in the background may have been started with signals ignored, and every program that a test starts

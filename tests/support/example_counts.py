@@ -6,5 +6,5 @@ _FULL = 100
 
 
 def examples(full: int) -> int:
-    """Scale a count of examples: as it is with the full profile, a fifth with the profile `quick`."""
+    """Scale a count of examples: as it is with the full profile, a tenth with the profile `quick`."""
     return max(1, full * settings.default.max_examples // _FULL)
