@@ -51,6 +51,8 @@ class TurnsUnderWay:
         """Count a turn as ended."""
         with self._lock:
             self._running[turn] -= 1
+            if not self._running[turn]:
+                del self._running[turn]  # a zero for each turn would be kept as long as the runner
 
     def require_ended(self, turn: int) -> None:
         """Check that no turn with this number is running.
