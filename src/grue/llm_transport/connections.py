@@ -89,10 +89,8 @@ def open_transport(url: HttpUrl, *, use_proxies: bool) -> HttpTransport:
 
 
 def _names_proxies() -> bool:
-    """Return whether the environment, or the system's settings on macOS and Windows, names proxies."""
-    if sys.platform not in ("darwin", "win32") and not any(
-        name.lower().endswith("_proxy") for name in os.environ
-    ):
+    """Return whether the environment names proxies, or on macOS the system's settings."""
+    if sys.platform != "darwin" and not any(name.lower().endswith("_proxy") for name in os.environ):
         return False  # without the import, which takes 10 ms
     from urllib.request import getproxies
 
@@ -111,12 +109,12 @@ class _Certificates:
         if self._context is not None or self._loading is not None:
             return
         loading = threading.Thread(target=self._load, name="grue-tls", daemon=True)
-        # A child that is forked meanwhile would have OpenSSL's locks as the thread holds them, for ever.
-        os.register_at_fork(before=self._wait)
         # Without a thread, or after a failure, `get` loads them, and raises what there is to raise.
         with contextlib.suppress(RuntimeError, MemoryError):
             loading.start()
             self._loading = loading
+            # A child that is forked meanwhile would have OpenSSL's locks as the thread holds them, for ever.
+            os.register_at_fork(before=self._wait)
 
     def get(self) -> ssl.SSLContext:
         """Return the context. Two threads that load it at once have one each, which does no harm."""
@@ -126,9 +124,8 @@ class _Certificates:
         return self._context
 
     def _wait(self) -> None:
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.join()
+        if self._loading is not None:
+            self._loading.join()
 
     def _load(self) -> None:
         with contextlib.suppress(OSError, ValueError, MemoryError):

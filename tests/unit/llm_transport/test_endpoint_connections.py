@@ -224,6 +224,23 @@ async def test_before_a_turn_they_are_loaded_in_a_thread_which_the_first_request
     assert certificates.threads == ["grue-tls"]
 
 
+async def test_a_fork_waits_until_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    before_forks: list[Callable[[], None]] = []
+    monkeypatch.setattr("os.register_at_fork", lambda *, before: before_forks.append(before))
+    go_on, order = threading.Event(), list[str]()
+
+    def load() -> None:
+        go_on.wait(60)
+        order.append("loaded")
+
+    Certificates(monkeypatch, load)
+    LlmEndpoint(SECURE).begin()
+    (wait,) = before_forks
+    threading.Thread(target=go_on.set).start()
+    wait()
+    assert order == ["loaded"]
+
+
 async def test_what_fails_in_the_thread_is_raised_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise FileNotFoundError("no certificates")
