@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import environment
+from commands import environment, python
 
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.settings import GameConfiguration
@@ -60,15 +60,7 @@ def test_the_python_example_runs_as_it_stands(tmp_path: Path) -> None:
     with ScriptedLlmServer([call, text_reply('{"file": "README.md", "bytes": 9000}')]) as llm:
         code = block("python").replace("http://127.0.0.1:11434/v1", llm.base_url)
         code = re.sub(r'command="npx", args=\(.*?\)', f"command={program!r}, args={tuple(arguments)!r}", code)
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
+        done = python("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "README.md answered ['fs.echo']\n"
     assert [request.refused for request in llm.requests] == [None, None]

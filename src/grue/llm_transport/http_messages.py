@@ -1,4 +1,4 @@
-"""What an exchange with an endpoint needs of HTTP: a URL, a request, a reply, and something that sends.
+"""The parts of an HTTP exchange with an endpoint: a URL, a request, a reply, and a transport that sends.
 
 These types stand between `exchange.py`, which knows limits and faults, and the HTTP library. A request to a
 model needs h11 only (`one_connection.py`). httpx takes 35 ms of processor time to import, so it is imported
