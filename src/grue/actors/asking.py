@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 from msgspec.structs import replace
 
-from grue.large_data import LONG
+from grue.large_data import JOINED_AT_ONCE
 from grue.llm_transport.endpoint import LlmEndpoint
 from grue.llm_transport.exchange import LONG_BYTES, Answered, Streamed
 from grue.llm_transport.request_gate import (
@@ -142,7 +142,7 @@ class Asking:
         self._report_left_out(profile)
         stream = self._command.stream and self._endpoint.profile.streams
         write = functools.partial(self._conversation.body, settings, stream=stream)
-        long = self._conversation.size >= LONG
+        long = self._conversation.size >= JOINED_AT_ONCE
         body = await anyio.to_thread.run_sync(write) if long else write()
         streamed = Streamed(self._conversation.format.assembler(), self._show) if stream else None
         permit = await self._permit(len(body), settings.max_tokens)

@@ -8,7 +8,6 @@ raised as one flat error with its root cause. Exceptions of the SDK and exceptio
 module.
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -241,7 +240,7 @@ class McpClient:
         timeout_s = self._server.options.call_limit(timeout_s)
         try:
             with anyio.fail_after(timeout_s):
-                return await self._read(tool, await self._follow(tool, task, at_once=True))
+                return await self._read(tool, await self._follow(task, at_once=True))
         except TimeoutError as error:
             raise ToolTimedOutError(tool, timeout_s) from error
 
@@ -254,7 +253,11 @@ class McpClient:
             ServerFailed: The server died or the connection broke.
         """
         timeout_s = self._server.options.call_limit(timeout_s)
-        answer = await self._request(method, params, timeout_s, of=method)
+        try:
+            with anyio.fail_after(timeout_s):
+                answer = await self._request(method, params)
+        except TimeoutError as error:
+            raise ToolTimedOutError(method, timeout_s) from error
         return await _off_loop(json_object, answer)
 
     async def _call(
@@ -284,7 +287,7 @@ class McpClient:
         form = self._opened.task_form
         if form == "experimental" and tool in self._as_tasks:
             params["task"] = {"ttl": int(max(timeout_s, _KEPT_S) * 1000)}
-        answer = await self._request("tools/call", params, timeout_s, of=tool)
+        answer = await self._request("tools/call", params)
         try:
             task = created_task(answer, form)
         except ValueError as error:
@@ -293,9 +296,9 @@ class McpClient:
             return answer
         if self._options.on_task is not None:
             self._options.on_task(tool, task)
-        return await self._follow(tool, task)
+        return await self._follow(task)
 
-    async def _follow(self, tool: str, task: ToolTask, *, at_once: bool = False) -> JsonObject:
+    async def _follow(self, task: ToolTask, *, at_once: bool = False) -> JsonObject:
         from grue.mcp_transport.session_parts import LOST, TaskOfCall
 
         link = self._opened
@@ -303,10 +306,10 @@ class McpClient:
             raise ToolRefusedError(f"{LOST}, because it has no tasks", code=_METHOD_NOT_FOUND)
 
         async def ask(method: str, params: JsonObject) -> JsonObject:
-            return await self._request(method, params, math.inf, of=tool)
+            return await self._request(method, params)
 
         async def respond(questions: JsonObject) -> JsonObject:
-            return await self._exchange(lambda: link.respond(questions), math.inf, of=tool)
+            return await self._exchange(link.respond(questions))
 
         def progress(text: str) -> None:
             self._notify("progress", text)
@@ -320,25 +323,19 @@ class McpClient:
             raise RuntimeError("open() the client before using it")
         return self._link
 
-    async def _request(self, method: str, params: JsonObject, timeout_s: float, *, of: str) -> JsonObject:
-        """Send a request. `of` names the tool or the method for a timeout's error."""
-        link = self._opened
+    async def _request(self, method: str, params: JsonObject) -> JsonObject:
+        """Send a request; the caller limits how long it may take."""
         self._phase = "call"
         self._noticed.clear()
-        return await self._exchange(lambda: link.request(method, params), timeout_s, of=of)
+        return await self._exchange(self._opened.request(method, params))
 
-    async def _exchange(
-        self, send: Callable[[], Awaitable[JsonObject]], timeout_s: float, *, of: str
-    ) -> JsonObject:
-        """Wait for the link within a limit, and translate its errors."""
+    async def _exchange(self, sent: Awaitable[JsonObject]) -> JsonObject:
+        """Wait for the link, and translate its errors."""
         from grue.mcp_transport import sdk
 
         link = self._opened
         try:
-            with anyio.fail_after(timeout_s):
-                return await send()
-        except TimeoutError as error:
-            raise ToolTimedOutError(of, timeout_s) from error
+            return await sent
         except sdk.SdkError as error:
             if sdk.is_closed(error, link.stream):
                 self._lost = True

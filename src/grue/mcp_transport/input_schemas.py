@@ -8,6 +8,7 @@ a whole turn of a quick server. The validator is asked only if `fits` is not cer
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
 
 from grue.mcp_transport.schema_checks import MAX_CHECK_S, SchemaChecks, check_of
 from grue.messages import JsonObject, ToolDefinition
@@ -81,23 +82,10 @@ def fits(schema: object, value: object, depth: int = 0) -> bool:
 
 def _type(schema: JsonObject, value: object, _: int) -> bool:
     wanted = schema["type"]
-    names = wanted if isinstance(wanted, list) else [wanted]
-    match value:
-        case None:
-            own = {"null"}
-        case bool():
-            own = {"boolean"}
-        case int():
-            own = {"integer", "number"}
-        case float():
-            own = {"number"}
-        case str():
-            own = {"string"}
-        case dict():
-            own = {"object"}
-        case _:
-            own = {"array"}
-    return any(isinstance(name, str) and name in own for name in names)
+    names = _TYPE_NAMES.get(type(value), frozenset())
+    if isinstance(wanted, str):
+        return wanted in names
+    return isinstance(wanted, list) and any(isinstance(name, str) and name in names for name in wanted)
 
 
 def _properties(schema: JsonObject, value: object, depth: int) -> bool:
@@ -127,6 +115,16 @@ def _enum(schema: JsonObject, value: object, _: int) -> bool:
     choices = schema["enum"]
     return isinstance(value, str) and isinstance(choices, list) and value in choices
 
+
+_TYPE_NAMES: Mapping[type, frozenset[str]] = {
+    NoneType: frozenset({"null"}),
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    str: frozenset({"string"}),
+    dict: frozenset({"object"}),
+    list: frozenset({"array"}),
+}
 
 _KEYWORDS: Mapping[str, Callable[[JsonObject, object, int], bool]] = {
     "type": _type,

@@ -265,11 +265,14 @@ class Link:
             options["headers"] = mirrored
         # Only the session knows the metadata and HTTP headers that a revision requires in every request.
         self._session._stamp(sent, options)  # noqa: SLF001 - there is no public way to a stamped raw request
+        request = self._dispatcher.send_raw_request
+        if self._abilities.elicit is None:
+            return await request(method, sent["params"], options)
         if self._interrupt is None:
             with anyio.CancelScope() as scope:
                 self._waiting.add(scope)
                 try:
-                    return await self._dispatcher.send_raw_request(method, sent["params"], options)
+                    return await request(method, sent["params"], options)
                 finally:
                     self._waiting.remove(scope)
         assert self._interrupt is not None, "nothing else cancels the scope"

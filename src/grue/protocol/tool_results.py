@@ -31,7 +31,6 @@ Source: P43, P44
 
 import base64
 import bisect
-import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -162,17 +161,16 @@ def call_failed(cause: str) -> ToolCallResult:
 
 def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
     """Return whether a JSON value has at most `most` nested values, so that walking through it is quick."""
-    left, stack = most, [value]
-    while stack and left > 0:
-        left -= 1
-        match stack.pop():
-            case dict() as members:
-                stack.extend(itertools.islice(members.values(), left + 1))
-            case list() as items:
-                stack.extend(itertools.islice(items, left + 1))  # one more: then the stack is not empty
-            case str() as text if len(text) > _SMALL_CHARS:
+    found = [value]
+    for part in found:  # the list grows while it is walked through
+        if isinstance(part, str):
+            if len(part) > _SMALL_CHARS:
                 return False
-    return not stack
+        elif isinstance(part, dict | list):
+            if len(found) + len(part) > most:
+                return False
+            found.extend(part.values() if isinstance(part, dict) else part)
+    return True
 
 
 def is_kept_as_text(answer: JsonObject) -> bool:

@@ -119,13 +119,13 @@ class TraceReader(Generic[B]):
     def __iter__(self) -> Iterator[Envelope[B]]:
         """Yield the envelopes that are in the file now."""
         decoded = self.decoded
-        for place, line in self._placed():
-            yield decoded(place.number, line)
+        for _, number, _, line in self._placed():
+            yield decoded(number, line)
 
     def with_places(self) -> Iterator[tuple[LinePlace, Envelope[B]]]:
         """Yield each envelope with its place, so that it can be read again with `at`."""
-        for place, line in self._placed():
-            yield place, self.decoded(place.number, line)
+        for offset, number, size, line in self._placed():
+            yield LinePlace(offset, number, size), self.decoded(number, line)
 
     def at(self, place: LinePlace) -> Envelope[B]:
         """Read one envelope again. It costs a few system calls.
@@ -146,23 +146,27 @@ class TraceReader(Generic[B]):
         It is for readers that need the bodies of some messages only. The JSON of a body that is never decoded
         is checked, its content is not.
         """
-        for place, line in self._placed():
-            yield RecordedLine(line, place.number, self)
+        for _, number, _, line in self._placed():
+            yield RecordedLine(line, number, self)
 
-    def _placed(self) -> Iterator[tuple[LinePlace, TraceLine]]:
-        """Yield the place and the fields of each line."""
+    def _placed(self) -> Iterator[tuple[int, int, int, TraceLine]]:
+        """Yield the fields of each line, after those of its `LinePlace`."""
         self.cut_short = False
-        with _opened(self.path) as file:
-            offset = len(_next_line(self.path, 1, file))
-            number, seq = 2, 0
-            while text := _next_line(self.path, number, file):
-                line = _decoded(self.path, number, text)
-                if line is None:
-                    self.cut_short = True
-                    return
-                check_numbers(self.path, number, line, seq)
-                yield LinePlace(offset, number, len(text)), line
-                offset, number, seq = offset + len(text), number + 1, line.seq
+        path, number, seq = self.path, 2, 0
+        with _opened(path) as file:
+            offset = len(_next_line(path, 1, file))
+            try:
+                while text := next_line(file):
+                    line = _decoded(path, number, text)
+                    if line is None:
+                        self.cut_short = True
+                        return
+                    check_numbers(path, number, line, seq)
+                    size, seq = len(text), line.seq
+                    yield offset, number, size, line
+                    offset, number = offset + size, number + 1
+            except OSError as error:
+                raise _unreadable(path, number, error) from error
 
     def follow(
         self,
@@ -317,4 +321,8 @@ def _next_line(path: Path, number: int, file: BinaryIO) -> bytes:
     try:
         return next_line(file)
     except OSError as error:
-        raise TraceError(f"{path}, line {number}: cannot be read: {error.strerror}.") from error
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: OSError) -> TraceError:
+    return TraceError(f"{path}, line {number}: cannot be read: {error.strerror}.")

@@ -53,7 +53,8 @@ class LiveFeed:
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
         self._ends: list[int] = []
-        self._over = False
+        self._ended = False  # for the thread that reads
+        self._over = False  # for the pages: the end is in the last piece
         self._error = ""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -114,7 +115,7 @@ class LiveFeed:
             for envelope in self.reader.follow(idle, _POLL_S, over=lambda _: False):
                 with self._lock:
                     self._feed.see(envelope)
-                self._over = isinstance(envelope.body, EpisodeEnded)
+                self._ended = isinstance(envelope.body, EpisodeEnded)
                 if self._feed.due:
                     self._write_piece()
                 if self._stopping.is_set():
@@ -135,3 +136,4 @@ class LiveFeed:
             self._spool.seek(end)
             self._spool.write(line)
             self._ends.append(end + len(line))
+            self._over = self._ended

@@ -15,6 +15,8 @@ time. The phases therefore add up to the wall time, that is, the time between th
 of each run of the host.
 """
 
+import functools
+import math
 from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -74,7 +76,8 @@ class PhaseClock:
     def __init__(self) -> None:
         # Integers add up exactly; the file has times in microseconds.
         self._microseconds = dict.fromkeys(PHASES, 0)
-        self._at: int | None = None
+        self._counted = 0  # until when, in microseconds
+        self._last = math.inf  # the time of the last envelope; the first one starts the clock
         self._open: dict[Hashable, StepKind] = {}
         self._phase: TimePhase = "host"
         self._steps = StepTracker()
@@ -82,6 +85,7 @@ class PhaseClock:
     @property
     def phases(self) -> Phases:
         """Seconds in each phase so far."""
+        self._count_until(self._last)
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def take(self, envelope: EpisodeEnvelope) -> None:
@@ -97,10 +101,13 @@ class PhaseClock:
             changes: The steps that begin or end with the envelope.
             resumed: No host ran until this envelope, so the time is not counted.
         """
-        at = round(t * 1e6)
-        if self._at is not None and at >= self._at and not resumed:
-            self._microseconds[self._phase] += at - self._at
-        self._at = at
+        if resumed or t < self._last:
+            # No host ran, or the clock started again, or this is the first envelope.
+            self._count_until(self._last)
+            self._counted = round(t * 1e6)
+        elif changes:
+            self._count_until(t)
+        self._last = t
         if not changes:
             return
         for change in changes:
@@ -110,7 +117,14 @@ class PhaseClock:
                 self._open.pop(change.step.key, None)
         self._phase = _phase_of(frozenset(self._open.values()))
 
+    def _count_until(self, t: float) -> None:
+        if t != math.inf:
+            at = round(t * 1e6)
+            self._microseconds[self._phase] += at - self._counted
+            self._counted = at
 
+
+@functools.lru_cache(maxsize=512)
 def _phase_of(kinds: frozenset[StepKind]) -> TimePhase:
     """Return the phase while steps of these kinds are under way."""
     in_a_turn = "turn" in kinds

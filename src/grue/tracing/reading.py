@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.facts import EpisodeEnded, Fact, registered_facts
+from grue.large_data import decode
 from grue.messages import AnyMessage
 from grue.runtime.supervisor import ActorFailed
 from grue.runtime.trace import Envelope
@@ -63,7 +64,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
         try:
-            body = super()._body(line, written)
+            body: EpisodeBody = decode(self._bodies, written)
         except msgspec.ValidationError:
             # Facts are notes. An unknown message from one actor to another is an error, because a replay
             # needs it.

@@ -202,7 +202,8 @@ class StepTracker:
     # --- All of them ---
 
     def _begin(self, kind: StepKind, key: Hashable, envelope: Envelope[Any]) -> None:
-        self._end(key, reported=False)
+        if key in self.open:
+            self._end(key, reported=False)
         step = Step(
             kind=kind, key=key, turn=envelope.turn, began=envelope, start_s=envelope.t, first=envelope.seq
         )

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,25 @@ def test_the_end_is_said_and_an_image_is_served(tmp_path: Path) -> None:
         status, headers, body = get(server, f"/{server.word}/image/{name}")
         assert (status, headers["Content-Type"], body[:4]) == (200, "image/png", b"\x89PNG")
         assert get(server, f"/{server.word}/image/{'0' * 32}")[0] == 404
+
+
+def test_it_is_not_over_before_the_end_is_in_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, written = threading.Event(), threading.Event()
+    write_piece = LiveFeed._write_piece
+
+    def write_later(feed: LiveFeed) -> None:
+        reached.set()
+        written.wait(LONGEST_WAIT_S)
+        write_piece(feed)
+
+    monkeypatch.setattr(LiveFeed, "_write_piece", write_later)
+    with LiveFeed(full_story(tmp_path / "trace.jsonl")) as feed:
+        try:
+            assert reached.wait(LONGEST_WAIT_S)
+            assert json.loads(feed.answer(0))["over"] is False
+        finally:
+            written.set()
+        assert wait_for(lambda: json.loads(feed.answer(0))["over"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,282 @@
+"""What `counting.py` counts of an episode: turns, requests to the model, tool calls, and servers."""
+
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from grue.messages import (
+    ServerCall,
+    ServerDied,
+    Settlement,
+    ToolCall,
+    ToolCalled,
+    ToolReturned,
+    ToolSkipped,
+    ToolTimedOut,
+    TurnCompleted,
+    TurnParked,
+    Usage,
+)
+from grue.tracing.phases import PhaseClock, Phases
+from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.stats import Durations, ModelStats, ServerStats, SlowTurn, ToolStats, TurnStats
+from grue.tracing.steps import StepBegan, StepChange, StepEnded
+
+SLOWEST_TURNS = 5
+
+
+class TurnCounts:
+    """Counts turns. Several turns may run at the same time, so each has its own clock."""
+
+    def __init__(self) -> None:
+        self._started = 0
+        self._iterations = 0
+        self._outcomes: Counter[str] = Counter()
+        self._durations = array("d")
+        self._slowest: list[tuple[float, int, SlowTurn]] = []
+        self._clocks: dict[int, PhaseClock] = {}
+        self._after: Counter[int] = Counter()  # calls that a host made itself, after the turn of its reply
+
+    def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
+        """Count a message and the steps that begin or end with it."""
+        turn = envelope.turn
+        if not changes:
+            self.pass_over(turn, envelope.t)
+            return
+        ended, own = None, changes
+        if len(changes) > 1 or changes[0].step.kind == "turn" or changes[0].step.turn != turn:
+            ended = self._begin_and_end(turn, changes)
+            own = [change for change in changes if change.step.turn == turn]
+        clock = self._clocks.get(turn)
+        if clock is None:
+            if isinstance(envelope.body, ToolCalled):
+                self._after[turn] += 1
+            return
+        clock.note(envelope.t, own)
+        if ended is not None:
+            del self._clocks[turn]
+            self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
+
+    def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
+        """Begin and end turns; return the end of the one whose result this message has."""
+        ended = None
+        for change in changes:
+            if change.step.kind != "turn":
+                continue
+            if isinstance(change, StepBegan):
+                self._started += 1
+                self._clocks[turn] = PhaseClock()
+            elif not change.reported:
+                self._clocks.pop(change.step.turn, None)
+            else:
+                ended = change
+        return ended
+
+    def pass_over(self, turn: int, t: float) -> None:
+        """Count the time until a message without its content."""
+        clock = self._clocks.get(turn)
+        if clock is not None:
+            clock.note(t)
+
+    def _ended(self, end: Any, duration_s: float, phases: Phases) -> None:
+        unanswered = "parked" if isinstance(end, TurnParked) else "failed"
+        outcome = end.kind if isinstance(end, TurnCompleted) else unanswered
+        self._outcomes[outcome] += 1
+        self._iterations += end.iterations
+        self._durations.append(duration_s)
+        turn = SlowTurn(
+            turn=end.turn,
+            duration_s=duration_s,
+            outcome=outcome,
+            requests=end.requests,
+            tool_calls=len(end.tool_calls),
+            phases=phases,
+        )
+        # If two turns took equally long, the earlier one is kept.
+        heapq.heappush(self._slowest, (duration_s, -len(self._durations), turn))
+        if len(self._slowest) > SLOWEST_TURNS:
+            heapq.heappop(self._slowest)
+
+    def slowest(self) -> tuple[SlowTurn, ...]:
+        """Return the slowest turns, the slowest first; of two that took equally long, the earlier one."""
+        return tuple(
+            replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn])
+            for _, _, turn in sorted(self._slowest, reverse=True)
+        )
+
+    def stats(self) -> TurnStats:
+        """Return the turns in numbers."""
+        unfinished = self._started - len(self._durations)
+        return TurnStats(
+            started=self._started,
+            outcomes={**self._outcomes, **({"unfinished": unfinished} if unfinished else {})},
+            iterations=self._iterations,
+            duration=Durations.of(self._durations),
+        )
+
+
+class ModelCounts:
+    """Counts the requests to the model, and the tokens of its replies."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.retries = 0
+        self.cut_replies = 0
+        self._dropped = 0
+        self._usage = Usage()
+        self._durations = array("d")
+
+    def reply(self, t: float, usage: Usage, changes: Sequence[StepChange]) -> None:
+        """Count a reply, and how long the request took that ends with it."""
+        self._usage += usage
+        for change in changes:
+            if isinstance(change, StepEnded):
+                self._durations.append(t - change.step.began.t)
+
+    def drop(self, usage: Usage) -> None:
+        """Count a reply that was dropped."""
+        self._usage += usage
+        self._dropped += 1
+
+    def stats(self) -> ModelStats:
+        """Return the requests in numbers."""
+        return ModelStats(
+            requests=self.requests,
+            retries=self.retries,
+            cut_replies=self.cut_replies,
+            dropped_replies=self._dropped,
+            usage=self._usage,
+            duration=Durations.of(self._durations),
+        )
+
+
+class ToolCounts(Struct):
+    """Counts the calls of one tool."""
+
+    calls: int = 0
+    returned: int = 0
+    errors: int = 0
+    timed_out: int = 0
+    lost: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    durations: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def settle(self, settlement: Settlement) -> None:
+        """Count how a call ended."""
+        match settlement:
+            case ToolReturned(result=result):
+                self.errors += result.is_error
+                self.returned += not result.is_error
+            case ToolSkipped():
+                self.skipped += 1
+                return
+            case ToolTimedOut():
+                self.timed_out += 1
+            case ServerDied():
+                self.lost += 1
+        self.durations.append(settlement.duration_s)
+
+
+class CallCounts:
+    """Counts tool calls by tool; only the model's reply has a call's canonical name."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, ToolCounts] = {}
+        self._names: dict[tuple[int, str], str] = {}
+
+    def name(self, turn: int, calls: Iterable[ToolCall]) -> None:
+        """Remember the canonical names of the calls in a reply."""
+        self._names.update(((turn, call.call_id), call.name) for call in calls)
+
+    def route(self, turn: int, server: str, calls: Iterable[ServerCall]) -> None:
+        """Remember the names of calls whose reply is not in the trace."""
+        for call in calls:
+            self._names.setdefault((turn, call.call_id), f"{server}.{call.tool}")
+
+    def call(self, turn: int, call_id: str) -> None:
+        """Count a call that was sent."""
+        self._tool(turn, call_id).calls += 1
+
+    def refuse(self, turn: int, call_id: str, name: str) -> None:
+        """Count a call that was never sent."""
+        # The name is the model's text: untrusted, and perhaps not the name of any tool.
+        self._tools.setdefault(name, ToolCounts()).rejected += 1
+        self._names.pop((turn, call_id), None)
+
+    def settle(self, turn: int, settlement: Settlement) -> None:
+        """Count how a call ended, and forget its name."""
+        self._tool(turn, settlement.call_id).settle(settlement)
+        self._names.pop((turn, settlement.call_id), None)
+
+    def _tool(self, turn: int, call_id: str) -> ToolCounts:
+        return self._tools.setdefault(self._names.get((turn, call_id), "?"), ToolCounts())
+
+    def stats(self) -> tuple[ToolStats, ...]:
+        """Return the tools in numbers, by name."""
+        return tuple(
+            ToolStats(
+                tool=name,
+                calls=tool.calls,
+                returned=tool.returned,
+                errors=tool.errors,
+                timed_out=tool.timed_out,
+                lost=tool.lost,
+                skipped=tool.skipped,
+                rejected=tool.rejected,
+                duration=Durations.of(tool.durations),
+            )
+            for name, tool in sorted(self._tools.items())
+        )
+
+
+class ServerCounts(Struct):
+    """Counts the sessions of one server."""
+
+    starts: int = 0
+    failed_starts: int = 0
+    retries: int = 0
+    disabled: int = 0
+    deaths: int = 0
+    endings: Counter[str] = field(default_factory=Counter)
+    startups: "array[float]" = field(default_factory=lambda: array("d"))
+    in_turns: set[int] = field(default_factory=set)
+    spares: int = 0
+    spares_lost: int = 0
+
+    def open(self, turn: int, elapsed_s: float) -> None:
+        """Count a session that opened."""
+        self.starts += 1
+        self.startups.append(elapsed_s)
+        self.in_turns.add(turn)
+
+    def fail(self, then: str) -> None:
+        """Count an attempt to connect that failed."""
+        self.failed_starts += 1
+        self.retries += then == "retry"
+
+    def close(self, turn: int, ending: str) -> None:
+        """Count how a session ended."""
+        # A cancelled session can send a second `SessionClosed` without a request.
+        self.endings[ending] += turn in self.in_turns and ending != "handed_over"
+        self.in_turns.discard(turn)
+
+    def stats(self, name: str) -> ServerStats:
+        """Return the sessions in numbers."""
+        return ServerStats(
+            server=name,
+            starts=self.starts,
+            failed_starts=self.failed_starts,
+            retries=self.retries,
+            disabled=self.disabled,
+            deaths=self.deaths,
+            endings={ending: count for ending, count in self.endings.items() if count},
+            startup=Durations.of(self.startups),
+            spares=self.spares,
+            spares_lost=self.spares_lost,
+        )
