@@ -37,7 +37,7 @@ def episode_section(effort: Effort) -> Section:
     """Compare turns of an episode (architecture: at most 0.2 x the script, 3 ms for a slow server)."""
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
         fast = _turns(chat, Path(folder), MCP_SERVER, effort.part(0.4).within(max(2, effort.turns // 5)))
-        rounds = effort.part(0.7).within(max(2, effort.turns // 10))
+        rounds = effort.part(0.7).within(max(1, effort.turns // 10))
         slow = _turns(chat, Path(folder), SLOW_SERVER, rounds, sides=("ahead", "functions"))
         few = min(SCRIPT_TURNS, len(slow["ahead"]))
         slow |= _turns(chat, Path(folder), SLOW_SERVER, effort.within(few), sides=("script",))
