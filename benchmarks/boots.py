@@ -31,11 +31,14 @@ SIDES = {
 PEERS_SHOWN = ("pydantic-ai", "openai-agents", "langgraph")
 """Measured where `make bench-peers` has installed them."""
 
-COMPARED = ("functions", "beside", "presumed")
+COMPARED = ("functions", "beside", "presumed", "script")
 """All that the bars need; a quick run starts only these."""
 
 FEW = 2
 """Rounds of the other sides, and of all sides where the model answers at once: no bar is about these."""
+
+HALF = ("script",)
+"""Half as many turns a round: its turns are the longest, and the most alike."""
 
 MODEL = "calls-1"
 SHARES = (0.22, 0.34, 0.8, 1.0)
@@ -86,8 +89,10 @@ def boots_section(effort: Effort) -> Section:
         "Measured: wall time of a turn, the mean of a few in a row without a pause; sides in turn, after a "
         "turn that does not count; trace in a file. The server uses so many seconds of processor "
         "time before it answers, and each reply of the model takes so many milliseconds. The bounds are "
-        "computed from each round's own figures: with presumed listings alone max(boot, first reply) and the "
-        "rest of the turn without a server; with a server started beside the turn max(turn, boot).",
+        "computed from each round's own figures. The script takes the sum of boot, first reply and the rest: "
+        "its handshake, call, second reply and close. With presumed listings alone the bound is max(boot, "
+        "first reply) and that rest; with a server started beside the turn it is max(turn without a server, "
+        "boot).",
         figures,
         [*bars, Bar("boots, replies dropped", dropped, 0)],
         facts,
@@ -149,15 +154,15 @@ def _commands(chat: ChatServer, folder: Path, server: Sequence[str]) -> Iterator
 def _row_ms(side: str, worker: WorkerProcess, turns: int) -> float:
     for _ in range(LEAD_IN if side == "beside" else 0):
         worker.ask()
-    count = turns if side in COMPARED else max(1, turns // 2)
+    count = turns if side in COMPARED and side not in HALF else max(1, turns // 2)
     return fmean(worker.ask()["wall_s"] * 1e3 for _ in range(count))
 
 
 def _bars(what: str, rows: Rows, reply_ms: float) -> list[Bar]:
     """Return what each way may cost above its bound: 10 ms, and 2 %."""
-    functions = rows.took["functions"]
+    functions, script = rows.took["functions"], rows.took["script"]
     presumed = [
-        max(boot, reply_ms) + turn - reply_ms for boot, turn in zip(rows.boots, functions, strict=True)
+        max(boot, reply_ms) + (turn - boot - reply_ms) for boot, turn in zip(rows.boots, script, strict=True)
     ]
     beside = [max(boot, turn) for boot, turn in zip(rows.boots, functions, strict=True)]
     over = [took - bound for took, bound in zip(rows.took["presumed"], presumed, strict=True)]

@@ -4,7 +4,7 @@ SECONDS = {
     "turn": 22,
     "cold": 25,
     "agents": 16,
-    "boots": 230,
+    "boots": 245,
     "one_shot": 150,
     "map": 85,
     "episode": 62,
