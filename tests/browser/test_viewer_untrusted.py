@@ -154,6 +154,7 @@ def test_nothing_that_others_wrote_runs_wherever_it_is_shown(open_messages: Any,
     assert_nothing_ran(watched)
 
 
+@pytest.mark.slow
 def test_links_to_nasty_things_lead_to_messages_only(open_messages: Any, html: Path) -> None:
     watched = open_messages(html, at="turn-1")
     page = watched.page

@@ -31,6 +31,7 @@ from grue.testing.trace_watch import TraceWatch
 DEADLINE_S = 150
 
 
+@pytest.mark.slow
 def test_with_an_injected_function_neither_mcp_nor_the_order_of_imports_matters() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", injected_loop.__file__],

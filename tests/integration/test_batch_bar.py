@@ -106,6 +106,7 @@ def words(request: LlmRequest) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_it_says_how_many_are_done_of_how_many_and_what_became_of_them(tmp_path: Path) -> None:
     gate = threading.Event()
     seen: list[str] = []

@@ -257,7 +257,7 @@ faults.run_matrix.__defaults__ = ((msgspec.structs.replace(faults.TOLERATED[0], 
 
 @pytest.mark.parametrize(
     ("mode", "outcome", "status"),
-    first_of([("", "answered", 0), ("", "forced", 1), (" (beside)", "answered", 0)], keep=2),
+    first_of([("", "answered", 0), ("", "forced", 1), (" (beside)", "answered", 0)]),
 )
 def test_doctor_tries_the_faults(tmp_path: Path, mode: str, outcome: str, status: int) -> None:
     options = ("--mode", mode.strip(" ()")) if mode else ()

@@ -68,6 +68,7 @@ def ask(conversation: Conversation, number: int, **how: Any) -> str:
     return conversation.ask(f"{NEWS} Look at thing-{number}", **how).response
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_turns_fit_into_a_window_of_32k_at_a_flat_cost(turns: int) -> None:
     with ScriptedLlmServer(answer, window=ContextWindow(WINDOW)) as server:

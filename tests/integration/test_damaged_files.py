@@ -145,6 +145,7 @@ def test_a_damaged_run_folder_is_resumed_or_refused(
     is_told(grue(*args), *args)
 
 
+@pytest.mark.slow
 @fuzzed(6)
 @given(st.sampled_from(["pyproject.toml", "mcp_config.json", "mcp_tools.lock"]), damage())
 def test_a_damaged_configuration_is_used_or_refused(

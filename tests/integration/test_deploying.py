@@ -142,6 +142,7 @@ def test_the_notebook_runs_in_a_real_kernel(
     assert "'Noted.'" in str(notebook.cells[2]["outputs"])
 
 
+@pytest.mark.slow
 def test_the_bot_with_two_servers_talks_and_leaves_a_trace(llm: ScriptedLlmServer, tmp_path: Path) -> None:
     servers = {"NOTES_SERVER": str(think.__file__), "CLOCK_SERVER": str(think.__file__)}
     talked = subprocess.run(

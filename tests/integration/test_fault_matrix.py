@@ -47,9 +47,13 @@ LONG = [fault for fault in FAULTS if fault.name.endswith("-mb") and fault.drive 
 FURTHER_WIRES = ("-messages", "-responses")
 """Rows that differ from another one in the wire format only."""
 
+FLOODS, ONE_FLOOD = "flood-", "flood-of-log"
+"""Rows that differ in what the server floods us with, and the one of them that runs always."""
+
 
 def marks(mode: Mode, fault: Fault) -> tuple[pytest.MarkDecorator, ...]:
-    short = fault not in LONG and not fault.name.endswith(FURTHER_WIRES)
+    alike = fault.name.endswith(FURTHER_WIRES) or (fault.name.startswith(FLOODS) and fault.name != ONE_FLOOD)
+    short = fault not in LONG and not alike
     always = (mode == "turn" and short) or fault.name in NEVER_LEFT_OUT.get(mode, ())
     return () if always else (pytest.mark.slow,)
 

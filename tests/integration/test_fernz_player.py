@@ -192,6 +192,7 @@ def test_a_snapshot_goes_on_in_the_interpreter_that_it_names(cellar: ZMachineGam
         other.close()
 
 
+@pytest.mark.slow
 def test_a_story_that_never_stops_costs_the_deadline_and_no_more() -> None:
     game = ZMachineGame(STORIES / "cellar.z5", interpreter="fernz", answer_within_s=3)
     game.reset()

@@ -171,6 +171,7 @@ def test_the_budget_holds_over_all_workers_and_over_two_runs(tmp_path: Path, wor
     assert sum("limit of 7 requests is used up" in error for error in errors) == 7
 
 
+@pytest.mark.slow
 def test_the_server_processes_of_all_workers_keep_within_the_cap(tmp_path: Path, work: str) -> None:
     script = tmp_path / "server.py"
     think = str(Path(grue_package.__file__).with_name("servers") / "think.py")

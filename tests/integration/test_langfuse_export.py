@@ -329,6 +329,7 @@ def test_a_client_of_the_environment_sends_by_the_end_of_the_program(receiver: O
     assert headers["x-langfuse-ingestion-version"] == "4"
 
 
+@pytest.mark.slow
 def test_missing_keys_are_one_warning() -> None:
     done = run_from_the_environment(LANGFUSE_PUBLIC_KEY="pk-made-up")
     assert done.returncode == 0

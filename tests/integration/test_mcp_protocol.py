@@ -237,6 +237,7 @@ def test_pagination_refuses_a_cursor_out_of_bounds(peer: Peer, cursor: str) -> N
 
 
 # A server over HTTP that ends while clients are connected leaves streams of the SDK to the garbage collector.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_disconnect_is_an_error_of_the_next_call_and_the_client_can_connect_again(wire: str) -> None:

@@ -105,6 +105,7 @@ def _serve(*arguments: str, cwd: Path) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_server_of_the_users_until_it_is_interrupted(tmp_path: Path) -> None:
     from grue import HttpServer
 

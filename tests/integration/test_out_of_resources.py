@@ -71,6 +71,7 @@ def url() -> Any:
         yield model.server.base_url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "left"),
     [

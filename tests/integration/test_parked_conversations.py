@@ -340,6 +340,7 @@ class Watched:
         self.sizes.append(self.file.stat().st_size if self.file.exists() else 0)
 
 
+@pytest.mark.slow
 def test_whenever_its_process_is_killed_file_and_trace_agree_again(
     tmp_path: Path, server: ScriptedLlmServer
 ) -> None:

@@ -174,6 +174,7 @@ def test_a_run_folder_is_its_owners_and_complete(tmp_path: Path) -> None:
     assert max(map(len, shown.stdout.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     from commands import command, environment
 
@@ -228,6 +229,7 @@ atexit.register(lambda: print(spawned, "mcp" in sys.modules, file=sys.stderr))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", [(), pytest.param(("--spawn-ahead",), marks=pytest.mark.slow)], ids=["plain", "ahead"]
 )

@@ -473,6 +473,7 @@ print(seen[0], [importers[name] is threading.main_thread() for name in (SDK, HTT
 """
 
 
+@pytest.mark.slow
 def test_the_sdk_is_imported_after_the_request_is_written_and_in_a_thread(tmp_path: Path) -> None:
     with real_http_server() as url:
         done = subprocess.run(

@@ -18,6 +18,7 @@ def url() -> Iterator[str]:
         yield model.server.base_url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "lifetime", "where"),
     [

@@ -234,6 +234,7 @@ def run_turns(out: Out, folder: Path) -> None:
     out.read(folder / "turns")
 
 
+@pytest.mark.slow
 def test_no_output_shows_a_secret_in_any_form(out: Out) -> None:
     shown = {where: found for where, text in out.texts.items() if (found := tells(text, ALL))}
     assert not shown

@@ -199,6 +199,7 @@ print(client.call("faulty.echo", {"text": "hi"}).content, client.connect()["faul
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags", [pytest.param((), marks=pytest.mark.slow), ("--ignore-eof", "--ignore-term")]
 )

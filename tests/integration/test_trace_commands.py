@@ -148,6 +148,7 @@ def test_a_pipe_gets_whole_lines_without_colours(tmp_path: Path, episode: Episod
     assert "word " * 79 in grue("trace", "show", ".", cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_unless_they_are_declined_and_lines_that_fit(
     tmp_path: Path, episode: Episode
 ) -> None:

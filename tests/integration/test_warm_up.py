@@ -94,6 +94,7 @@ def test_without_servers_it_imports_what_talks_to_the_model_alone() -> None:
     assert warming["acts"] == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_reached_by_url_is_not_asked() -> None:
     (_, warming), asked = steps("url")
     assert {"mcp", "h11", "grue.mcp_transport.sdk_http"} <= {*warming["loaded"]}
@@ -101,6 +102,7 @@ def test_a_server_that_is_reached_by_url_is_not_asked() -> None:
     assert asked == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_after_it_a_turn_with_a_server_by_url_has_nothing_left_to_import_either() -> None:
     with faulty_http_server() as url:
         (_, _, turn), _ = steps("url", url=url)

@@ -388,6 +388,7 @@ async def test_p9_closing_takes_a_second_at_most() -> None:
     assert http_wire._LEAVE_S <= 1.0
 
 
+@pytest.mark.slow
 async def test_many_sessions_in_one_process_leave_nothing() -> None:
     with faulty_http_server() as url, assert_nothing_left(), anyio.fail_after(30):
         for _ in range(10):

@@ -433,6 +433,7 @@ def test_p9_a_second_interrupt_kills_at_once_where_its_handler_says_so(host_of: 
     assert not live_members(host.group)
 
 
+@pytest.mark.slow
 def test_p9_two_keyboard_interrupts_leave_nothing(host_of: Callable[..., Host]) -> None:
     # asyncio's own handler raises the second one in the middle of whatever runs, and may lose a task by that.
     # How the program ends is a matter of luck then; that the group goes with it is not.

@@ -85,6 +85,7 @@ def test_a_last_line_that_is_long_comes_whole() -> None:
     assert next_line(io.BytesIO(b"x" * 2_500_000)) == b"x" * 2_500_000
 
 
+@pytest.mark.slow
 def test_a_line_that_is_too_long_is_refused_without_being_held(tmp_path: Path) -> None:
     path = tmp_path / "long"
     with path.open("wb") as sparse:

@@ -74,6 +74,7 @@ def test_the_beginning_of_a_secret_in_front_of_a_cut_goes_in_every_form(kept: in
         assert redaction().redact_text(f"x {written[:kept]}{mark}") == f"x [redacted]{mark}", form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     [

@@ -67,6 +67,7 @@ def guide_blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_guide_s_example_passes(tmp_path: Path) -> None:
     outcome = run(tmp_path, guide_blocks()[0])
     assert outcome.returncode == 0, outcome.stdout

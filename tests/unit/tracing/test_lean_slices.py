@@ -57,6 +57,7 @@ def test_the_differences_do_not_depend_on_what_is_in_memory(
     assert any("more …" in line for line in render(lean, every=True))
 
 
+@pytest.mark.slow
 def test_two_long_turns_are_compared_in_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

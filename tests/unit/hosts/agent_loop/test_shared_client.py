@@ -142,6 +142,7 @@ THREAD = "threading.Thread(target=say, args=['thread']).start()"
 FORK = "child = os.fork(); say('child' if child == 0 else 'parent'); child and os.waitpid(child, 0)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status", "said"),
     [

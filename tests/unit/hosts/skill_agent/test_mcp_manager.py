@@ -251,6 +251,7 @@ def test_it_can_be_used_inside_a_running_event_loop() -> None:
     assert asyncio.run(use()) == "5"
 
 
+@pytest.mark.slow
 def test_500_calls_from_8_threads_over_3_servers_each_get_their_own_answer() -> None:
     recorder, seen = recorded()
     names = ("a", "b", "c")
@@ -296,6 +297,7 @@ print(manager.call_tool("echo", {"text": "hi"}).raw_text)
 """
 
 
+@pytest.mark.slow
 def test_a_manager_that_is_never_closed_leaves_nothing_alive() -> None:
     left = subprocess.run(
         [sys.executable, "-W", "error", "-c", NEVER_CLOSED],
