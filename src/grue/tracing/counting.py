@@ -38,9 +38,7 @@ from grue.runtime.trace_format import PAYLOADS
 from grue.tracing.counts import CallCounts, ModelCounts, ServerCounts, TurnCounts
 from grue.tracing.phases import PhaseClock
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
-from grue.tracing.stats import (
-    EpisodeStats,
-)
+from grue.tracing.stats import EpisodeStats
 from grue.tracing.steps import StepChange, StepTracker, moves_steps
 
 
@@ -87,12 +85,11 @@ class EpisodeTally:
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the next envelope."""
-        kind = type(envelope.body)
         self.messages += 1
         changes = self.steps.take(envelope)
-        self.clock.note(envelope.t, changes, resumed=kind is EpisodeResumed)
+        self.clock.note(envelope.t, changes, resumed=isinstance(envelope.body, EpisodeResumed))
         self.turns.take(envelope, changes)
-        count = _count_of(kind)
+        count = _count_of(type(envelope.body))
         if count is not None:
             count(self, envelope, changes)
 

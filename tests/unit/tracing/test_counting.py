@@ -29,6 +29,7 @@ from grue.messages import (
     TurnFailed,
     Usage,
 )
+from grue.runtime.trace import Envelope
 from grue.tracing.counting import EpisodeTally, count_episode
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
 from grue.tracing.stats_table import render
@@ -204,6 +205,23 @@ def test_how_an_episode_ended_is_what_its_host_said_last(file: TraceFile) -> Non
     tape.say(EpisodeResumed(episode_id="ep-1", turns=2))
     stats = count_episode(file.read())
     assert (stats.ending, stats.resumptions) == (None, 1)
+
+
+class ResumedByUs(EpisodeResumed, frozen=True, kw_only=True, tag="EpisodeResumed"):
+    """What a host records when it resumes an episode."""
+
+    night: int
+
+
+def test_time_in_which_no_host_ran_does_not_count_though_the_host_has_a_fact_of_its_own() -> None:
+    seen = facts.Observed(turn=1, text="It is dark.", location="Attic", score=0)
+    tally = EpisodeTally()
+    for seq, (t, body) in enumerate(
+        [(0.0, seen), (1.0, seen), (90.0, ResumedByUs(episode_id="ep-1", turns=1, night=2)), (91.0, seen)], 1
+    ):
+        said = Envelope(seq=seq, t=t, at=t, turn=1, sender="host", receiver="trace", cause=None, body=body)
+        tally.take(said)
+    assert (tally.clock.phases.total_s, tally.resumptions) == (2.0, 1)
 
 
 def test_a_trace_that_is_cut_short_is_counted_and_says_so(file: TraceFile) -> None:
