@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -127,6 +128,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Stop tracing for coverage, which makes Python half as fast, where a test does not count for it."""
     if not item.config.getoption("--covered") or _is_covered(item):
         return (yield)
+    with _untraced():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    """Trace the import of a module for coverage, and not what pytest then does with its tests."""
+    if not collector.config.getoption("--covered"):
+        return (yield)
+    if isinstance(collector, pytest.Module):
+        with suppress(BaseException):  # the collector imports it again, and reports what is wrong
+            _ = collector.obj
+    with _untraced():
+        return (yield)
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
     # In a worker there are two: pytest-cov begins with one for a run without workers. A text that grows by
     # `+=` is copied whole each time while Python is traced, so a test of 60 MB takes ten times as long then.
     stopped = []
@@ -134,7 +153,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         running.stop()
         stopped.append(running)
     try:
-        return (yield)
+        yield
     finally:
         for each in reversed(stopped):
             each.start()
