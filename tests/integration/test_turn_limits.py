@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from promises import within
+from rows import first_of
 from transport_servers import STUBBORN, faulty
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest, TurnTimedOut
@@ -49,7 +50,7 @@ SERVERS: dict[str, tuple[dict[str, Any], float, str]] = {
 
 
 @pytest.mark.parametrize("kind", SERVERS)
-@pytest.mark.parametrize("lifetime", ["turn", "episode"])
+@pytest.mark.parametrize("lifetime", first_of(["turn", "episode"]))
 def test_the_work_gets_nine_tenths_of_the_limit_and_the_end_keeps_it(
     llm: str, kind: str, lifetime: Any
 ) -> None:

@@ -10,6 +10,7 @@ from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llm_desk import KEY, LISTING, OPENING, desk, settings_for
+from rows import first_of
 from wire_bodies import JSON_VALUES, call_ids
 
 from grue.actors.llm import LlmEndpoint
@@ -82,6 +83,7 @@ def check(wire: WireName, body: bytes, *, stream: bool) -> None:
 
 
 wires = pytest.mark.parametrize("wire", list(PROFILES))
+one_wire = pytest.mark.parametrize("wire", first_of(PROFILES))
 streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 patient = settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 
@@ -94,7 +96,7 @@ def test_of_a_sound_reply_the_calls_that_were_answered_are_shown(wire: WireName,
     assert call_ids(requests[1], PROFILES[wire]) == (["a"], ["a"])
 
 
-@wires
+@one_wire
 @streams
 @patient
 @given(body=st.binary(max_size=200))
@@ -107,7 +109,7 @@ MUTATIONS = st.lists(
 )
 
 
-@wires
+@one_wire
 @streams
 @patient
 @given(mutations=MUTATIONS)
@@ -140,7 +142,7 @@ def replaced(value: Any, at: int, by: object) -> tuple[Any, int]:
     return value, at
 
 
-@wires
+@one_wire
 @streams
 @patient
 @given(

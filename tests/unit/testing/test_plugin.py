@@ -93,6 +93,7 @@ def test_the_guide_names_every_flag() -> None:
     assert flags <= set(re.findall(r"--[a-z][a-z0-9-]+", GUIDE.read_text(encoding="utf-8")))
 
 
+@pytest.mark.slow
 def test_p9_what_a_test_leaves_is_its_failure(tmp_path: Path) -> None:
     outcome = run(tmp_path, LEAVES)
     found = re.search(r"left behind: process (\d+) \(\S+\s+sleep 600\)", outcome.stdout)
