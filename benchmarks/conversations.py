@@ -1,5 +1,6 @@
 """What a turn of a long conversation costs, early and late in it."""
 
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,12 +35,23 @@ def call_then_answer(asked: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"message": message | ({"tool_calls": [CALL]} if calls else {})}]}
 
 
+def last_message(body: bytes) -> dict[str, Any]:
+    """Decode the last message of a request only.
+
+    To decode them all would leave more behind in the processor's caches and for the garbage collector, the
+    longer the conversation is, and that would count as ours.
+    """
+    start = body.rfind(b'{"role":')
+    message, _ = json.JSONDecoder().raw_decode(body[start:].decode())
+    return {"messages": [message]}
+
+
 class Talker:
     """Turns of one tool call each, in a conversation that is saved, with a trace in a file."""
 
     def __init__(self, folder: Path) -> None:
         self.trace, self.saved = folder / "trace.jsonl", folder / "talk.jsonl"
-        self.model = InProcessModel(call_then_answer)
+        self.model = InProcessModel(call_then_answer, last_message)
         self.recorder = Recorder()
         self.writer = TraceWriter(self.trace, episode="benchmark")
         self.recorder.add(self.writer)

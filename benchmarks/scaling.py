@@ -40,10 +40,19 @@ class LongTurn(NamedTuple):
 
 
 class InProcessModel(httpx.AsyncBaseTransport):
-    """Answers requests where a network would be; its own work is taken out of the figures."""
+    """Answers requests where a network would be; its own work is taken out of the figures.
 
-    def __init__(self, reply: Callable[[dict[str, Any]], dict[str, Any]] = completion) -> None:
-        self._reply = reply
+    Args:
+        reply: Returns the reply to what `read` returns.
+        read: Decodes the body of a request, or the part of it that the reply depends on.
+    """
+
+    def __init__(
+        self,
+        reply: Callable[[dict[str, Any]], dict[str, Any]] = completion,
+        read: Callable[[bytes], dict[str, Any]] = json.loads,
+    ) -> None:
+        self._reply, self._read = reply, read
         self.sent_bytes = 0
         self.cpu_s = 0.0
 
@@ -52,7 +61,7 @@ class InProcessModel(httpx.AsyncBaseTransport):
         begun = time.process_time()
         body = await request.aread()
         self.sent_bytes += len(body)
-        response = httpx.Response(200, json=self._reply(json.loads(body)))
+        response = httpx.Response(200, json=self._reply(self._read(body)))
         self.cpu_s += time.process_time() - begun
         return response
 
