@@ -1,7 +1,9 @@
 """Yield to other tasks in a long `while` or `for` loop that may never await anything."""
 
+import math
 import time
 
+import anyio
 import anyio.lowlevel
 
 STRETCH_S = 0.005
@@ -21,8 +23,12 @@ class Pace:
             self.paused()
 
     async def pause_shielded(self) -> None:
-        """Let other tasks run if the time is up, without taking a cancellation."""
-        if time.monotonic() >= self._due:
+        """Let other tasks run if the time is up, without taking a cancellation.
+
+        Once the caller is cancelled there is no pause: the tasks that are cancelled with it would end in it,
+        and what the caller still has to say to them would find them gone.
+        """
+        if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self.paused()
 

@@ -393,6 +393,15 @@ async def test_a_cancelled_turn_still_sees_its_sessions_closed(at: type) -> None
     assert before == {"a", "b"}
 
 
+async def test_a_turn_cancelled_between_two_commands_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a slow machine: a pause is due before each command.
+    monkeypatch.setattr("grue.runtime.pace.STRETCH_S", -1.0)
+    stage = Stage(run("a", "b"), calls("a.think", "b.look"), text("north"))
+    await cancelled(stage, lambda: bool(stage.of(OpenSession)))
+    assert [item.receiver for item in stage.of(OpenSession)] == ["a", "b"]
+    assert len(stage.of(TurnInterrupted)) == 1
+
+
 async def test_a_cancelled_turn_waits_for_its_sessions_no_longer_than_the_teardown_may_take() -> None:
     limits = TurnLimits(teardown_s=0.05)
     stage = Stage(run("a", limits=limits), HANG, hangs=CloseSession)
