@@ -1,4 +1,4 @@
-"""What `counting.py` counts of an episode: turns, requests to the model, tool calls, and servers."""
+"""The counts of an episode: of its turns, its requests to the model, its tool calls and its servers."""
 
 import heapq
 from array import array
