@@ -23,33 +23,34 @@ SIDES = {
     "kept": "keep_sessions",
 }
 MODEL = "calls-1"
-SLOW_BOOT_S = 0.6
-SLOW_SERVER = (*MCP_SERVER, "--boot-s", str(SLOW_BOOT_S))
 PAUSE_S = 0.12
 """Of the host, between turns: three times what the server needs to boot."""
 
-SLOW_PAUSE_S = 2 * SLOW_BOOT_S
 SCRIPT_TURNS = 5
 """Of the script with the slow server; nothing is paired with them."""
 
 
 def episode_section(effort: Effort) -> Section:
     """Compare turns of an episode (architecture: at most 0.2 x the script, 3 ms for a slow server)."""
+    boot_s = effort.slow_boot_s
+    slow_server, slow_pause_s = (*MCP_SERVER, "--boot-s", str(boot_s)), 2 * boot_s
     with chat_server() as chat, tempfile.TemporaryDirectory() as folder:
-        fast = _turns(chat, Path(folder), MCP_SERVER, effort.part(0.4).within(max(2, effort.turns // 5)))
+        turns = partial(_turns, chat, Path(folder))
+        slow_turns = partial(turns, slow_server, slow_pause_s)
+        fast = turns(MCP_SERVER, PAUSE_S, effort.part(0.4).within(max(2, effort.turns // 5)))
         rounds = effort.part(0.7).within(max(1, effort.turns // 10))
-        slow = _turns(chat, Path(folder), SLOW_SERVER, rounds, sides=("ahead", "functions"))
+        slow = slow_turns(rounds, sides=("ahead", "functions"))
         few = min(SCRIPT_TURNS, len(slow["ahead"]))
-        slow |= _turns(chat, Path(folder), SLOW_SERVER, effort.within(few), sides=("script",))
-        boots = [boot_ms(SLOW_SERVER) for _ in range(few)]
+        slow |= slow_turns(effort.within(few), sides=("script",))
+        boots = [boot_ms(slow_server) for _ in range(few)]
         lost = sum(trace.read_text().count('"SpareLost"') for trace in Path(folder).glob("ahead-*"))
     share = _share(slow)
     return Section(
         "episode",
         'lifetime="episode": turns with a tool call, the host pausing between them',
         "Measured: wall time from the call to its return, after a warm-up turn, trace in a file. The host "
-        f"pauses {PAUSE_S * 1e3:.0f} ms after each turn ({SLOW_PAUSE_S:.1f} s with the slow server, which "
-        f"uses {SLOW_BOOT_S} s of processor time before it answers), for all sides alike. MCP's visible "
+        f"pauses {PAUSE_S * 1e3:.0f} ms after each turn ({slow_pause_s:.1f} s with the slow server, which "
+        f"uses {boot_s} s of processor time before it answers), for all sides alike. MCP's visible "
         "share is the turn less the same turn with a function for a tool, by pairs. Not measured: what the "
         "spare costs the host while it boots in the pause, a process's worth of CPU and memory.",
         [
@@ -71,12 +72,12 @@ def _turns(
     chat: ChatServer,
     folder: Path,
     command: Sequence[str],
+    pause_s: float,
     rounds: Iterable[int],
     *,
     sides: Sequence[str] = tuple(SIDES),
 ) -> dict[str, list[float]]:
     """Return milliseconds of each side's turns."""
-    pause_s = SLOW_PAUSE_S if command == SLOW_SERVER else PAUSE_S
     with ExitStack() as stack:
         workers = {}
         for side in sides:

@@ -4,7 +4,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from typing import Any
@@ -23,23 +23,26 @@ ROUNDS = 3
 
 
 def large_section(effort: Effort) -> Section:
-    """Run a turn with a large message on each path, in a process of its own."""
-    sizes = (*SIZES, ADMITTED) if effort.rounds > 2 else (100_000,)
+    """Run a turn with a large message on each path, in a process of its own; a quick run has one for all."""
+    quick = effort.rounds <= 2
+    sizes = (100_000,) if quick else (*SIZES, ADMITTED)
+    processes = [tuple(PATHS)] if quick else [(path,) for path in PATHS]
     ran: dict[tuple[str, int], list[dict[str, Any]]] = {}
     with large_chat_server() as url:
         for _ in effort.within(max(1, min(ROUNDS, effort.rounds // 8)), least=1):
-            for case in product(PATHS, sizes):
-                ran.setdefault(case, []).append(one_turn(url, *case))
+            for paths, size in product(processes, sizes):
+                for path, turn in zip(paths, turns(url, size, paths), strict=True):
+                    ran.setdefault((path, size), []).append(turn)
     figures: list[Figure] = []
     bars: list[Bar] = []
     facts: dict[str, str] = {}
     for path in PATHS:
         seconds = []
         for size in sizes:
-            turns, label = ran[path, size], f"{path}, {size / 1e6:g} MB"
-            seconds.append(figure(label, "s", [turn["seconds"] for turn in turns]))
-            facts[label] = f"{turns[-1]['outcome']}, {max(turn['peak_mb'] for turn in turns):.0f} MB"
-            gap_ms = statistics.median(turn["gap_ms"] for turn in turns)
+            rounds, label = ran[path, size], f"{path}, {size / 1e6:g} MB"
+            seconds.append(figure(label, "s", [turn["seconds"] for turn in rounds]))
+            facts[label] = f"{rounds[-1]['outcome']}, {max(turn['peak_mb'] for turn in rounds):.0f} MB"
+            gap_ms = statistics.median(turn["gap_ms"] for turn in rounds)
             bars.append(Bar(f"standstill, {label}", gap_ms, MOST_GAP_MS, "ms"))
         figures += seconds
         if len(seconds) > 1:
@@ -57,12 +60,11 @@ def large_section(effort: Effort) -> Section:
     )
 
 
-def one_turn(url: str, path: str, size: int) -> dict[str, Any]:
-    """Run one in a process of its own."""
-    command = (sys.executable, str(HERE / "large_worker.py"), url, path, str(size))
+def turns(url: str, size: int, paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Run one on each path, in a process of their own."""
+    command = (sys.executable, str(HERE / "large_worker.py"), url, str(size), *paths)
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-    reported: dict[str, Any] = json.loads(done.stdout)
-    return reported
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @contextmanager

@@ -1,12 +1,12 @@
-"""One turn with a large message in it; says how long the event loop stood still meanwhile.
+"""Turns with a large message in them; says how long the event loop stood still meanwhile.
 
-    python benchmarks/large_worker.py CHAT_URL PATH BYTES
+    python benchmarks/large_worker.py CHAT_URL BYTES PATH...
 
-PATH is one of `PATHS`. The turn runs in an event loop beside a task that is to run every millisecond. After
-a turn with a small message, which is not counted, it answers with a line of JSON: `seconds`, `gap_ms` (the
-longest time between two ticks; of that, what this process has worked itself, so that a machine which is busy
-with something else does not count), `step_ms` (the longest callback of the event loop, in CPU time of its
-thread, which no other load lengthens), `peak_mb`, and `outcome`.
+Each PATH is one of `PATHS`. A turn runs in an event loop beside a task that is to run every millisecond.
+After a turn with a small message, which is not counted, it answers with a line of JSON: `seconds`, `gap_ms`
+(the longest time between two ticks; of that, what this process has worked itself, so that a machine which is
+busy with something else does not count), `step_ms` (the longest callback of the event loop, in CPU time of
+its thread, which no other load lengthens), `peak_mb` of this process until then, and `outcome`.
 """
 
 import asyncio
@@ -183,9 +183,10 @@ async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Report on one turn."""
-    chat_url, path, size = sys.argv[1:]
-    print(json.dumps(asyncio.run(measured(chat_url, path, int(size)))))
+    """Report on one turn on each path."""
+    chat_url, size, *paths = sys.argv[1:]
+    for path in paths:
+        print(json.dumps(asyncio.run(measured(chat_url, path, int(size)))))
 
 
 if __name__ == "__main__":

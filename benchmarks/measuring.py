@@ -88,6 +88,7 @@ class Effort(NamedTuple):
     fleet_many: tuple[int, int] = (100, 10_000)
     reply_ms: float = 300.0
     boots_s: tuple[float, ...] = (0.3, 0.6, 1.2)
+    slow_boot_s: float = 0.6
     boot_rounds: int = 4
     boot_turns: int = 4
     one_shots: int = 12
@@ -130,6 +131,7 @@ QUICK = Effort(
     fleet_many=(10, 20),
     reply_ms=20.0,
     boots_s=(0.05,),
+    slow_boot_s=0.1,
     boot_rounds=1,
     boot_turns=1,
     one_shots=1,
