@@ -54,7 +54,7 @@ def count_episode(episode: EpisodeReader) -> EpisodeStats:
         if kind is None or _is_counted(kind):
             tally.take(line.envelope())
         else:
-            tally.pass_over(line.line.turn, line.line.t)
+            tally.pass_over(line.line.t)
     return tally.stats(episode)
 
 
@@ -93,11 +93,10 @@ class EpisodeTally:
         if count is not None:
             count(self, envelope, changes)
 
-    def pass_over(self, turn: int, t: float) -> None:
+    def pass_over(self, t: float) -> None:
         """Count the next message without its content: no count but that of the messages depends on it."""
         self.messages += 1
         self.clock.note(t)
-        self.turns.pass_over(turn, t)
 
     def server(self, body: Any) -> "ServerCounts":
         """Return the counts of the server that a message names."""

@@ -44,10 +44,9 @@ class TurnCounts:
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
         """Count a message and the steps that begin or end with it."""
-        turn = envelope.turn
         if not changes:
-            self.pass_over(turn, envelope.t)
-            return
+            return  # the time until now belongs to the phase that goes on
+        turn = envelope.turn
         ended, own = None, changes
         if len(changes) > 1 or changes[0].step.kind == "turn" or changes[0].step.turn != turn:
             ended = self._begin_and_end(turn, changes)
@@ -76,12 +75,6 @@ class TurnCounts:
             else:
                 ended = change
         return ended
-
-    def pass_over(self, turn: int, t: float) -> None:
-        """Count the time until a message without its content."""
-        clock = self._clocks.get(turn)
-        if clock is not None:
-            clock.note(t)
 
     def _ended(self, end: Any, duration_s: float, phases: Phases) -> None:
         unanswered = "parked" if isinstance(end, TurnParked) else "failed"

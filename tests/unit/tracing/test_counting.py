@@ -245,7 +245,7 @@ def test_the_counts_do_not_depend_on_the_messages_that_are_passed_over(file: Tra
     tally, passed = EpisodeTally(), 0
     for line in episode.lines():
         if line.tag == "CheckAnswer":
-            tally.pass_over(line.line.turn, line.line.t)
+            tally.pass_over(line.line.t)
             passed += 1
         else:
             tally.take(line.envelope())
