@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from grue.mcp_transport.schema_checks import SchemaChecks
+from grue.mcp_transport.schema_fits import fits
 from grue.messages import JsonObject, ToolCallResult, ToolDefinition
 from grue.protocol import tool_results
 from grue.tool_sessions.notices import Notify
@@ -39,7 +40,9 @@ class OutputSchemas:
             answer: The result object of `tools/call`.
             result: The same result, decoded.
         """
-        if result.is_error or not await self._checks.usable(tool):
+        if result.is_error or self._certainly_fits(tool, answer, result):
+            return result
+        if not await self._checks.usable(tool):
             return result
         fault: str | None = None
         if answer.get("structuredContent") is None:
@@ -52,3 +55,11 @@ class OutputSchemas:
             return result
         message = f"The tool's result is not what its output schema says: {fault}"
         return replace(tool_results.failure(message, result.content), blocks=result.blocks)
+
+    def _certainly_fits(self, tool: str, answer: JsonObject, result: ToolCallResult) -> bool:
+        schema = self._checks.schema(tool)
+        if schema is None:
+            return True
+        if answer.get("structuredContent") is None or not tool_results.is_small(answer):
+            return False
+        return fits(schema, result.content)

@@ -27,6 +27,7 @@ MAX_CHECK_S = 0.5
 _CHECK_IN_LOOP_S = 0.003
 """A check that takes longer is repeated in a thread."""
 
+_MOST_COMPILED = 64
 _FAULT_CHARS = 300
 _IGNORED_KEYWORDS = (
     "pattern",
@@ -135,16 +136,23 @@ def _reason(error: Exception) -> str:
 
 
 def check_of(schema: JsonObject) -> Check:
-    """Compile a schema.
+    """Compile a schema, once for all sessions: each turn has a new one, with the same tools.
 
     Raises:
         Exception: The schema is too large or not valid. The validator chooses the type.
     """
+    written = msgspec.json.encode(schema)
+    if len(written) > MAX_SCHEMA_BYTES:
+        raise _NotCheckedError(f"it is larger than {MAX_SCHEMA_BYTES} bytes")
+    return _check_of(written)
+
+
+@functools.lru_cache(maxsize=_MOST_COMPILED)
+def _check_of(written: bytes) -> Check:
     import jsonschema  # type: ignore[import-untyped]  # it ships no types
     from referencing import Registry
 
-    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
-        raise _NotCheckedError(f"it is larger than {MAX_SCHEMA_BYTES} bytes")
+    schema: JsonObject = msgspec.json.decode(written)
     dialect = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     if dialect in (jsonschema.Draft3Validator, jsonschema.Draft4Validator):
         raise _NotCheckedError("its dialect of JSON Schema is too old")

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from grue.mcp_transport.input_schemas import InputSchemas, fits
+from grue.mcp_transport.input_schemas import InputSchemas
 from grue.mcp_transport.schema_checks import MAX_CONTENT_BYTES
 from grue.messages import ServerName, ToolDefinition
 
@@ -92,23 +92,6 @@ def test_a_tool_that_is_not_listed_takes_anything() -> None:
     assert anyio.run(schemas.fault, "t", {"n": 1}) is None
 
 
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        ({"enum": [1]}, True),  # Python takes these for equal, JSON does not
-        ({"type": "integer"}, True),
-        ({"anyOf": [{"type": "string"}]}, "a"),
-        ({"type": {}}, "a"),
-        ({"properties": {}}, "a"),
-        ({"properties": [], "additionalProperties": False}, {}),
-        (False, 1),
-        ("x", 1),
-    ],
-)
-def test_the_quick_check_is_certain_or_asks_the_validator(schema: Any, value: Any) -> None:
-    assert not fits(schema, value)
-
-
 def test_arguments_that_fit_need_no_import_of_the_validator() -> None:
     script = (
         "import sys, anyio\n"
@@ -116,8 +99,8 @@ def test_arguments_that_fit_need_no_import_of_the_validator() -> None:
         "from grue.messages import ToolDefinition\n"
         "schemas = InputSchemas(print)\n"
         "schemas.declare([ToolDefinition(server='s', tool='t',"
-        " input_schema={'type': 'object', 'properties': {'a': {'type': 'string'}}})])\n"
-        "assert anyio.run(schemas.fault, 't', {'a': 'x'}) is None\n"
+        " input_schema={'type': 'object', 'properties': {'a': {'type': 'integer', 'minimum': 1}}})])\n"
+        "assert anyio.run(schemas.fault, 't', {'a': 1}) is None\n"
         "assert 'jsonschema' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=150)

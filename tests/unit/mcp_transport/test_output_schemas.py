@@ -1,5 +1,6 @@
 """A result is held to the schema that its tool declares; a schema from a server is held to our limits."""
 
+import sys
 from typing import Any
 
 import anyio
@@ -61,6 +62,21 @@ def test_what_does_not_fit_is_an_error_with_the_content(schema: Any, structured:
     assert result.is_error
     assert result.content == structured
     assert (result.error_message or "").startswith(BROKEN + fault)
+
+
+def test_a_schema_is_compiled_once_for_all_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"title": "compiled once", **COUNT}
+    assert Outputs(schema).checked({"n": "one"}).is_error
+    monkeypatch.setitem(sys.modules, "jsonschema", None)  # an import of it fails
+    assert Outputs(schema).checked({"n": "one"}).is_error
+
+
+def test_a_result_that_fits_needs_no_validator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)  # an import of it fails
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "not compiled", **COUNT}
+    outputs = Outputs({**schema, "properties": {"n": {"type": "integer", "minimum": 1}}})
+    assert outputs.checked({"n": 1}) == ToolCallResult({"n": 1})
+    assert outputs.said == []
 
 
 def test_structured_content_that_is_missing_is_an_error_with_the_text() -> None:
