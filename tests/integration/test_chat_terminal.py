@@ -91,3 +91,24 @@ def _resume_and_take_back(terminal: Tmux) -> None:
     terminal.type("/quit")
     terminal.press("Enter")
     terminal.until_shown("status 0")
+
+
+def test_what_is_typed_while_a_turn_runs_is_shown_at_the_next_prompt_only(
+    terminal: Tmux, tmp_path: Path
+) -> None:
+    write_servers(tmp_path / "mcp.json", slow=faulty("--slow-call", "2"))
+    terminal.run(command("chat", "--offline", "--mcp-config", "mcp.json", "--run-dir", "run"))
+    terminal.until_shown(PROMPT)
+    terminal.type('call mcp.slow.echo {"text": "x"}')
+    terminal.press("Enter")
+    terminal.until_shown(r" mcp\.slow\.echo \d+ s")
+    terminal.type("/undo")
+    terminal.press("Enter")
+    rows = terminal.until_shown("Taken back: call mcp.slow.echo")
+    assert [row for row in rows if "/undo" in row] == ["> /undo"]
+    terminal.type("/quit")
+    terminal.press("Enter")
+    terminal.until_shown("status 0")
+    # Afterwards the terminal shows again what is typed.
+    terminal.type("typed behind")
+    terminal.until_shown("^typed behind")

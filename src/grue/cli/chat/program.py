@@ -64,8 +64,9 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         try:
             tools = program.start_tools(tuple(wiring.servers))
             if at_terminal:
-                from grue.cli.chat.prompting import PromptReader
+                from grue.cli.chat.prompting import PromptReader, typing_ahead_hidden
 
+                stack.enter_context(typing_ahead_hidden())
                 program.reader = PromptReader(lambda: tools, program.status, redaction)
                 screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
             if options.resume is not None:

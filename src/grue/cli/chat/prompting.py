@@ -7,7 +7,9 @@ The history of what was typed is kept from chat to chat in `$XDG_STATE_HOME/grue
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import termios
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -25,6 +27,9 @@ from grue.runtime.redaction import Redaction
 
 _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2
+_LOCAL_MODES = 3
+"""Where `tcgetattr` has them in its list."""
+
 _MAX_HISTORY_BYTES = 2**20
 _STYLE = Style.from_dict(
     {
@@ -33,6 +38,24 @@ _STYLE = Style.from_dict(
         "bottom-toolbar": "noreverse fg:ansibrightblack",
     }
 )
+
+
+@contextlib.contextmanager
+def typing_ahead_hidden() -> Iterator[None]:
+    """Do not show what is typed while no prompt is shown. The next prompt shows it.
+
+    Otherwise the terminal itself writes it, into the middle of what the program prints. The first row of a
+    prompt would then not begin where prompt_toolkit takes it to, and its text would be in disorder.
+    """
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    hidden = termios.tcgetattr(descriptor)
+    hidden[_LOCAL_MODES] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, hidden)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 class PromptReader:
