@@ -1,3 +1,4 @@
+import _thread
 import os
 import subprocess
 import sys
@@ -50,6 +51,25 @@ def test_a_thread_is_found_unless_it_ends_in_time() -> None:
     with assert_nothing_left():
         threading.Timer(0.05, end.set).start()
     thread.join()
+
+
+def test_a_thread_that_python_did_not_start_is_found_as_long_as_it_runs() -> None:
+    known, end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        threading.current_thread()  # from now on `enumerate` names it, in some Pythons also after its end
+        known.set()
+        end.wait()
+
+    def start() -> None:
+        _thread.start_new_thread(run, ())
+        known.wait()
+
+    with pytest.raises(AssertionError, match="thread Dummy"), assert_nothing_left(within_s=0):
+        start()
+    end.set()
+    with assert_nothing_left():
+        start()
 
 
 def test_an_exception_passes_through_and_the_environment_is_as_before() -> None:
