@@ -1,4 +1,4 @@
-"""D4: the hosts of the seeds feed the Langfuse client that they are given."""
+"""D4: the required hosts feed the Langfuse client that they are given."""
 
 import asyncio
 import gc

@@ -60,7 +60,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-def test_the_seeds_file_gives_its_server(tmp_path: Path) -> None:
+def test_the_required_file_gives_its_server(tmp_path: Path) -> None:
     config = MCPConfig.from_file(str(written(tmp_path, SEEDS_FILE)))
     name, server = config.get_server_config()
     assert (name, server.command, server.args) == (
@@ -94,7 +94,7 @@ def test_no_server_to_use_is_a_configuration_error(tmp_path: Path, servers: dict
     assert caught.value.path == str(tmp_path / "mcp_config.json")
 
 
-def test_models_made_in_code_work_like_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_made_in_code_work_like_the_required_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MCPConfigError, match=r"^No MCP servers configured in mcp_config\.json\."):
         MCPConfig(mcpServers={}).get_server_config()
     monkeypatch.setenv("GRUE_TEST_WORD", "xyzzy")

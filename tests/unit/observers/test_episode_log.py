@@ -1,4 +1,4 @@
-"""The episode's log for people: the seeds' three example episodes, and what keeps it one line an event."""
+"""The episode's log for people: the requirements' three examples, and what keeps it one line an event."""
 
 import re
 from pathlib import Path

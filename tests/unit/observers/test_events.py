@@ -69,7 +69,7 @@ def only(events: list[Event], name: str) -> tuple[str, str, dict[str, Any]]:
     return event.level, event.message, event.fields
 
 
-def test_a_turn_with_one_call_tells_the_seeds_events_in_order() -> None:
+def test_a_turn_with_one_call_tells_the_required_events_in_order() -> None:
     think = Called("thoughtbox.think", '{"thought": "a key"}', content={"next": False}, took_s=0.3)
     name = "thoughtbox.think"
     assert told(played([think], "unlock door", run=run_turn(15))) == [

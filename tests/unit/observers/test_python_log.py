@@ -12,7 +12,7 @@ from grue.observers.event import Event
 from grue.observers.python_log import LoggerObserver
 
 
-def test_records_carry_the_seeds_extra(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_carry_the_required_extra(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="zork")
     tape = Tape(LoggerObserver(logging.getLogger("zork"), episode_id="ep-1"))
     run = RunTurn(turn=3, system="s", user="u", servers=("thoughtbox",))

@@ -27,7 +27,7 @@ from grue.protocol.connection import (
     connection_step,
 )
 
-SEEDS = FailurePolicy()
+REQUIRED = FailurePolicy()
 LENIENT = FailurePolicy(first_connect="disable")
 OPTIONAL = FailurePolicy(first_connects={failure().server: "disable"})
 OTHERS_OPTIONAL = FailurePolicy(first_connects={"another": "disable"})
@@ -35,17 +35,17 @@ FAILED = AttemptFailed(failure())
 CAUSE = "it ended"
 
 ROWS: list[tuple[ConnectionState, Any, ConnectionState, Any]] = [
-    (Untried(), ConnectRequested(SEEDS), Connecting(1, True, SEEDS), Attempt(1)),
-    (Proven(), ConnectRequested(SEEDS), Connecting(1, False, SEEDS), Attempt(1)),
-    (Disabled("gone"), ConnectRequested(SEEDS), Disabled("gone"), ReportDisabled("gone", newly=False)),
-    (Connecting(1, True, SEEDS), ConnectSucceeded(), Proven(), ReportOpened(1)),
-    (Connecting(2, False, SEEDS), ConnectSucceeded(), Proven(), ReportOpened(2)),
-    (Connecting(1, True, SEEDS), FAILED, Untried(), ReportStartupFailure(failure())),
+    (Untried(), ConnectRequested(REQUIRED), Connecting(1, True, REQUIRED), Attempt(1)),
+    (Proven(), ConnectRequested(REQUIRED), Connecting(1, False, REQUIRED), Attempt(1)),
+    (Disabled("gone"), ConnectRequested(REQUIRED), Disabled("gone"), ReportDisabled("gone", newly=False)),
+    (Connecting(1, True, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened(1)),
+    (Connecting(2, False, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened(2)),
+    (Connecting(1, True, REQUIRED), FAILED, Untried(), ReportStartupFailure(failure())),
     (Connecting(1, True, LENIENT), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
     (Connecting(1, True, OPTIONAL), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
     (Connecting(1, True, OTHERS_OPTIONAL), FAILED, Untried(), ReportStartupFailure(failure())),
-    (Connecting(1, False, SEEDS), FAILED, Connecting(2, False, SEEDS), Attempt(2)),
-    (Connecting(2, False, SEEDS), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
+    (Connecting(1, False, REQUIRED), FAILED, Connecting(2, False, REQUIRED), Attempt(2)),
+    (Connecting(2, False, REQUIRED), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
 ]
 ILLEGAL: list[tuple[ConnectionState, Any]] = [
     *(
@@ -53,7 +53,7 @@ ILLEGAL: list[tuple[ConnectionState, Any]] = [
         for state in (Untried(), Proven(), Disabled(""))
         for event in (ConnectSucceeded(), FAILED)
     ),
-    (Connecting(1, True, SEEDS), ConnectRequested(SEEDS)),
+    (Connecting(1, True, REQUIRED), ConnectRequested(REQUIRED)),
 ]
 
 
@@ -146,10 +146,10 @@ def test_p27_a_disabled_server_is_never_tried_again(policy: FailurePolicy, fates
 
 
 def test_r6_7_the_budget_is_per_turn_not_per_episode() -> None:
-    turns = Episode(SEEDS, [[True], [False, True], [False, True], [True]]).turns
+    turns = Episode(REQUIRED, [[True], [False, True], [False, True], [True]]).turns
     assert [(turn.attempts, turn.connected) for turn in turns] == [(1, True), (2, True), (2, True), (1, True)]
 
 
 def test_r6_1_the_first_connect_failing_raises_without_a_retry() -> None:
-    (turn,) = Episode(SEEDS, [[False, True], [True]]).turns
+    (turn,) = Episode(REQUIRED, [[False, True], [True]]).turns
     assert turn == (1, False, ReportStartupFailure(failure()))

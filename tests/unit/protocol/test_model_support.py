@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grue.messages import ToolSupportChecked
 from grue.protocol.model_support import NAME_RULES, checked_support, rule_for, supports_tool_calling
 
-# The seeds' own patterns, and the names they were written for.
+# The requirements' own patterns, and the names they were written for.
 SEEDS_DENY = (
     "o1-mini",
     "o1-preview",

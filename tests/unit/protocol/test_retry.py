@@ -46,7 +46,7 @@ def test_a_429_about_money_is_final(words: str) -> None:
     assert kind_of_status(429, "Rate limit reached for requests per minute") == "unavailable"
 
 
-def test_the_seeds_defaults() -> None:
+def test_the_required_defaults() -> None:
     assert (
         RetryPolicy(
             max_retries=5,

@@ -1,4 +1,4 @@
-"""`ZorkAgent`: the seeds' signatures on the core."""
+"""`ZorkAgent`: the required signatures on the core."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def thinking_client(thoughts: int = 1, answer: str = ANSWER) -> MockLLMClient:
     return client
 
 
-def test_the_seeds_tool_calling_loop_works_as_they_wrote_it() -> None:
+def test_the_required_tool_calling_loop_works_as_written() -> None:
     manager, client = MockMCPManager(), thinking_client()
     manager.set_tool_result("thoughtbox.think", {"nextThoughtNeeded": False})
     result = agent(client, manager).get_action_with_reasoning("West of House", "Memories: none")
@@ -183,7 +183,7 @@ def test_a_disabled_manager_is_not_connected() -> None:
 
 def test_a_client_that_fails_for_good_is_one_typed_error() -> None:
     class Refusing:
-        class chat:  # noqa: N801 - the shape of the seeds' clients
+        class chat:  # noqa: N801 - the shape of the required clients
             class completions:  # noqa: N801
                 @staticmethod
                 def create(**_options: object) -> None:
@@ -207,7 +207,7 @@ def test_p6_one_session_a_turn_is_opened_and_closed() -> None:
     assert order == [OpenSession, CloseSession, SessionClosed]
 
 
-def test_a_logger_gets_the_seeds_records(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_gets_the_required_records(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("zork-test")
     with caplog.at_level(logging.INFO, logger="zork-test"):
         agent(thinking_client(), MockMCPManager(), logger=logger, episode_id="e1").get_action_with_reasoning(

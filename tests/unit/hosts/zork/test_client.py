@@ -1,4 +1,4 @@
-"""`LLMClient`: the seeds' call on the core's wire format."""
+"""`LLMClient`: the required call on the core's wire format."""
 
 import itertools
 import json
@@ -116,7 +116,7 @@ def test_p11_an_id_that_the_history_has_is_replaced() -> None:
 # --- Requests ---
 
 
-def test_the_seeds_history_is_sent_as_strict_providers_want_it() -> None:
+def test_the_required_history_is_sent_as_strict_providers_want_it() -> None:
     rules = ProviderRules(cache_markers=0)
     with ScriptedLlmServer([text_reply("done")], rules=rules) as server, client(server) as llm:
         llm.chat_completions_create("gpt-4o", HISTORY, tools=[THINK])

@@ -1,4 +1,4 @@
-"""Objects with nothing but the seeds' methods, as the model and the tool server of a turn."""
+"""Objects with nothing but the required methods, as the model and the tool server of a turn."""
 
 import asyncio
 import threading
@@ -75,7 +75,7 @@ async def ask_once(client: Any) -> Any:
 # --- Clients: requests ---
 
 
-async def test_a_client_gets_the_seeds_arguments() -> None:
+async def test_a_client_gets_the_required_arguments() -> None:
     client = MockLLMClient()
     client.add_response(tool_calls=[{"id": "a", "name": "mind.think", "arguments": {"thought": "hm"}}])
     client.add_response(content="{}")
@@ -279,7 +279,7 @@ def test_an_object_that_is_no_client_is_refused() -> None:
 
 
 class TaskGroupManager(MockMCPManager):
-    """A manager as the seeds sketch it: it enters in one coroutine what it leaves in another."""
+    """A manager as the requirements sketch it: it enters in one coroutine what it leaves in another."""
 
     async def connect_session(self) -> None:
         self.task = asyncio.current_task()

@@ -419,7 +419,7 @@ async def test_p37_a_malformed_tool_is_warned_of(tmp_path: Path, caplog: pytest.
     assert [record.event_type for record in records] == ["mcp_bad_tool"] * 3
 
 
-async def test_the_logger_gets_the_seeds_records_without_secrets(
+async def test_the_logger_gets_the_required_records_without_secrets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger = logging.getLogger("test_manager")

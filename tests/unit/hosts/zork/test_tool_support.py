@@ -67,7 +67,7 @@ def test_r6_9_a_server_that_is_given_up_needs_no_model_that_calls_tools() -> Non
         assert one.get_action_with_reasoning("x")["action"] == "examine door"
 
 
-def test_it_is_asked_as_the_seeds_ask() -> None:
+def test_it_is_asked_as_required() -> None:
     asked: list[Any] = []
 
     def with_the_model_only(model: str) -> bool:

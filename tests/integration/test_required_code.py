@@ -1,4 +1,4 @@
-"""The seeds' own tests, written out: code against their names, signatures and texts works.
+"""The requirements' own tests, written out: code against their names, signatures and texts works.
 
 Only imports, the `...` of the sketches and `asyncio.run` for pytest-asyncio are ours.
 """
@@ -86,7 +86,7 @@ def test_llm_client_supports_tools_parameter(mock_config: GameConfiguration) -> 
     assert server.requests[0].tool_names == ["thoughtbox.think"]
 
 
-def test_the_loop_of_the_seeds_written_by_hand() -> None:
+def test_the_required_loop_written_by_hand() -> None:
     """The sketch's own loop, on the client: its history goes back and forth as it is."""
     script = [tool_calls_reply(("thoughtbox.think", {"thought": "hm"})), text_reply('{"action": "look"}')]
     messages: list[dict[str, object]] = [
