@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from grue.mcp_transport.schema_fits import NOT_CHECKED
 from grue.messages import JsonObject
 from grue.protocol.safe_text import printable
 from grue.runtime.aside import aside
@@ -29,13 +30,7 @@ _CHECK_IN_LOOP_S = 0.003
 
 _MOST_COMPILED = 64
 _FAULT_CHARS = 300
-_IGNORED_KEYWORDS = (
-    "pattern",
-    "patternProperties",
-    "uniqueItems",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
+_IGNORED_KEYWORDS = NOT_CHECKED | {"patternProperties"}
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 

@@ -14,11 +14,13 @@ from types import NoneType
 
 from grue.messages import JsonObject
 
-_DESCRIBING = frozenset(("$comment", "title", "description", "default", "examples", "readOnly", "writeOnly"))
-"""Keywords that refuse nothing."""
+_DESCRIBING = frozenset(
+    ("$comment", "title", "description", "default", "examples", "format", "readOnly", "writeOnly")
+)
+"""Keywords that refuse nothing. The validator does not check a `format` either."""
 
-_IGNORED = frozenset(("format", "pattern", "uniqueItems"))
-"""Keywords that are not checked, as in `schema_checks.py`."""
+NOT_CHECKED = frozenset(("pattern", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"))
+"""Keywords that `schema_checks.py` does not check either, because a check of them can take too long."""
 
 _MAX_DEPTH = 20
 _MOST_CHOICES = 100
@@ -31,7 +33,7 @@ def fits(schema: object, value: object, depth: int = 0) -> bool:
     return all(
         _KEYWORDS[keyword](schema, value, depth)
         if keyword in _KEYWORDS
-        else keyword in _DESCRIBING or keyword in _IGNORED
+        else keyword in _DESCRIBING or keyword in NOT_CHECKED
         for keyword in schema
     )
 

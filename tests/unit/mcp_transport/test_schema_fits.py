@@ -87,6 +87,10 @@ SCHEMAS = st.recursive(
             **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), NUMBERS),
             **{f"{end}{of}": st.integers(0, 3) for end in ("min", "max") for of in ("Length", "Items")},
             "required": st.lists(NAMES, max_size=3, unique=True),
+            "pattern": st.just("^b"),
+            "format": st.just("date"),
+            "uniqueItems": st.booleans(),
+            "unevaluatedProperties": st.booleans(),
         },
     ),
     lambda inner: st.fixed_dictionaries(

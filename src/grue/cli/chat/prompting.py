@@ -28,7 +28,7 @@ from grue.runtime.redaction import Redaction
 _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2
 _LOCAL_MODES = 3
-"""Where `tcgetattr` has them in its list."""
+"""Index of the local modes in the list that `tcgetattr` returns."""
 
 _MAX_HISTORY_BYTES = 2**20
 _STYLE = Style.from_dict(
